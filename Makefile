@@ -1,0 +1,35 @@
+# Two commands do everything on a machine with Python 3.11 and nothing else: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: demo test install lint types imports bench clean
+
+demo: install  ## label real handwritten digits with five agents, end to end
+	$(BIN)/labeler demo --out demo
+
+test: install lint types imports  ## everything CI checks
+	$(BIN)/pytest
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports
+
+bench: install  ## the measurements of BENCHMARKS.md that need no photo sets
+	$(BIN)/labeler bench speed
+
+clean:
+	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,51 @@
+"""Backbones: frozen functions from an image to a feature, each with a fingerprint of everything that defines it.
+
+Importing this package loads no deep-learning library; `load_backbone` loads the one it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feature_store.backbones.backbone import Backbone, ImageLike
+from feature_store.backbones.spec import BackboneSpec, Transform, parse_spec, read_spec
+
+__all__ = ["Backbone", "BackboneSpec", "ImageLike", "Transform", "load_backbone", "parse_spec", "read_spec"]
+
+
+def load_backbone(
+    source: BackboneSpec | Path | str,
+    *,
+    device: str = "auto",
+    half: bool | None = None,
+    batch_size: int | None = None,
+) -> Backbone:
+    """Load a backbone.
+
+    Args:
+        source: a spec, a backbone file (TOML), a SimCLR checkpoint, or a short name such as "pixels" or
+            "timm:mobilenetv3_large_100" (see feature_store.backbones.spec).
+        device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+        half: float16 arithmetic; by default on a GPU only, and refused on a CPU.
+        batch_size: images per forward pass; by default 32 on a CPU and 256 on a GPU.
+
+    Raises:
+        InvalidSetting: the spec, the device or the batch size is wrong.
+        BadData: a file is missing, damaged or of another kind.
+        TryAgain: published weights could not be fetched.
+    """
+    # Heavy libraries are imported here and not above, so that the coordinator never loads them.
+    spec = source if isinstance(source, BackboneSpec) else read_spec(source)
+    if spec.kind == "pixels":
+        from feature_store.backbones.pixels import load_pixels
+
+        return load_pixels(spec)
+    if spec.kind == "simclr" and spec.weights is not None:
+        from feature_store.backbones.checkpoint import read_checkpoint
+        from feature_store.backbones.simclr_network import simclr_backbone
+
+        checkpoint = read_checkpoint(spec.weights)
+        return simclr_backbone(checkpoint, device=device, half=half, batch_size=batch_size)
+    from feature_store.backbones.timm_backbone import load_timm
+
+    return load_timm(spec, device=device, half=half, batch_size=batch_size)

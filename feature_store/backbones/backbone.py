@@ -1,0 +1,114 @@
+"""The one interface of every backbone, its preprocessing and its fingerprint; needs no deep-learning library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from feature_store.backbones.spec import Transform
+from labeler.errors import BadData
+
+ImageLike = Image.Image | NDArray[np.uint8]
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+class Backbone(Protocol):
+    """A frozen function from an image to a feature.
+
+    A feature is computed from its own image alone: networks run in inference mode, with no statistics over the
+    batch, and in batches of one fixed shape, the last one padded. Neighbouring data sets are sets of *stored*
+    features: a record that is added or removed adds or removes its stored row and moves no other, because what is
+    stored is never computed again. So even a last-bit difference between two runs of a network costs no privacy.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal; equal exactly when weights, options, preprocessing and major versions are."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a feature."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the fingerprint was made of, as JSON values, for manifests; names files, never folders."""
+
+    def prepare(self, image: ImageLike) -> NDArray[np.uint8]:
+        """Resize and crop one image to shape (height, width, channels); may run in any thread."""
+
+    def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Features, shape (n, dimension), of prepared images of shape (n, height, width, channels)."""
+
+    def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
+        """Features, shape (n, dimension), of images of any size; not normalised."""
+
+
+def prepare_image(image: ImageLike, transform: Transform) -> NDArray[np.uint8]:
+    """Resize the shorter side, cut the middle square, give it the channels the network takes.
+
+    Args:
+        image: Pillow image, or uint8 array of shape (height, width) or (height, width, 3).
+        transform: sizes, filter and number of channels.
+
+    Returns:
+        uint8, shape (crop, crop, channels).
+
+    Raises:
+        BadData: an array of another type or shape, or an image without pixels.
+    """
+    if not isinstance(image, Image.Image):
+        array = np.asarray(image)
+        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
+            raise BadData(
+                "an image array must be uint8 of shape (height, width) or (height, width, 3); "
+                f"found {array.dtype} of shape {array.shape}"
+            )
+        image = Image.fromarray(array)
+    width, height = image.size
+    if not width or not height:
+        raise BadData(f"an image needs at least one pixel, found {width} x {height}")
+    image = image.convert("L" if transform.channels == 1 else "RGB")
+    shorter = min(width, height)
+    size = (
+        max(transform.crop, round(width * transform.resize / shorter)),
+        max(transform.crop, round(height * transform.resize / shorter)),
+    )
+    # Cropping inside the resize skips the pixels that would be thrown away, which a panorama has a lot of.
+    left, top = (size[0] - transform.crop) // 2, (size[1] - transform.crop) // 2
+    box = (
+        left * width / size[0],
+        top * height / size[1],
+        (left + transform.crop) * width / size[0],
+        (top + transform.crop) * height / size[1],
+    )
+    resized = image.resize((transform.crop, transform.crop), _FILTERS[transform.interpolation], box=box)
+    pixels = np.asarray(resized, dtype=np.uint8)
+    return pixels.reshape(transform.crop, transform.crop, transform.channels)
+
+
+def stack_prepared(images: Sequence[ImageLike], transform: Transform) -> NDArray[np.uint8]:
+    """Prepare several images into one array of shape (n, crop, crop, channels)."""
+    empty = np.empty((0, transform.crop, transform.crop, transform.channels), dtype=np.uint8)
+    return np.stack([prepare_image(image, transform) for image in images]) if len(images) else empty
+
+
+def fingerprint_of(spec: dict[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of a manifest's backbone description.
+
+    The weights' file name and the precision are left out: the same weights under another name are the same backbone.
+    """
+    named = {key: value for key, value in spec.items() if key not in ("weights", "precision")}
+    canonical = json.dumps(named, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(b"labeler-backbone/1\n" + canonical.encode()).hexdigest()

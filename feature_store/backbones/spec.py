@@ -1,0 +1,154 @@
+"""What defines a backbone: architecture, options, weights and preprocessing, read from a TOML file or a short name.
+
+A backbone file, every field:
+
+    kind = "timm"                               # timm | simclr | pixels
+    architecture = "mobilenetv2_100"            # timm only: any name timm.create_model knows
+    weights = "mobilenetv2_100.safetensors"     # beside this file, or an absolute path. timm: leave it out to
+                                                # fetch the published weights; simclr: the checkpoint; pixels: none
+    [options]                                   # timm: passed to timm.create_model; pixels: size, channels
+    pad_type = "same"
+    bn_eps = 1e-3
+    [transform]                                 # timm only; required with a weights file, which cannot know it
+    resize = 256                                # the shorter side becomes this many pixels
+    crop = 224                                  # then this square is cut from the middle
+    mean = [0.5, 0.5, 0.5]                      # of values in [0, 1]; one number per channel (1 or 3)
+    std = [0.5, 0.5, 0.5]
+    interpolation = "bilinear"                  # nearest | bilinear | bicubic | lanczos
+
+Short names: `pixels` and `pixels:SIZE` (grey), `timm:ARCHITECTURE` or the bare architecture (published weights),
+or the path of a SimCLR checkpoint.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from labeler.errors import BadData, InvalidSetting
+from labeler.task import describe_validation
+
+Side = Annotated[int, Field(ge=1, le=4096)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Option = bool | int | float | str
+
+
+class Transform(BaseModel):
+    """How an image becomes the network's input: resize, centre crop, then (value / 255 - mean) / std.
+
+    Attributes:
+        resize: pixels of the shorter side after resizing.
+        crop: side of the square cut from the middle, at most `resize`.
+        mean: per channel, in units of [0, 1]; its length (1 or 3) is the number of channels. Public constants,
+            never computed from private images.
+        std: per channel.
+        interpolation: of the resize; downscaling is always antialiased, as Pillow does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    resize: Side
+    crop: Side
+    mean: Annotated[tuple[Finite, ...], Field(min_length=1, max_length=3)]
+    std: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+
+    @model_validator(mode="after")
+    def _check(self) -> Transform:
+        if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
+            raise ValueError("mean and std need one number per channel, 1 (grey) or 3 (colour), and the same count")
+        if self.crop > self.resize:
+            raise ValueError(f"crop {self.crop} must be at most resize {self.resize}")
+        return self
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+
+class BackboneSpec(BaseModel):
+    """Everything needed to load one backbone; see the module for the file that holds it.
+
+    Attributes:
+        kind: timm (a network trained elsewhere), simclr (one we pretrained) or pixels (no network).
+        architecture: timm name; only for timm.
+        weights: local safetensors file; without it timm fetches the published weights.
+        options: keyword arguments of timm.create_model, or size and channels of pixels.
+        transform: preprocessing; only for timm (a checkpoint carries its own).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["timm", "simclr", "pixels"]
+    architecture: Annotated[str, Field(max_length=200)] = ""
+    weights: Path | None = None
+    options: dict[str, Option | list[Option]] = {}
+    transform: Transform | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> BackboneSpec:
+        if self.kind == "timm":
+            if not self.architecture:
+                raise ValueError("kind timm needs an architecture, for example mobilenetv3_large_100")
+            if self.weights is not None and self.transform is None:
+                raise ValueError("a weights file does not say how its images were prepared: add a [transform] table")
+            if self.options.keys() & {"pretrained", "num_classes", "checkpoint_path"}:
+                raise ValueError(
+                    "options must not set pretrained, num_classes or checkpoint_path; they are ours to set"
+                )
+            return self
+        if self.architecture or self.transform is not None:
+            raise ValueError(f"architecture and transform belong to kind timm only, not {self.kind}")
+        if self.kind == "simclr" and (self.weights is None or self.options):
+            raise ValueError("kind simclr takes weights = CHECKPOINT and no options: the checkpoint carries them")
+        if self.kind == "pixels" and (self.weights is not None or self.options.keys() - {"size", "channels"}):
+            raise ValueError("kind pixels takes only the options size and channels")
+        return self
+
+
+def read_spec(source: str | Path) -> BackboneSpec:
+    """Read a backbone file, or understand a short name.
+
+    Args:
+        source: path of a TOML file, of a SimCLR checkpoint, or a short name (see the module).
+
+    Raises:
+        InvalidSetting: an unknown, missing or contradictory field; one sentence for each.
+        BadData: the file is no TOML.
+    """
+    text = str(source)
+    path = Path(source)
+    if path.suffix == ".toml":
+        return _read_toml(path)
+    if path.exists() or path.suffix == ".safetensors":
+        return parse_spec({"kind": "simclr", "weights": path})
+    kind, _, rest = text.partition(":")
+    if kind == "pixels":
+        if rest and not rest.isdecimal():
+            raise InvalidSetting(f"after pixels: a side in pixels must follow, for example pixels:16; found {rest!r}")
+        return parse_spec({"kind": "pixels", "options": {"size": int(rest)} if rest else {}})
+    return parse_spec({"kind": "timm", "architecture": rest if kind == "timm" else text})
+
+
+def parse_spec(fields: object) -> BackboneSpec:
+    """Validate a mapping into a spec; raises InvalidSetting with one sentence per field that is wrong."""
+    try:
+        return BackboneSpec.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "backbone")) from None
+
+
+def _read_toml(path: Path) -> BackboneSpec:
+    try:
+        fields: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidSetting(f"no backbone file {path.name!r} in the folder named; check the path") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadData(f"backbone file {path.name!r} cannot be read as TOML: {error}") from None
+    if isinstance(fields.get("weights"), str):
+        fields["weights"] = path.parent / fields["weights"]
+    return parse_spec(fields)

@@ -1,0 +1,121 @@
+"""Networks of the timm library, with published weights from a hub or a local safetensors file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.data
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from feature_store.backbones.network import NetworkBackbone, hash_weights, major_versions
+from feature_store.backbones.spec import BackboneSpec, Transform
+from labeler.errors import BadData, InvalidSetting, TryAgain
+
+
+def load_timm(spec: BackboneSpec, *, device: str, half: bool | None, batch_size: int | None) -> NetworkBackbone:
+    """Build the network of a spec of kind timm without its classifier, and load its weights.
+
+    The options and the transform are part of the fingerprint, because the same weights under other options load
+    without complaint and compute something else.
+
+    Raises:
+        InvalidSetting: timm knows no such architecture or option, or the file's tensors do not fit it.
+        BadData: the weights file is missing or no safetensors file.
+        TryAgain: the published weights could not be fetched.
+    """
+    module = create_timm(spec.architecture, dict(spec.options), pretrained=spec.weights is None)
+    transform = spec.transform or _published_transform(module, spec.architecture)
+    if spec.weights is not None:
+        _load_weights(module, spec.weights, spec.architecture)
+    described = {
+        "kind": "timm",
+        "architecture": spec.architecture,
+        "weights": spec.weights.name if spec.weights else "published",
+        "weights_sha256": hash_weights(module.state_dict()),
+        "options": dict(spec.options),
+        "transform": transform.model_dump(mode="json"),
+        "libraries": major_versions(timm, torch),
+    }
+    return NetworkBackbone(
+        module,
+        dimension=_dimension(module, transform),
+        transform=transform,
+        spec=described,
+        device=device,
+        half=half,
+        batch_size=batch_size,
+    )
+
+
+def create_timm(architecture: str, options: dict[str, Any], *, pretrained: bool) -> nn.Module:
+    """timm.create_model without a classifier, with errors that say what to do."""
+    if not timm.is_model(architecture.split(".")[0]):
+        raise InvalidSetting(
+            f"timm {timm.__version__} knows no architecture {architecture!r}; "
+            "list them with: python -c 'import timm; print(timm.list_models())'"
+        )
+    try:
+        module: nn.Module = timm.create_model(architecture, pretrained=pretrained, num_classes=0, **options)
+    except (TypeError, AssertionError, ValueError, KeyError) as error:
+        raise InvalidSetting(f"architecture {architecture!r} refuses options {sorted(options)}: {error}") from None
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise InvalidSetting(f"architecture {architecture!r} cannot be built: {error}") from None
+        raise TryAgain(
+            f"the published weights of {architecture!r} could not be fetched ({type(error).__name__}); check the "
+            "connection to the hub, or download the safetensors file elsewhere and name it as `weights` in a "
+            "backbone file"
+        ) from error
+    return module
+
+
+def _load_weights(module: nn.Module, path: Path, architecture: str) -> None:
+    try:
+        state = load_file(path)
+    except FileNotFoundError:
+        raise BadData(f"no weights file {path.name!r} in the folder named; check the path") from None
+    except (SafetensorError, OSError) as error:
+        raise BadData(f"weights file {path.name!r} is no safetensors file, or damaged: {error}") from None
+    expected = module.state_dict()
+    # A file with its classifier still on is as good: the classifier is not used.
+    unused = set(state) - set(expected)
+    missing = set(expected) - set(state) - {name for name in expected if name.endswith("num_batches_tracked")}
+    if missing or any(not name.startswith(("classifier.", "head.", "fc.")) for name in unused):
+        raise InvalidSetting(
+            f"weights file {path.name!r} does not fit {architecture!r}: {len(missing)} tensors are missing and "
+            f"{len(unused)} are unknown; check architecture and options"
+        )
+    try:
+        module.load_state_dict({name: tensor for name, tensor in state.items() if name in expected}, strict=False)
+    except RuntimeError as error:
+        raise InvalidSetting(f"weights file {path.name!r} does not fit {architecture!r}: {error}") from None
+
+
+def _published_transform(module: nn.Module, architecture: str) -> Transform:
+    config = timm.data.resolve_model_data_config(module)  # type: ignore[attr-defined, no-untyped-call]  # timm is half typed
+    crop = int(config["input_size"][-1])
+    if config["interpolation"] not in ("nearest", "bilinear", "bicubic", "lanczos"):
+        raise InvalidSetting(
+            f"{architecture!r} was published with interpolation {config['interpolation']!r}, which is not offered; "
+            "write a [transform] table in a backbone file"
+        )
+    return Transform(
+        resize=max(crop, int(crop / config["crop_pct"])),
+        crop=crop,
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+    )
+
+
+@torch.inference_mode()
+def _dimension(module: nn.Module, transform: Transform) -> int:
+    output = module.eval()(torch.zeros(1, transform.channels, transform.crop, transform.crop))
+    if output.ndim != 2:
+        raise InvalidSetting(f"the network gives an output of shape {tuple(output.shape)}; (n, dimension) is needed")
+    return int(output.shape[1])

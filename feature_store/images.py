@@ -1,0 +1,216 @@
+"""Where images come from: a folder of class folders, a flat folder, Parquet, or a torchvision data set.
+
+A source lists its images in a stable order before any is decoded. Reading one that is damaged raises; whoever reads
+keeps a list of those, because an image that vanishes silently is a record nobody knows is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from feature_store.decode import MAX_PIXELS, decode_image
+from labeler.errors import BadData, InvalidSetting, UnreadableImage
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that was left out, and why.
+
+    Attributes:
+        source: its name within the source.
+        reason: a short sentence.
+    """
+
+    source: str
+    reason: str
+
+
+class ImageSource(Protocol):
+    """A list of images that can be read in any order, from any thread.
+
+    Attributes:
+        names: one name per image, relative to the source; the order never changes.
+        labels: label_names index per image, or None where there is none.
+        label_names: names of the labels the source knows, in the source's order; empty without labels.
+        left_out: what lies in the source but is no image of it.
+    """
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def labels(self) -> Sequence[int | None]: ...
+
+    @property
+    def label_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def left_out(self) -> tuple[Skipped, ...]: ...
+
+    def read(self, index: int) -> Image.Image:
+        """The image in RGB; raises UnreadableImage."""
+        ...
+
+
+def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSource:
+    """Open a source of images.
+
+    Args:
+        source: a folder, a `.parquet` file, or `torchvision:NAME?root=DIR&split=train` (add `&download=1` to fetch).
+        max_pixels: larger images are skipped.
+
+    Raises:
+        InvalidSetting: no such folder or file, or another kind of file.
+        BadData: no image in it.
+    """
+    if str(source).startswith("torchvision:"):
+        from feature_store.backbones.torchvision_sets import TorchvisionSource
+
+        return TorchvisionSource(str(source))
+    path = Path(source)
+    if path.is_dir():
+        return FolderSource(path, max_pixels=max_pixels)
+    if path.is_file() and path.suffix == ".parquet":
+        return ParquetSource(path, max_pixels=max_pixels)
+    raise InvalidSetting(
+        f"{path.name!r} is no folder, no .parquet file and no torchvision:NAME?root=DIR; check the path"
+    )
+
+
+def source_digest(source: ImageSource) -> str:
+    """SHA-256 over names and labels: whether an interrupted job goes on with the list it began with."""
+    listed = [list(source.names), list(source.labels), list(source.label_names)]
+    return hashlib.sha256(json.dumps(listed, ensure_ascii=False).encode()).hexdigest()
+
+
+class FolderSource:
+    """CLASS/anything/file for labelled images, or files alone for unlabelled ones; names in sorted order.
+
+    Every file is tried, except hidden ones (a leading dot); one that is no image is reported by `read`. Files beside
+    class folders have no class and are left out.
+    """
+
+    def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
+        self._path = path
+        self._max_pixels = max_pixels
+        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        folders = [entry for entry in entries if entry.is_dir()]
+        files = [entry for entry in entries if entry.is_file()]
+        self.label_names = tuple(folder.name for folder in folders)
+        self.left_out: tuple[Skipped, ...] = ()
+        labelled: list[tuple[Path, int | None]] = [(file, None) for file in files]
+        if folders:
+            self.left_out = tuple(
+                Skipped(file.name, "lies beside the class folders, in none of them") for file in files
+            )
+            labelled = [
+                (file, label) for label, folder in enumerate(folders) for file in sorted(_visible_files(folder))
+            ]
+        if not labelled:
+            raise BadData(f"folder {path.name!r} holds no image: put images in it, or in one folder per class")
+        self.names = [file.relative_to(path).as_posix() for file, _ in labelled]
+        self.labels = [label for _, label in labelled]
+
+    def read(self, index: int) -> Image.Image:
+        return decode_image(self._path / self.names[index], max_pixels=self._max_pixels)
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    return [
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
+
+
+class ParquetSource:
+    """A Parquet file with a column `image` (the bytes of an image file, or a struct with them in `bytes`).
+
+    Optional columns: `label` (text, or whole numbers: names from the data set's own metadata where it has them, else
+    the numbers) and `id` (names of the images). One row group is kept in memory.
+    """
+
+    def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
+        self._max_pixels = max_pixels
+        try:
+            self._file = pq.ParquetFile(path, memory_map=True)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadData(f"{path.name!r} is no Parquet file, or damaged ({type(error).__name__})") from None
+        schema = self._file.schema_arrow
+        if "image" not in schema.names or not _holds_bytes(schema.field("image").type):
+            raise BadData(
+                f"{path.name!r} needs a column image of bytes (or a struct with a field bytes); "
+                f"its columns are {', '.join(schema.names)}"
+            )
+        metadata = self._file.metadata
+        if not metadata.num_rows:
+            raise BadData(f"{path.name!r} holds no rows")
+        groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self._starts = np.concatenate([[0], np.cumsum(groups)])
+        self.left_out: tuple[Skipped, ...] = ()
+        self.names = self._read_names(path, schema)
+        self.labels, self.label_names = self._read_labels(path, schema)
+        self._lock = threading.Lock()
+        self._group: tuple[int, list[Any]] = (-1, [])
+
+    def _read_names(self, path: Path, schema: pa.Schema) -> list[str]:
+        if "id" in schema.names:
+            return [str(name) for name in self._file.read(columns=["id"])["id"].to_pylist()]
+        return [f"{path.name}#{row}" for row in range(self._file.metadata.num_rows)]
+
+    def _read_labels(self, path: Path, schema: pa.Schema) -> tuple[list[int | None], tuple[str, ...]]:
+        if "label" not in schema.names:
+            return [None] * self._file.metadata.num_rows, ()
+        kind = schema.field("label").type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        values = self._file.read(columns=["label"])["label"].to_pylist()
+        present = {value for value in values if value is not None}
+        if pa.types.is_integer(kind):
+            names = _metadata_label_names(schema)
+            if names and present and not (min(present) >= 0 and max(present) < len(names)):
+                raise BadData(f"{path.name!r} holds labels outside the {len(names)} names in its own metadata")
+            if names:
+                return values, names
+        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise BadData(f"column label of {path.name!r} must hold text or whole numbers, found {kind}")
+        ordered = sorted(present)
+        index = {value: place for place, value in enumerate(ordered)}
+        return [None if value is None else index[value] for value in values], tuple(str(value) for value in ordered)
+
+    def read(self, index: int) -> Image.Image:
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        with self._lock:
+            if self._group[0] != group:
+                self._group = (group, self._file.read_row_group(group, columns=["image"])["image"].to_pylist())
+            cell = self._group[1][index - int(self._starts[group])]
+        data = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not data:
+            raise UnreadableImage("no bytes in this row")
+        return decode_image(data, max_pixels=self._max_pixels)
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _metadata_label_names(schema: pa.Schema) -> tuple[str, ...]:
+    # The `datasets` library writes class names there; any other content simply means there are none.
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features["label"]["names"])
+    except (KeyError, TypeError, ValueError):
+        return ()

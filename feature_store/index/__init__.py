@@ -1,0 +1,32 @@
+"""Finding the nearest private records of a public query: exact, tied to nothing but the records themselves.
+
+Start with `build_index`; what it promises is in `protocol`.
+
+    >>> import numpy as np
+    >>> from feature_store.index import build_index
+    >>> features = np.array([[2048, 0], [0, 2048], [2048, 0]], dtype=np.int16)
+    >>> index = build_index(features, np.array([30, 20, 10]), engine="numpy")
+    >>> index.search(np.array([[2048, 0]], dtype=np.int16), 2).record_ids
+    array([[10, 30]])
+"""
+
+from __future__ import annotations
+
+from feature_store.index.build import ENGINES, build_index
+from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, NeighborIndex, Neighbors
+from feature_store.index.quantizer import PublicQuantizer, train_public_quantizer
+from feature_store.index.reference import nearest_by_definition
+from feature_store.index.refusals import refuse_unsafe
+
+__all__ = [
+    "ENGINES",
+    "NO_RECORD",
+    "NO_SIMILARITY",
+    "NeighborIndex",
+    "Neighbors",
+    "PublicQuantizer",
+    "build_index",
+    "nearest_by_definition",
+    "refuse_unsafe",
+    "train_public_quantizer",
+]

@@ -1,0 +1,8 @@
+"""Privacy accounting: what a composition of noisy sums is worth.
+
+events      what happened, as frozen values whose docstrings define the mechanisms
+gaussian    the exact trade-off between epsilon and delta of Gaussian noise
+integer     a proven bound for the integer noise that really runs; what a price reports
+renyi       the papers' conversion and a better one, shown beside the exact value
+pld         the same numbers by a numerical accountant of independent origin
+"""

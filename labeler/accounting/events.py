@@ -1,0 +1,147 @@
+"""What was done to private data, as frozen values an accountant can add up.
+
+An event's docstring is its definition: the accountant can be written from it alone. Events compose
+by adding mu^2 (Gaussian differential privacy; Dong, Roth, Su 2022, Corollary 3.3), also when later
+queries depend on earlier answers, and also when the next mu is chosen after seeing them as long as
+the sum stays under a bound fixed beforehand (Smith, Thakurta 2022). Sums are exact: fractions and
+integers only. An event that nobody here knows is refused, never approximated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.task import Level
+
+NANO = 10**9
+"""Ledger units per unit of mu^2."""
+
+SMOOTHING_VARIANCE = 3
+"""Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on passing to integer noise."""
+
+
+@dataclass(frozen=True)
+class GaussianSum:
+    """Vectors of counts, released with independent N(0, sigma^2) noise on every coordinate.
+
+    The whole composition is (squared_sensitivity / sigma^2)^(1/2)-GDP, exactly.
+
+    Attributes:
+        squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.
+        sigma_votes: standard deviation of the noise on one coordinate, votes.
+        level: whose presence the sensitivity is about. Levels never mix in one composition.
+    """
+
+    squared_sensitivity: Fraction | int
+    sigma_votes: float
+    level: Level = "instance"
+
+    def __post_init__(self) -> None:
+        _check_exact("squared_sensitivity", self.squared_sensitivity)
+        _check_positive("sigma_votes", self.sigma_votes)
+
+    @property
+    def mu_squared(self) -> Fraction:
+        return Fraction(self.squared_sensitivity) / Fraction(self.sigma_votes) ** 2
+
+
+@dataclass(frozen=True)
+class IntegerSum:
+    """Vectors of counts on a grid, released with a sum of discrete Gaussian shares on every coordinate.
+
+    A count c is the integer S*c; each contributor adds an independent draw of the discrete Gaussian
+    N_Z(0, s^2), P[x] proportional to exp(-x^2 / (2 s^2)); the adversary knows all shares but h.
+    Contributors, their number and the grid do not depend on private data. With v = h s^2 the
+    composition is, up to the errors bounded in `labeler.accounting.integer`, mu-GDP with
+    mu^2 = squared_sensitivity * S^2 / (v - SMOOTHING_VARIANCE).
+
+    Attributes:
+        squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.
+        largest_change: the most votes by which one coordinate can change.
+        grid_scale: S, grid units per vote.
+        share_sigma_grid: s, the parameter of one noise share, grid units: the number the sampler is given.
+        noise_contributors: h, how many shares the adversary certainly does not know.
+        coordinates: how many numbers are released: queries times classes.
+        level: whose presence the sensitivity is about.
+    """
+
+    squared_sensitivity: Fraction | int
+    largest_change: int
+    grid_scale: int
+    share_sigma_grid: float
+    noise_contributors: int
+    coordinates: int
+    level: Level = "instance"
+
+    def __post_init__(self) -> None:
+        _check_exact("squared_sensitivity", self.squared_sensitivity)
+        for name in ("largest_change", "grid_scale", "noise_contributors", "coordinates"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
+        _check_positive("share_sigma_grid", self.share_sigma_grid)
+        if self.share_sigma_grid < 0.5 or self.variance_grid < 2 * SMOOTHING_VARIANCE:
+            raise InvalidSetting(
+                f"{self.noise_contributors} noise shares of {self.share_sigma_grid:.3g} grid units are too small for "
+                f"any proof: each needs at least 0.5 grid units and all together a variance of {2 * SMOOTHING_VARIANCE}"
+            )
+
+    @property
+    def variance_grid(self) -> Fraction:
+        """v = h s^2, exactly, for the binary number s that the sampler is given."""
+        return self.noise_contributors * Fraction(self.share_sigma_grid) ** 2
+
+    @property
+    def mu_squared(self) -> Fraction:
+        return Fraction(self.squared_sensitivity) * self.grid_scale**2 / (self.variance_grid - SMOOTHING_VARIANCE)
+
+    @property
+    def charge_nano(self) -> int:
+        """What a ledger is charged: mu^2 in nano-units, rounded up."""
+        return nano_units(self.mu_squared)
+
+
+Event = GaussianSum | IntegerSum
+
+
+def nano_units(mu_squared: Fraction | int) -> int:
+    """mu^2 in whole nano-units, rounded up, by exact arithmetic.
+
+    Raises:
+        InvalidSetting: mu_squared is not an exact positive number.
+    """
+    _check_exact("mu_squared", mu_squared)
+    return math.ceil(mu_squared * NANO)
+
+
+def total_mu_squared(events: Iterable[object]) -> Fraction:
+    """The mu^2 of a composition: exact, order-free, the same for one event of all queries as for many of some.
+
+    Raises:
+        PrivacyRefusal: an event is not one of this module's, or events of two levels are mixed.
+    """
+    total = Fraction(0)
+    levels: set[Level] = set()
+    for event in events:
+        if not isinstance(event, GaussianSum | IntegerSum):
+            raise PrivacyRefusal(
+                f"no accountant here knows the event {type(event).__name__}; it is refused rather than approximated"
+            )
+        total += event.mu_squared
+        levels.add(event.level)
+    if len(levels) > 1:
+        raise PrivacyRefusal("instance-level and agent-level events do not compose; account for each level by itself")
+    return total
+
+
+def _check_exact(name: str, value: object) -> None:
+    if type(value) not in (int, Fraction) or value <= 0:  # type: ignore[operator]  # the type was just checked
+        raise InvalidSetting(f"{name} must be an exact positive number (int or Fraction), found {value!r}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")

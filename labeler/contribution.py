@@ -1,0 +1,140 @@
+"""An agent's contribution to a round: checked ballots on the grid, plus its noise share, split among the talliers.
+
+This is the last place where anybody can see a ballot. Secret shares cannot be inspected later, so
+the agent itself refuses ballots larger than its task allows: the price was computed for those bounds
+and for nothing beyond.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.noise import DiscreteGaussian, noise_share
+from labeler.randomness import ByteSource
+from labeler.sharing import split
+from labeler.tally import InputShare, Round
+from labeler.task import Task
+
+UNBOUNDED_RECORDS = 2**40
+"""What stands for the number of an agent's records where a reverse-knn task names no bound (as in Task.scale)."""
+
+
+def most_votes_per_cell(task: Task) -> int:
+    """The most votes one agent may cast for one class at one query."""
+    if task.method == "reverse-knn":
+        return task.max_agent_records or UNBOUNDED_RECORDS
+    return task.k
+
+
+def largest_sum(task: Task, num_contributors: int) -> int:
+    """The largest magnitude, in grid units, of a noisy sum over contributions that keep to the task."""
+    per_agent = most_votes_per_cell(task) * task.scale + DiscreteGaussian(task.share_sigma_grid).reach
+    return num_contributors * per_agent
+
+
+def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
+    """Refuse ballots beyond what the task's price was computed for.
+
+    Allowed are, per agent: knn, 0 to k votes per class and at most k per query; one-hot, at most one
+    vote per query; reverse-knn, where each record votes once at each of its k nearest queries, at most
+    `max_agent_records` votes per query and k times as many in the batch, where the task has that bound.
+
+    Args:
+        ballots: counts of votes, shape (num_queries, num_classes).
+        task: the task.
+
+    Raises:
+        InvalidSetting: the array is not int64 of that shape, or has more queries than the task.
+        PrivacyRefusal: an entry, a query or the batch exceeds its bound.
+    """
+    if ballots.dtype != np.int64 or ballots.ndim != 2 or ballots.shape[1] != task.num_classes:
+        raise InvalidSetting(
+            f"ballots must be int64 of shape (num_queries, {task.num_classes}); "
+            f"found {ballots.dtype} of shape {ballots.shape}"
+        )
+    if not 1 <= len(ballots) <= task.max_queries:
+        raise InvalidSetting(f"a batch of this task has 1 to {task.max_queries} queries, found {len(ballots)}")
+    most = most_votes_per_cell(task)
+    # Entries first: only bounded entries can be summed without wrapping around.
+    if ballots.min() < 0 or ballots.max() > most:
+        raise PrivacyRefusal(f"a ballot holds a count outside 0 to {most}, which the price of this task does not cover")
+    per_query = ballots.sum(axis=1)
+    if per_query.max() > most:
+        raise PrivacyRefusal(
+            f"a ballot casts more than {most} votes at one query, which this task's price does not cover"
+        )
+    if task.max_agent_records is not None:
+        most_in_batch = task.max_agent_records * task.k
+        if sum(per_query.tolist()) > most_in_batch:
+            raise PrivacyRefusal(
+                f"the ballots cast more than {most_in_batch} votes in one batch "
+                f"({task.max_agent_records} records with {task.k} votes each); let fewer records vote"
+            )
+
+
+def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
+    """Check ballots, scale them to the grid and add this agent's noise share: S * ballots + noise.
+
+    Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
+    one source must never serve two different ballots: the two results would differ by the ballots'
+    difference in clear. Derive the source from the digests of task and batch, store what was sent, and
+    on a retry send that.
+
+    Args:
+        ballots: int64 counts, shape (num_queries, num_classes); see `check_ballots`.
+        task: the task.
+        source: the agent's secret source for this batch.
+
+    Returns:
+        Grid units, int64, shape (num_queries, num_classes). Secret: one noise share alone protects too little.
+
+    Raises:
+        InvalidSetting: wrong type, shape or number of queries.
+        PrivacyRefusal: ballots beyond the task's bounds.
+    """
+    check_ballots(ballots, task)
+    return ballots * np.int64(task.scale) + noise_share(task, source, len(ballots))
+
+
+def input_shares(
+    ballots: NDArray[np.int64], task: Task, round: Round, *, agent_id: str, source: ByteSource
+) -> tuple[InputShare, ...]:
+    """Everything an agent sends in one round: one input share per tallier.
+
+    Equal arguments and an equal source give equal shares, so a retry counts once. Whether the source
+    is seeded travels with the shares into the release.
+
+    Args:
+        ballots: int64 counts, shape (num_queries, num_classes).
+        task: the task.
+        round: the round; it must be of this task.
+        agent_id: who contributes.
+        source: the agent's secret source for this round, at its beginning.
+
+    Raises:
+        WrongDigest: the round is of another task, or of another number of queries, classes or agents.
+        InvalidSetting: wrong type, shape or number of queries.
+        PrivacyRefusal: ballots beyond the task's bounds.
+    """
+    check_round(round, task)
+    if len(ballots) != round.num_queries:
+        raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
+    values = contribution(ballots, task, source=source)
+    shares = split(values, num_talliers=task.talliers, source=source)
+    return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
+
+
+def check_round(round: Round, task: Task) -> None:
+    """Refuse a round that is not of this task.
+
+    Raises:
+        WrongDigest: digest, classes or quorum differ from the task's.
+    """
+    expected = (task.digest, task.num_classes, task.quorum)
+    if (round.task_digest, round.num_classes, round.quorum) != expected:
+        raise WrongDigest(
+            f"the round is of task {round.task_digest[:12]!r} with {round.num_classes} classes and quorum "
+            f"{round.quorum}; expected {task.digest[:12]!r}, {task.num_classes} and {task.quorum}"
+        )

@@ -1,0 +1,357 @@
+"""What a task costs before anybody pays, and which setting has a given cost.
+
+A price is a function of the task alone: it touches no private data and charges nothing. Per level it
+states the certified epsilon of the integer mechanism that runs (`labeler.accounting.integer`) and the
+ledger's charge; beside it, for comparison only, the continuous exact value and the papers' conversion.
+
+The price depends on `sigma_votes` alone, not on how many agents there are: sigma is the noise that is left when
+colluding agents pool theirs and dropouts add none. What collusion and dropouts cost is accuracy: with
+everybody there the noise is sigma * sqrt(N / h), which `Price.total_sigma_votes` shows.
+
+For reverse-knn a price is for all queries asked in **one batch**; every further batch is a further price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from labeler.accounting.events import GaussianSum, IntegerSum
+from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
+from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.renyi import papers_epsilon
+from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.noise import DiscreteGaussian
+from labeler.sensitivity import largest_change, squared_sensitivity
+from labeler.task import Level, Task
+
+METHOD = "exact Gaussian DP, integer noise"
+"""How every certified epsilon of this project is computed; printed with it."""
+
+MOST_QUERIES = 100_000_000
+MOST_NEIGHBORS = 1_000_000
+
+_NO_BOUND = (
+    "no finite guarantee: an agent may vote with any number of records; set max_agent_records in the task to get one"
+)
+_OUT_OF_REACH = (
+    "no finite guarantee can be proved: one agent can move a count by more than the noise sampler's reach; "
+    "raise sigma_votes or lower the votes of one agent"
+)
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """The guarantee of a task at one level, and what it is charged as.
+
+    Attributes:
+        level: "instance" (one record of one agent added or removed) or "agent" (one agent's ballots zeroed).
+        epsilon: certified for the integer mechanism, rounded up; infinity where nothing can be proved.
+        continuous_epsilon: the exact value for real-valued noise of the same sigma; a comparison, not a claim.
+        as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
+        squared_sensitivity: of the whole composition, votes^2; None where unbounded.
+        mu: the Gaussian-DP parameter of continuous_epsilon.
+        charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded.
+        reason: why epsilon is infinite, where it is.
+    """
+
+    level: Level
+    epsilon: float
+    continuous_epsilon: float
+    as_in_paper_epsilon: float
+    squared_sensitivity: int | None
+    mu: float
+    charge_nano: int | None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON has no infinity: an infinite number is null, and `reason` says why."""
+        return {
+            "epsilon": _finite(self.epsilon),
+            "continuous": _finite(self.continuous_epsilon),
+            "mu": _finite(self.mu),
+            "squared_sensitivity": self.squared_sensitivity,
+            "charge_nano": self.charge_nano,
+            "method": METHOD,
+        } | ({} if self.reason is None else {"reason": self.reason})
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of a task at both levels, with the noise it is for.
+
+    Attributes:
+        instance: the guarantee for one record.
+        agent: the guarantee for one agent.
+        delta: the failure probability of both.
+        queries: how many queries the price is for.
+        sigma_votes: standard deviation of the noise on one count that nobody can subtract.
+        noise_share_sigma_votes: standard deviation of the share each agent adds, sigma / sqrt(h).
+        total_sigma_votes: standard deviation with every agent there, sigma * sqrt(N / h): what labels suffer from.
+        grid_scale: grid units per vote.
+        quorum: fewest agents for which anything is opened.
+        method: how agents vote.
+        release: what is opened.
+    """
+
+    instance: PrivacyStatement
+    agent: PrivacyStatement
+    delta: float
+    queries: int
+    sigma_votes: float
+    noise_share_sigma_votes: float
+    total_sigma_votes: float
+    grid_scale: int
+    quorum: int
+    method: str
+    release: str
+
+    def statement(self, level: Level) -> PrivacyStatement:
+        """The guarantee at one level."""
+        return self.instance if level == "instance" else self.agent
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
+        return {
+            "instance": self.instance.to_json(),
+            "agent": self.agent.to_json(),
+            "delta": self.delta,
+            "as_in_paper": {
+                "instance": {"epsilon": _finite(self.instance.as_in_paper_epsilon)},
+                "agent": {"epsilon": _finite(self.agent.as_in_paper_epsilon)},
+            },
+            "noise_share_sigma": self.noise_share_sigma_votes,
+            "total_sigma_votes": self.total_sigma_votes,
+            "sigma_votes": self.sigma_votes,
+            "queries": self.queries,
+            "grid_scale": self.grid_scale,
+            "quorum": self.quorum,
+            "method": self.method,
+            "release": self.release,
+        }
+
+
+def price(task: Task, *, queries: int | None = None) -> Price:
+    """What a task costs at both levels.
+
+    Args:
+        task: what all parties agree on.
+        queries: how many of the task's queries are asked; all `max_queries` when absent.
+
+    Returns:
+        The price. It is the same for the histogram and the winner release.
+
+    Raises:
+        InvalidSetting: queries is not between 1 and `task.max_queries`.
+        UnsafeGrid: the task's grid is too coarse for its noise (see Task.scale).
+    """
+    asked = task.max_queries if queries is None else queries
+    if type(asked) is not int or not 1 <= asked <= task.max_queries:
+        raise InvalidSetting(
+            f"queries must be between 1 and the task's max_queries {task.max_queries}, found {asked!r}"
+        )
+    return Price(
+        instance=_statement(task, "instance", asked),
+        agent=_statement(task, "agent", asked),
+        delta=task.delta,
+        queries=asked,
+        sigma_votes=task.sigma_votes,
+        noise_share_sigma_votes=task.sigma_votes / math.sqrt(task.noise_contributors),
+        total_sigma_votes=task.total_sigma_votes,
+        grid_scale=task.scale,
+        quorum=task.quorum,
+        method=task.method,
+        release=task.release,
+    )
+
+
+def integer_event(task: Task, level: Level, queries: int) -> IntegerSum | None:
+    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
+    squared = squared_sensitivity(task, level, queries)
+    largest = largest_change(task, level)
+    if squared is None or largest is None:
+        return None
+    return IntegerSum(
+        squared_sensitivity=squared,
+        largest_change=largest,
+        grid_scale=task.scale,
+        share_sigma_grid=task.share_sigma_grid,
+        noise_contributors=task.noise_contributors,
+        coordinates=queries * task.num_classes,
+        level=level,
+    )
+
+
+def solve_sigma(task: Task, epsilon: float, *, level: Level = "instance", queries: int | None = None) -> float:
+    """The smallest sigma_votes, to six significant digits, whose price is at most epsilon.
+
+    Args:
+        task: the setting; its own sigma_votes is ignored, its grid_scale (if given) is kept.
+        epsilon: the target, positive and finite.
+        level: which guarantee shall meet the target.
+        queries: how many queries are asked; all `max_queries` when absent.
+
+    Raises:
+        InvalidSetting: the target is malformed, or no sigma meets it.
+        UnsafeGrid: the task gives a grid_scale too coarse for the sigma needed.
+    """
+    _check_target(epsilon)
+    asked = task.max_queries if queries is None else queries
+    squared = squared_sensitivity(task, level, asked)
+    if squared is None:
+        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {_NO_BOUND}")
+    start = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
+    exponent = math.floor(math.log10(start)) - 5
+
+    def sigma(units: int) -> float:
+        return float(f"{units}e{exponent}")
+
+    def enough(units: int) -> bool:
+        return _statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon <= epsilon
+
+    # The integer bound is above the continuous one, so this is too little or just enough.
+    low = math.floor(start / 10.0**exponent) - 1
+    step = 1
+    while not enough(low + step):
+        step *= 2
+        if sigma(low + step) > 1e9 * start:
+            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level with delta {task.delta:g}")
+    return sigma(_first(enough, low, low + step))
+
+
+def solve_queries(task: Task, epsilon: float, *, level: Level = "instance") -> int:
+    """The largest number of queries whose price is at most epsilon.
+
+    Args:
+        task: the setting; its own max_queries is ignored.
+        epsilon: the target, positive and finite.
+        level: which guarantee shall meet the target.
+
+    Raises:
+        InvalidSetting: the target is malformed, or one query already costs more.
+    """
+    _check_target(epsilon)
+    return _largest(lambda queries: _statement(task, level, queries), MOST_QUERIES, task, epsilon, level, "queries")
+
+
+def solve_k(task: Task, epsilon: float, *, level: Level = "agent", queries: int | None = None) -> int:
+    """The largest number of neighbours k whose price is at most epsilon.
+
+    Args:
+        task: the setting; its own k is ignored.
+        epsilon: the target, positive and finite.
+        level: which guarantee shall meet the target.
+        queries: how many queries are asked; all `max_queries` when absent.
+
+    Raises:
+        InvalidSetting: the target is malformed, k = 1 already costs more, or k does not change this price.
+    """
+    _check_target(epsilon)
+    asked = task.max_queries if queries is None else queries
+    if task.method == "one-hot":
+        raise InvalidSetting("one-hot ballots have no k: each agent casts one vote per query")
+    if task.method == "knn" and level == "instance":
+        raise InvalidSetting(
+            "k does not change the instance-level price of knn: one record moves one vote per query whatever k is. "
+            "Solve for sigma or queries, or choose the agent level"
+        )
+
+    def statement(k: int) -> PrivacyStatement:
+        return _statement(_changed(task, k=k), level, asked)
+
+    most = min(MOST_NEIGHBORS, asked) if task.method == "reverse-knn" else MOST_NEIGHBORS
+    return _largest(statement, most, task, epsilon, level, "k")
+
+
+def price_of_paper_shares(
+    squared_sensitivity: int, sigma_votes: float, delta: float, *, agents: int, colluding_agents: int
+) -> float:
+    """What noise sized as in the papers is really worth: shares of variance sigma^2 / N, some of them known.
+
+    The papers size shares so that all N together have variance sigma^2. Agents who pool their shares subtract
+    them, and (N - c) / N of the variance is left. This project sizes shares with h instead, so that its price holds.
+
+    Args:
+        squared_sensitivity: of the whole composition, votes^2.
+        sigma_votes: the papers' sigma, votes.
+        delta: in (0, 1).
+        agents: N.
+        colluding_agents: c, below N.
+
+    Returns:
+        The exact epsilon for continuous noise.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
+    """
+    if not 0 <= colluding_agents < agents:
+        raise InvalidSetting(f"colluding_agents must be at least 0 and below agents {agents}, found {colluding_agents}")
+    known = GaussianSum(squared_sensitivity, sigma_votes)
+    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / (agents - colluding_agents)))
+
+
+def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
+    event = integer_event(task, level, queries)
+    if event is None:
+        return PrivacyStatement(level, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
+    continuous = GaussianSum(event.squared_sensitivity, task.sigma_votes, level)
+    mu = math.sqrt(continuous.mu_squared)
+    sampler = DiscreteGaussian(task.share_sigma_grid)
+    certified = epsilon_bound(event, task.delta, total_variation=sampler.total_variation)
+    return PrivacyStatement(
+        level=level,
+        epsilon=certified,
+        continuous_epsilon=epsilon_of_delta(task.delta, mu),
+        as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
+        squared_sensitivity=int(event.squared_sensitivity),
+        mu=mu,
+        charge_nano=event.charge_nano,
+        reason=None if math.isfinite(certified) else _OUT_OF_REACH,
+    )
+
+
+def _changed(task: Task, **changes: Any) -> Task:
+    # Not model_copy: a copy would carry the cached grid scale and digest of the task it was made from.
+    return Task.model_validate(task.model_dump() | changes)
+
+
+def _check_target(epsilon: float) -> None:
+    if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
+        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {epsilon!r}")
+
+
+def _largest(
+    statement: Callable[[int], PrivacyStatement], most: int, task: Task, epsilon: float, level: Level, what: str
+) -> int:
+    """The largest value in 1..most whose price meets the target; the price grows with the value."""
+
+    def too_much(value: int) -> bool:
+        try:
+            return statement(value).epsilon > epsilon
+        except UnsafeGrid:
+            if value == 1:
+                raise
+            return True  # Sums of so many votes would leave the range of the secret sharing on this grid.
+
+    if too_much(1):
+        least = statement(1)
+        raise InvalidSetting(
+            f"already {what} = 1 costs epsilon {least.epsilon:.6g} at {level} level, more than the target {epsilon:g}: "
+            f"raise sigma_votes ({task.sigma_votes:g}), delta ({task.delta:g}) or the target"
+            + (f" ({least.reason})" if least.reason else "")
+        )
+    return most if not too_much(most) else _first(too_much, 1, most) - 1
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Least value in (low, high] at which a monotone property holds, given that it holds at high and not at low."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

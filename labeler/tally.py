@@ -1,0 +1,329 @@
+"""The tally: each tallier adds up its shares of one round, over contributors all talliers agree on, once.
+
+    agent      input shares, one per tallier, of one split ------------------------+
+                                                                                   v
+    tallier    open: receive() until the coordinator asks            (same share again: no change;
+                 |                                                     another share: agent excluded)
+                 |  agree_on_contributors(): who is held by all talliers, with the same split
+                 v
+               closed: aggregate_share(contributors)                 (same set again: same answer;
+                                                                       another set: refused for ever)
+
+Why a round is summed once: sums over two contributor sets of one round differ by single ballots with
+the same noise shares, so whoever saw both could subtract. A tallier therefore answers for one set and
+refuses any other. It keeps this in memory; a process that may restart must keep it durably.
+
+What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
+cannot be inspected; the agent checks, see labeler.contribution).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.batch import QueryBatch
+from labeler.errors import (
+    DuplicateAgent,
+    InvalidSetting,
+    PrivacyRefusal,
+    ProtocolViolation,
+    QuorumNotReached,
+    WrongDigest,
+)
+from labeler.sharing import ShareVector
+from labeler.task import Task
+
+MAX_TALLIERS = 3
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One batch of one task, asked of all agents; its digest ties every message to it.
+
+    Attributes:
+        task_digest: of the task (SHA-256, hexadecimal); it fixes k, sigma, scale, classes and parties.
+        batch_digest: of the batch of queries (SHA-256, hexadecimal).
+        num_queries: queries in the batch.
+        num_classes: classes of the task.
+        quorum: fewest contributors for which anything is opened.
+
+    Raises:
+        InvalidSetting: a digest is no SHA-256 in hexadecimal, or a number is below 1.
+    """
+
+    task_digest: str
+    batch_digest: str
+    num_queries: int
+    num_classes: int
+    quorum: int
+
+    def __post_init__(self) -> None:
+        for name in ("task_digest", "batch_digest"):
+            if not _DIGEST.fullmatch(getattr(self, name)):
+                raise InvalidSetting(f"{name} of a round must be 64 hexadecimal digits (SHA-256)")
+        for name in ("num_queries", "num_classes", "quorum"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(f"{name} of a round must be at least 1, found {getattr(self, name)}")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over all fields, in hexadecimal."""
+        fields = [self.task_digest, self.batch_digest, self.num_queries, self.num_classes, self.quorum]
+        return hashlib.sha256(b"labeler-round/1\n" + json.dumps(fields).encode()).hexdigest()
+
+
+def round_of(task: Task, batch: QueryBatch) -> Round:
+    """The round in which a task's batch is answered."""
+    return Round(task.digest, batch.digest, len(batch), task.num_classes, task.quorum)
+
+
+@dataclass(frozen=True, eq=False)
+class InputShare:
+    """One agent's message to one tallier: its share of ballots plus noise.
+
+    Attributes:
+        agent_id: who contributes.
+        tallier: index of the tallier it is for, from 0.
+        round_digest: the round it belongs to.
+        share: the secret share, shape (num_queries, num_classes).
+    """
+
+    agent_id: str
+    tallier: int
+    round_digest: str
+    share: ShareVector
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.agent_id) <= 200:
+            raise ProtocolViolation(f"an agent_id has 1 to 200 characters, found {len(self.agent_id)}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AggregateShare:
+    """One tallier's share of the noisy sum over the contributors. Secret until all are put together; does not print.
+
+    Attributes:
+        tallier: index of the tallier.
+        round: the round summed.
+        contributors: the agents summed.
+        sharings_digest: SHA-256 over (agent, sharing_id) of the contributors; equal at all talliers, or
+            shares of different splits were summed.
+        words: uint64, shape (num_queries, num_classes), read-only.
+        is_seeded: True where any contributor's noise or masks came from a known seed.
+    """
+
+    tallier: int
+    round: Round
+    contributors: frozenset[str]
+    sharings_digest: str
+    words: NDArray[np.uint64]
+    is_seeded: bool
+
+    def __repr__(self) -> str:
+        return f"AggregateShare(tallier={self.tallier}, contributors={len(self.contributors)}, <redacted>)"
+
+
+class ShareHolder(Protocol):
+    """What agreeing on contributors needs to know of a tallier, near or far."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def round(self) -> Round: ...
+
+    @property
+    def holdings(self) -> Mapping[str, bytes]: ...
+
+
+class Tallier:
+    """One of the parties that each hold one share of every ballot, for one round; see the module.
+
+    Args:
+        index: which tallier this is, from 0.
+        round: the round it sums.
+
+    Raises:
+        InvalidSetting: the index is not 0, 1 or 2.
+    """
+
+    def __init__(self, index: int, round: Round) -> None:
+        if not 0 <= index < MAX_TALLIERS:
+            raise InvalidSetting(f"the index of a tallier must lie between 0 and {MAX_TALLIERS - 1}, found {index}")
+        self._index = index
+        self._round = round
+        self._shares: dict[str, ShareVector] = {}
+        self._sharing_ids: dict[str, bytes] = {}
+        self._fingerprints: dict[str, bytes] = {}
+        self._excluded: set[str] = set()
+        self._aggregate: AggregateShare | None = None
+
+    @property
+    def index(self) -> int:
+        """Which tallier this is, from 0."""
+        return self._index
+
+    @property
+    def round(self) -> Round:
+        """The round this tallier sums."""
+        return self._round
+
+    @property
+    def holdings(self) -> Mapping[str, bytes]:
+        """The sharing_id of each agent that may contribute; after the sum, of those summed.
+
+        Not secret: it says nothing about a ballot.
+        """
+        return MappingProxyType(self._sharing_ids)
+
+    @property
+    def contributors(self) -> frozenset[str]:
+        """Agents of whom this tallier holds exactly one share; after the sum, those summed."""
+        return frozenset(self._sharing_ids)
+
+    def receive(self, input_share: InputShare) -> None:
+        """Keep one agent's share. The same share again changes nothing, before and after the sum.
+
+        An agent that sends a second, different share is excluded from the round here, and thereby
+        everywhere: nobody can tell which one the other talliers hold, and adding halves of two splits
+        would spoil the whole sum. Its shares are dropped.
+
+        Raises:
+            WrongDigest: the share belongs to another round.
+            ProtocolViolation: it is meant for another tallier, has another shape, or comes after the sum was made.
+            DuplicateAgent: the agent has sent a different share before.
+        """
+        agent, share = input_share.agent_id, input_share.share
+        if input_share.round_digest != self._round.digest:
+            raise WrongDigest(
+                f"a share of agent {agent!r} belongs to round {input_share.round_digest[:12]!r}, "
+                f"this round is {self._round.digest[:12]!r}; task, batch and quorum must be the same for everybody"
+            )
+        if input_share.tallier != self._index:
+            raise ProtocolViolation(
+                f"a share of agent {agent!r} for tallier {input_share.tallier} reached tallier {self._index}"
+            )
+        expected = (self._round.num_queries, self._round.num_classes)
+        if share.shape != expected:
+            raise ProtocolViolation(f"a share of agent {agent!r} has shape {share.shape}, the round's is {expected}")
+        fingerprint = share.fingerprint()
+        known = self._fingerprints.get(agent)
+        if agent in self._excluded or (known is not None and known != fingerprint):
+            if self._aggregate is None:
+                self._excluded.add(agent)
+                self._shares.pop(agent, None)
+                self._sharing_ids.pop(agent, None)
+            raise DuplicateAgent(
+                f"agent {agent!r} sent tallier {self._index} two different shares in one round and is excluded "
+                "from it, unless it was summed already; a retry must send the stored shares again, not new ones"
+            )
+        if known is not None:
+            return
+        if self._aggregate is not None:
+            raise ProtocolViolation(
+                f"the share of agent {agent!r} came after the sum of this round was made; it can take part in the next"
+            )
+        self._fingerprints[agent] = fingerprint
+        self._shares[agent] = share
+        self._sharing_ids[agent] = share.sharing_id
+
+    def aggregate_share(self, contributors: Collection[str]) -> AggregateShare:
+        """Add up the shares of exactly these agents, once per round.
+
+        Args:
+            contributors: what `agree_on_contributors` returned; at least the quorum.
+
+        Returns:
+            This tallier's share of the sum; the same object when asked again for the same agents.
+
+        Raises:
+            QuorumNotReached: fewer agents than the quorum.
+            PrivacyRefusal: the round was summed before over other agents.
+            ProtocolViolation: no share is held of one of them.
+        """
+        wanted = frozenset(contributors)
+        if self._aggregate is not None:
+            if wanted != self._aggregate.contributors:
+                raise PrivacyRefusal(
+                    f"tallier {self._index} has summed this round over another set of agents "
+                    f"({len(self._aggregate.contributors)}, now asked for {len(wanted)}); two sums of one round "
+                    "would differ by single ballots, so the second is refused for ever"
+                )
+            return self._aggregate
+        _check_quorum(len(wanted), self._round)
+        missing = wanted - self._shares.keys()
+        if missing:
+            raise ProtocolViolation(
+                f"tallier {self._index} holds no share of {len(missing)} of the {len(wanted)} agents to sum, "
+                f"among them {min(missing)!r}; agree on the contributors again"
+            )
+        total = np.zeros((self._round.num_queries, self._round.num_classes), dtype=np.uint64)
+        for agent in wanted:
+            total += self._shares[agent].expand()
+        total.setflags(write=False)
+        self._aggregate = AggregateShare(
+            tallier=self._index,
+            round=self._round,
+            contributors=wanted,
+            sharings_digest=_sharings_digest({agent: self._sharing_ids[agent] for agent in wanted}),
+            words=total,
+            is_seeded=any(self._shares[agent].is_seeded for agent in wanted),
+        )
+        # Single shares have served; agreeing again, after a crash elsewhere, must find the set that was summed.
+        self._shares.clear()
+        self._sharing_ids = {agent: self._sharing_ids[agent] for agent in sorted(wanted)}
+        return self._aggregate
+
+    def __repr__(self) -> str:
+        return f"Tallier(index={self._index}, round={self._round.digest[:12]!r}, agents={len(self._sharing_ids)})"
+
+
+def agree_on_contributors(talliers: Sequence[ShareHolder]) -> frozenset[str]:
+    """Find the agents whose shares of one split are held by every tallier: an agent counts at all or at none.
+
+    Args:
+        talliers: all talliers of the round, each once, in any order.
+
+    Returns:
+        The contributors, at least the quorum.
+
+    Raises:
+        QuorumNotReached: fewer agents than the quorum; nothing may be opened.
+        ProtocolViolation: a tallier is missing or given twice.
+        WrongDigest: the talliers sum different rounds.
+    """
+    if len(talliers) < 2 or sorted(tallier.index for tallier in talliers) != list(range(len(talliers))):
+        raise ProtocolViolation("contributors are agreed on by all talliers of the round, each once")
+    first = talliers[0]
+    if any(tallier.round != first.round for tallier in talliers):
+        raise WrongDigest("talliers of different rounds cannot agree on contributors")
+    common = set(first.holdings.items())
+    for tallier in talliers[1:]:
+        common &= set(tallier.holdings.items())
+    _check_quorum(len(common), first.round)
+    return frozenset(agent for agent, _ in common)
+
+
+def _check_quorum(count: int, round: Round) -> None:
+    if count < round.quorum:
+        raise QuorumNotReached(
+            f"{count} agents contributed, the quorum is {round.quorum}; nothing is opened, because the noise of "
+            "fewer agents does not add up to what was promised. Wait for more agents, or start a new task."
+        )
+
+
+def _sharings_digest(sharings: Mapping[str, bytes]) -> str:
+    pairs = sorted((agent, sharing_id.hex()) for agent, sharing_id in sharings.items())
+    return hashlib.sha256(b"labeler-sharings/1\n" + json.dumps(pairs).encode()).hexdigest()

@@ -1,0 +1,37 @@
+"""Fixtures that every test may use: the data folder, a GPU, a seeded source of randomness."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real images and the real backbone; skips where it is absent."""
+    default = Path(__file__).parent.parent.parent / "shared" / "data"
+    root = Path(os.environ.get("LABELER_DATA", default))
+    if not root.is_dir():
+        pytest.skip(f"no data folder: set LABELER_DATA (looked in {root.name!r})")
+    return root
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random data for tests (never noise: noise comes from labeler.randomness)."""
+    return np.random.default_rng(20261120)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU on a machine without one."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))

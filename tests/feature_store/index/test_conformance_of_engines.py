@@ -1,0 +1,212 @@
+"""One suite for every engine: equal record ids, similarities and rows to the definition, no tolerance.
+
+The data are built to hurt: few distinct vectors, so that most queries have ties across the last place, and
+vectors of full norm, so that a float of less than 24 bits would be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from feature_store.index import NO_RECORD, NO_SIMILARITY, Neighbors, build_index, nearest_by_definition
+from feature_store.index.engine import Block
+from feature_store.index.engine_faiss import FaissEngine
+from feature_store.index.stored import StoredIndex
+
+ENGINES = [
+    "numpy",
+    "faiss",
+    "torch",
+    pytest.param("faiss-gpu", marks=pytest.mark.gpu),
+    pytest.param("torch-gpu", marks=pytest.mark.gpu),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    features: NDArray[np.int16]
+    record_ids: NDArray[np.int64]
+    queries: NDArray[np.int16]
+
+
+def _vectors(rng: np.random.Generator, count: int, dimension: int) -> NDArray[np.int16]:
+    vectors = rng.standard_normal((count, dimension))
+    vectors *= 4090 / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
+
+
+def _with_ids(rng: np.random.Generator, features: NDArray[np.int16], queries: NDArray[np.int16]) -> Case:
+    return Case(features, rng.choice(2**62, len(features), replace=False).astype(np.int64), queries)
+
+
+def _case(name: str) -> Case:
+    rng = np.random.default_rng(20261120)
+    if name == "many ties":
+        distinct = _vectors(rng, 9, 24)
+        return _with_ids(rng, distinct[rng.integers(0, 9, 300)], np.concatenate([distinct, _vectors(rng, 30, 24)]))
+    if name == "all equal":
+        return _with_ids(rng, np.repeat(_vectors(rng, 1, 16), 200, axis=0), _vectors(rng, 25, 16))
+    if name == "zero queries of small integers":
+        queries = rng.integers(-1, 2, (40, 8)).astype(np.int16)
+        queries[::4] = 0
+        return _with_ids(rng, rng.integers(-2, 3, (250, 8)).astype(np.int16), queries)
+    if name == "real scale":
+        features = _vectors(rng, 600, 1280)
+        features[100:200] = features[:100]
+        features[200:260] //= 2
+        return _with_ids(rng, features, np.concatenate([features[:40], _vectors(rng, 40, 1280)]))
+    return _with_ids(rng, _vectors(rng, 1, 1), _vectors(rng, 3, 1))
+
+
+CASES = {
+    name: _case(name)
+    for name in ("many ties", "all equal", "zero queries of small integers", "real scale", "one record of one number")
+}
+
+
+def _assert_equal(found: Neighbors, expected: Neighbors) -> None:
+    assert (found.record_ids.dtype, found.similarities.dtype, found.rows.dtype) == (np.int64, np.int32, np.int64)
+    np.testing.assert_array_equal(found.record_ids, expected.record_ids)
+    np.testing.assert_array_equal(found.similarities, expected.similarities)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("k", [1, 2, 7, 50, 200, 1000])
+def test_neighbors_are_those_of_the_definition(case: Case, engine: str, k: int) -> None:
+    found = build_index(case.features, case.record_ids, engine=engine).search(case.queries, k)
+    _assert_equal(found, nearest_by_definition(case.features, case.record_ids, case.queries, k))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("k", [1, 7, 120])
+def test_a_memory_limit_changes_nothing_but_memory(case: Case, engine: str, k: int) -> None:
+    limit = 48 * len(case.features) * 2 + 800_000
+    index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=limit)
+    _assert_equal(index.search(case.queries, k), nearest_by_definition(case.features, case.record_ids, case.queries, k))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_blocks_of_a_few_records_give_the_same_neighbors(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["many ties"]
+    index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=420_000)
+    monkeypatch.setattr("feature_store.index.memory.GATHER_BYTES", 290_000)
+    assert isinstance(index, StoredIndex)
+    plan = index._budget.plan(index._engine, found=20, resident=False)
+    assert plan.block_rows is not None
+    assert plan.block_rows < 100
+    _assert_equal(
+        index.search(case.queries, 20), nearest_by_definition(case.features, case.record_ids, case.queries, 20)
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("limit", [None, 900_000])
+@pytest.mark.parametrize("removed", [1, 63, 64, 65, 199, 200])
+def test_after_deletion_the_removed_records_never_existed(engine: str, limit: int | None, removed: int) -> None:
+    for name in ("many ties", "all equal"):
+        case = CASES[name]
+        gone = np.random.default_rng(removed).permutation(len(case.features))[:removed]
+        index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=limit)
+        assert index.remove(case.record_ids[gone]) == removed
+        kept = np.setdiff1d(np.arange(len(case.features)), gone)
+        assert len(index) == len(kept)
+        expected = nearest_by_definition(case.features[kept], case.record_ids[kept], case.queries, 11)
+        found = index.search(case.queries, 11)
+        np.testing.assert_array_equal(found.record_ids, expected.record_ids)
+        np.testing.assert_array_equal(found.similarities, expected.similarities)
+        real = expected.rows >= 0
+        np.testing.assert_array_equal(found.rows[real], kept[expected.rows[real]])
+        assert (found.rows[~real] == NO_RECORD).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_k_above_the_limit_of_faiss_on_a_device_is_exact(engine: str) -> None:
+    rng = np.random.default_rng(1)
+    features = rng.integers(-3, 4, (5000, 6)).astype(np.int16)
+    record_ids = rng.permutation(5000).astype(np.int64)
+    queries = rng.integers(-3, 4, (7, 6)).astype(np.int16)
+    index = build_index(features, record_ids, engine=engine)
+    for k in (2047, 2048, 2049, 4000, 5001):
+        _assert_equal(index.search(queries, k), nearest_by_definition(features, record_ids, queries, k))
+
+
+@pytest.mark.parametrize("removed", [0, 3, 40])
+@pytest.mark.parametrize("k", [1, 6, 7, 8, 30, 400])
+def test_an_engine_that_returns_few_at_once_is_asked_in_shards(k: int, removed: int) -> None:
+    class SmallBlock:
+        def __init__(self, block: Block) -> None:
+            self._block = block
+
+        def __len__(self) -> int:
+            return len(self._block)
+
+        def best(self, queries: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+            assert count <= 8, "more than the engine can return"
+            return self._block.best(queries, count)
+
+        def scores(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+            return self._block.scores(queries)
+
+    class SmallEngine(FaissEngine):
+        max_count = 8
+
+        def load(self, rows: NDArray[np.float32]) -> SmallBlock:  # type: ignore[override]
+            return SmallBlock(super().load(rows))
+
+    case = CASES["many ties"]
+    index = StoredIndex(case.features, case.record_ids, SmallEngine())
+    index.remove(case.record_ids[:removed])
+    expected = nearest_by_definition(case.features[removed:], case.record_ids[removed:], case.queries, k)
+    found = index.search(case.queries, k)
+    np.testing.assert_array_equal(found.record_ids, expected.record_ids)
+    np.testing.assert_array_equal(found.similarities, expected.similarities)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_records_or_queries_the_answer_is_empty(engine: str) -> None:
+    nothing = build_index(np.empty((0, 4), dtype=np.int16), np.empty(0, dtype=np.int64), engine=engine)
+    found = nothing.search(np.ones((3, 4), dtype=np.int16), 2)
+    assert (found.record_ids == NO_RECORD).all()
+    assert (found.rows == NO_RECORD).all()
+    assert (found.similarities == NO_SIMILARITY).all()
+    one = build_index(np.ones((1, 4), dtype=np.int16), np.array([5]), engine=engine)
+    assert one.search(np.empty((0, 4), dtype=np.int16), 2).record_ids.shape == (0, 2)
+    one.remove(np.array([5]))
+    assert len(one) == 0
+    assert (one.search(np.ones((3, 4), dtype=np.int16), 2).record_ids == NO_RECORD).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_read_only_memory_maps_and_strided_arrays_are_searched_as_they_are(engine: str, tmp_path: object) -> None:
+    case = CASES["real scale"]
+    path = f"{tmp_path}/features.npy"
+    np.save(path, case.features)
+    mapped = np.load(path, mmap_mode="r")
+    strided = np.asfortranarray(case.features)
+    expected = nearest_by_definition(case.features, case.record_ids, case.queries, 20)
+    for features in (mapped, strided, mapped[:, :]):
+        for limit in (None, 1_500_000):
+            index = build_index(features, case.record_ids, engine=engine, memory_limit_bytes=limit)
+            _assert_equal(index.search(np.asfortranarray(case.queries), 20), expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_largest_similarities_there_are_stay_exact(engine: str) -> None:
+    """Sums of squares just below 2^24, both signs, and a difference of one in the last bit."""
+    top = np.full((1, 4), 2047, dtype=np.int16)  # 4 * 2047^2 = 2^24 - 16380
+    near = top.copy()
+    near[0, 0] = 2046
+    features = np.concatenate([near, top, -top, -near])
+    found = build_index(features, np.array([1, 2, 3, 4]), engine=engine).search(top, 4)
+    assert found.record_ids.tolist() == [[2, 1, 4, 3]]
+    assert found.similarities.tolist() == [[4 * 2047**2, 4 * 2047**2 - 2047, 2047 - 4 * 2047**2, -4 * 2047**2]]

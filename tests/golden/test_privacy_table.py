@@ -1,0 +1,72 @@
+"""Golden values of the privacy accounting, each with its source.
+
+`PRIVACY.md`, section 3 (the project's privacy page): six configurations of kNN-DPFL and AE-DPFL, each with the papers'
+Renyi conversion, the improved conversion of Canonne, Kamath, Steinke 2020, and the exact value; and what
+noise shares sized as in the papers are really worth under collusion.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from labeler.accounting.events import GaussianSum
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.pld import epsilon_by_pld
+from labeler.accounting.renyi import improved_epsilon, papers_epsilon
+from labeler.planning import price, price_of_paper_shares
+from labeler.task import Task
+
+# queries, squared sensitivity of one query, sigma in votes, delta, papers' conversion, improved, exact: as printed
+TABLE = [
+    (206, 2, 25, 1e-4, "3.8143", "3.2749", "2.9757"),
+    (109, 2, 25, 1e-4, "2.709", "2.272", "2.056"),
+    (206, 2, 15, 1e-4, "6.723", "5.981", "5.471"),
+    (109, 2, 15, 1e-4, "4.709", "4.099", "3.734"),
+    (500, 1, 25, 1e-3, "3.7245", "3.0893", "2.7354"),
+    (500, 1, 30, 1e-3, "3.0482", "2.4816", "2.1890"),
+]
+
+
+def _printed_like(value: float, golden: str) -> str:
+    return f"{value:.{len(golden.partition('.')[2])}f}"
+
+
+@pytest.mark.parametrize(("queries", "squared", "sigma", "delta", "papers", "improved", "exact"), TABLE)
+def test_every_column_agrees_to_the_last_digit_printed(
+    queries: int, squared: int, sigma: float, delta: float, papers: str, improved: str, exact: str
+) -> None:
+    event = GaussianSum(queries * squared, sigma)
+    assert _printed_like(papers_epsilon(event, delta), papers) == papers
+    assert _printed_like(improved_epsilon(event, delta), improved) == improved
+    assert _printed_like(epsilon_of_delta(delta, math.sqrt(event.mu_squared)), exact) == exact
+    assert _printed_like(epsilon_by_pld([event], delta), exact) == exact
+
+
+@pytest.mark.parametrize(("queries", "squared", "sigma", "delta", "papers", "improved", "exact"), TABLE)
+def test_the_price_of_the_integer_mechanism_is_at_most_one_in_ten_thousand_above_the_exact_column(
+    queries: int, squared: int, sigma: float, delta: float, papers: str, improved: str, exact: str
+) -> None:
+    task = Task(
+        name="golden",
+        classes=tuple("abcdefghij"),
+        method="knn" if squared == 2 else "one-hot",
+        k=50 if squared == 2 else 1,
+        sigma_votes=sigma,
+        delta=delta,
+        max_queries=queries,
+        agents=3,
+        colluding_agents=1,
+    )
+    statement = price(task).instance if squared == 2 else price(task).agent
+    continuous = epsilon_of_delta(delta, math.sqrt(queries * squared) / sigma)
+    assert continuous < statement.epsilon < continuous * 1.0001
+    assert statement.continuous_epsilon == pytest.approx(continuous, rel=1e-12)
+    assert _printed_like(statement.as_in_paper_epsilon, papers) == papers
+
+
+@pytest.mark.parametrize(("colluding", "golden"), [(0, "2.976"), (1, "3.779"), (2, "5.733")])
+def test_shares_sized_as_in_the_papers_are_worth_less_when_agents_collude(colluding: int, golden: str) -> None:
+    worth = price_of_paper_shares(206 * 2, 25.0, 1e-4, agents=3, colluding_agents=colluding)
+    assert _printed_like(worth, golden) == golden

@@ -1,0 +1,255 @@
+"""The release: what is opened, and what refuses to be opened.
+
+The statistical test has fixed seeds; it would reject a right release for one seed in a million.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from labeler.contribution import contribution, input_shares
+from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.randomness import ByteSource, os_source, seeded_source
+from labeler.release import InProcessWinner, Release, open_histogram, open_winner
+from labeler.sharing import split
+from labeler.tally import AggregateShare, InputShare, Round, Tallier, agree_on_contributors
+from labeler.task import Task
+
+QUERIES = 6
+
+
+def make_task(**changes: object) -> Task:
+    fields: dict[str, object] = {
+        "name": "t", "classes": ("a", "b", "c"), "k": 5, "sigma_votes": 10.0, "delta": 1e-4, "max_queries": 50_000,
+        "agents": 3, "max_dropouts": 1,
+    }  # fmt: skip
+    return Task.model_validate(fields | changes)
+
+
+def make_round(task: Task, *, batch: str = "b", num_queries: int = QUERIES) -> Round:
+    return Round(task.digest, batch * 64, num_queries, task.num_classes, task.quorum)
+
+
+def aggregate(
+    task: Task, *, round: Round | None = None, sources: Sequence[ByteSource] | None = None, agents: int = 3
+) -> list[AggregateShare]:
+    """Agents whose ballots are k votes for class (agent number modulo C), through sharing and tally."""
+    round = round or make_round(task)
+    talliers = [Tallier(index, round) for index in range(task.talliers)]
+    for agent in range(agents):
+        ballots = np.zeros((round.num_queries, task.num_classes), dtype=np.int64)
+        ballots[:, agent % task.num_classes] = task.k
+        source = sources[agent] if sources else seeded_source(agent)
+        for tallier, share in zip(
+            talliers, input_shares(ballots, task, round, agent_id=f"agent-{agent}", source=source), strict=True
+        ):
+            tallier.receive(share)
+    contributors = agree_on_contributors(talliers)
+    return [tallier.aggregate_share(contributors) for tallier in talliers]
+
+
+def exact_sums(task: Task, agents: int = 3) -> NDArray[np.int64]:
+    """What an observer of everything would add up: scaled ballots and noise, without any sharing."""
+    ballots = np.zeros((agents, QUERIES, task.num_classes), dtype=np.int64)
+    for agent in range(agents):
+        ballots[agent, :, agent % task.num_classes] = task.k
+    parts = [contribution(ballots[agent], task, source=seeded_source(agent)) for agent in range(agents)]
+    return np.add.reduce(parts)
+
+
+def aggregate_of(values: NDArray[np.int64], task: Task) -> list[AggregateShare]:
+    """Aggregate shares whose sum is exactly `values`: split among the quorum's first agent, zeros for the others."""
+    round = make_round(task, num_queries=len(values))
+    talliers = [Tallier(index, round) for index in range(task.talliers)]
+    for agent in range(task.quorum):
+        vector = values if agent == 0 else np.zeros_like(values)
+        shares = split(vector, num_talliers=task.talliers, source=os_source())
+        for tallier, share in zip(talliers, shares, strict=True):
+            tallier.receive(InputShare(f"agent-{agent}", tallier.index, round.digest, share))
+    contributors = agree_on_contributors(talliers)
+    return [tallier.aggregate_share(contributors) for tallier in talliers]
+
+
+@pytest.mark.parametrize("talliers", [2, 3])
+def test_the_histogram_is_the_exact_sum_over_the_scale(talliers: int) -> None:
+    task = make_task(talliers=talliers)
+    release = open_histogram(aggregate(task), task)
+    sums = exact_sums(task)
+    assert release.kind == "histogram"
+    assert release.noisy_votes is not None
+    assert release.noisy_votes.dtype == np.float64
+    np.testing.assert_array_equal(release.noisy_votes, sums / task.scale)
+    np.testing.assert_array_equal(release.labels, sums.argmax(axis=1))
+    assert release.labels.dtype == np.int16
+    assert release.contributors == {"agent-0", "agent-1", "agent-2"}
+
+
+@pytest.mark.parametrize("talliers", [2, 3])
+def test_the_winner_is_that_of_the_histogram_and_carries_no_votes(talliers: int) -> None:
+    histogram, winner = make_task(talliers=talliers), make_task(talliers=talliers, release="winner")
+    release = open_winner(aggregate(winner), winner)
+    assert release.kind == "winner"
+    assert release.noisy_votes is None
+    np.testing.assert_array_equal(release.labels, open_histogram(aggregate(histogram), histogram).labels)
+
+
+def test_ties_go_to_the_lowest_class() -> None:
+    values = np.array([[7, 7, 7], [-3, 5, 5], [0, -1, 0], [-9, -9, -8]], dtype=np.int64)
+    for kind, opening in (("histogram", open_histogram), ("winner", open_winner)):
+        task = make_task(release=kind)
+        assert opening(aggregate_of(values, task), task).labels.tolist() == [0, 1, 0, 2]
+
+
+def test_the_winner_is_decided_on_integers() -> None:
+    """2^53 + 1 against 2^53: one grid unit that float64 cannot hold."""
+    task = make_task(method="reverse-knn", max_agent_records=2**40, k=1, grid_scale=2**13)
+    values = np.array([[2**53, 2**53 + 1, 0]], dtype=np.int64)
+    assert open_histogram(aggregate_of(values, task), task).labels.tolist() == [1]
+
+
+def test_the_noise_of_a_release_has_the_promised_standard_deviation() -> None:
+    task = make_task(colluding_agents=1)
+    release = open_histogram(aggregate(task, round=make_round(task, num_queries=20_000)), task)
+    assert release.noisy_votes is not None
+    noise = release.noisy_votes - task.k
+    limit = stats.norm.isf(5e-7)
+    assert abs(noise.mean()) < limit * task.total_sigma_votes / math.sqrt(noise.size)
+    assert noise.var() == pytest.approx(task.total_sigma_votes**2, rel=limit * math.sqrt(2 / noise.size))
+
+
+def test_a_dropout_within_the_bound_leaves_a_release() -> None:
+    task = make_task()
+    release = open_histogram(aggregate(task, agents=2), task)
+    assert release.contributors == {"agent-0", "agent-1"}
+    np.testing.assert_array_equal(release.noisy_votes, exact_sums(task, agents=2) / task.scale)
+
+
+def test_one_seeded_agent_marks_the_release() -> None:
+    task = make_task()
+    assert open_histogram(aggregate(task, sources=[os_source(), seeded_source(1), os_source()]), task).is_seeded
+    assert not open_histogram(aggregate(task, sources=[os_source() for _ in range(3)]), task).is_seeded
+    winner = make_task(release="winner")
+    assert open_winner(aggregate(winner), winner).is_seeded
+
+
+def test_a_tallier_alone_cannot_hide_that_a_share_was_seeded() -> None:
+    task = make_task()
+    shares = aggregate(task)
+    shares[0] = replace(shares[0], is_seeded=False)
+    assert open_histogram(shares, task).is_seeded
+
+
+def test_only_the_release_agreed_to_is_opened() -> None:
+    histogram, winner = make_task(), make_task(release="winner")
+    with pytest.raises(PrivacyRefusal, match="not agreed"):
+        open_winner(aggregate(histogram), histogram)
+    with pytest.raises(PrivacyRefusal, match="not agreed"):
+        open_histogram(aggregate(winner), winner)
+
+
+@pytest.mark.parametrize("kind", ["histogram", "winner"])
+def test_talliers_that_summed_other_agents_are_not_combined(kind: str) -> None:
+    """Each sum is valid by itself; over different agents they must never be put together."""
+    task = make_task(release=kind)
+    opening = open_histogram if kind == "histogram" else open_winner
+    everybody, fewer = aggregate(task), aggregate(task, agents=2)
+    with pytest.raises(ProtocolViolation, match="different agents"):
+        opening([*everybody[:2], fewer[2]], task)
+
+
+def test_sums_of_different_splits_are_not_combined() -> None:
+    task = make_task()
+    first = aggregate(task, sources=[os_source() for _ in range(3)])
+    second = aggregate(task, sources=[os_source() for _ in range(3)])
+    with pytest.raises(ProtocolViolation, match="different splits"):
+        open_histogram([first[0], first[1], second[2]], task)
+
+
+def test_a_missing_or_repeated_tallier_is_refused() -> None:
+    task = make_task()
+    shares = aggregate(task)
+    for wrong in ([], shares[:2], [*shares, shares[0]], [shares[0], shares[0], shares[1]]):
+        with pytest.raises(ProtocolViolation, match="all 3 talliers"):
+            open_histogram(wrong, task)
+
+
+def test_a_sum_of_another_round_or_task_is_refused() -> None:
+    task = make_task()
+    shares = aggregate(task)
+    other_batch = aggregate(task, round=make_round(task, batch="c"))
+    with pytest.raises(WrongDigest, match="different rounds"):
+        open_histogram([*shares[:2], other_batch[2]], task)
+    with pytest.raises(WrongDigest, match="the round is of task"):
+        open_histogram(shares, make_task(nonce="other"))
+    weaker = replace(shares[0].round, quorum=1)
+    with pytest.raises(WrongDigest, match="quorum 1"):
+        open_histogram([replace(share, round=weaker) for share in shares], task)
+
+
+def test_too_few_or_too_many_contributors_are_refused() -> None:
+    task = make_task()
+    shares = aggregate(task)
+    with pytest.raises(QuorumNotReached):
+        open_histogram([replace(share, contributors=frozenset({"agent-0"})) for share in shares], task)
+    with pytest.raises(ProtocolViolation, match="the task has 3"):
+        open_histogram(aggregate(task, agents=4), task)
+
+
+@pytest.mark.parametrize("kind", ["histogram", "winner"])
+def test_a_damaged_share_voids_the_round(kind: str) -> None:
+    task = make_task(release=kind)
+    opening = open_histogram if kind == "histogram" else open_winner
+    shares = aggregate(task)
+    flipped = shares[1].words ^ np.uint64(1 << 62)
+    with pytest.raises(ProtocolViolation, match="void"):
+        opening([shares[0], replace(shares[1], words=flipped), shares[2]], task)
+    with pytest.raises(ProtocolViolation, match="shape"):
+        opening([shares[0], replace(shares[1], words=flipped[:2]), shares[2]], task)
+
+
+def test_an_engine_gets_shares_in_tallier_order_and_only_its_winners_are_used() -> None:
+    task = make_task(release="winner")
+    shares = aggregate(task)
+    seen: list[list[NDArray[np.uint64]]] = []
+
+    class Recorder:
+        def winners(self, given: Sequence[NDArray[np.uint64]], *, largest: int) -> NDArray[np.int64]:
+            seen.append(list(given))
+            return InProcessWinner().winners(given, largest=largest)
+
+    release = open_winner(shares[::-1], task, engine=Recorder())
+    assert all(got is share.words for got, share in zip(seen[0], shares, strict=True))
+    np.testing.assert_array_equal(release.labels, open_winner(shares, task).labels)
+
+
+@pytest.mark.parametrize("winners", [[3] * QUERIES, [-1] * QUERIES, [0] * (QUERIES - 1)])
+def test_an_engine_that_answers_nonsense_is_refused(winners: list[int]) -> None:
+    task = make_task(release="winner")
+
+    class Nonsense:
+        def winners(self, *_: object, **__: object) -> NDArray[np.int64]:
+            return np.array(winners)
+
+    with pytest.raises(ProtocolViolation, match="one class of the task per query"):
+        open_winner(aggregate(task), task, engine=Nonsense())
+
+
+def test_a_winner_release_cannot_carry_votes() -> None:
+    labels = np.zeros(1, dtype=np.int16)
+    with pytest.raises(PrivacyRefusal, match="winner release none"):
+        Release("winner", labels, np.zeros((1, 3)), frozenset(), False)
+    with pytest.raises(PrivacyRefusal, match="carries noisy votes"):
+        Release("histogram", labels, None, frozenset(), False)
+
+
+def test_a_whole_round_replayed_gives_the_same_release() -> None:
+    task = make_task()
+    first, again = (open_histogram(aggregate(task), task) for _ in range(2))
+    np.testing.assert_array_equal(first.noisy_votes, again.noisy_votes)

@@ -1,0 +1,131 @@
+"""The sensitivities against brute force on the ballots themselves: no randomness decides, so no false alarms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
+from labeler.errors import InvalidSetting
+from labeler.sensitivity import largest_change, squared_sensitivity
+from labeler.task import Level, Method, Task
+
+CLASSES = 3
+
+
+def _task(method: Method, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "name": "t",
+        "classes": ("a", "b", "c"),
+        "method": method,
+        "sigma_votes": 5.0,
+        "delta": 1e-4,
+        "max_queries": 100,
+        "agents": 3,
+    }
+    return Task(**fields | changes)
+
+
+def _ballots(task: Task, similarities: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ballots from similarities of shape (records, queries) full of ties; the row number is the record id."""
+    records, queries = similarities.shape
+    if task.method == "knn":
+        nearest = np.argsort(-similarities, axis=0, kind="stable")[: task.k].T
+        return knn_ballots(labels[nearest], num_classes=CLASSES)
+    if task.max_agent_records is not None:
+        similarities, labels = similarities[: task.max_agent_records], labels[: task.max_agent_records]
+    nearest = np.argsort(-similarities, axis=1, kind="stable")[:, : task.k]
+    return reverse_knn_ballots(nearest, labels, num_queries=queries, num_classes=CLASSES)
+
+
+def _check(task: Task, level: Level, queries: int, change: NDArray[np.int64]) -> None:
+    squared, largest = squared_sensitivity(task, level, queries), largest_change(task, level)
+    assert squared is not None
+    assert largest is not None
+    assert np.square(change).sum() <= squared
+    assert np.abs(change).max(initial=0) <= largest
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    records=st.integers(1, 12),
+    queries=st.integers(1, 6),
+    k=st.integers(1, 8),
+    cap=st.none() | st.integers(1, 12),
+    method=st.sampled_from(["knn", "reverse-knn"]),
+)
+def test_no_record_and_no_agent_changes_more_than_is_charged(
+    seed: int, records: int, queries: int, k: int, cap: int | None, method: Method
+) -> None:
+    random = np.random.default_rng(seed)
+    similarities = random.integers(0, 4, (records, queries))
+    labels = random.integers(0, CLASSES, records)
+    task = _task(method, k=k, max_agent_records=cap if method == "reverse-knn" else None)
+    whole = _ballots(task, similarities, labels)
+    for record in range(records):
+        without = _ballots(task, np.delete(similarities, record, axis=0), np.delete(labels, record))
+        _check(task, "instance", queries, whole - without)
+    if method == "knn" or cap is not None:
+        _check(task, "agent", queries, whole)
+
+
+def test_the_bounds_are_attained() -> None:
+    knn = _task("knn", k=4)
+    # One record more, and at each of 5 queries a vote moves from class 1 to class 0.
+    near, far = np.full((1, 5), 9), np.full((4, 5), 5)
+    labels = np.array([0, 1, 1, 1, 1])
+    change = _ballots(knn, np.vstack([near, far]), labels) - _ballots(knn, far, labels[1:])
+    assert np.square(change).sum() == squared_sensitivity(knn, "instance", 5) == 10
+    assert np.square(_ballots(knn, far, labels[1:])).sum() == squared_sensitivity(knn, "agent", 5) == 5 * 16
+
+    reverse = _task("reverse-knn", k=3, max_agent_records=4)
+    similarities = np.tile([9, 8, 7, 1, 0], (4, 1))
+    ballots = _ballots(reverse, similarities, np.zeros(4, np.int64))
+    assert np.square(ballots).sum() == squared_sensitivity(reverse, "agent", 5) == 16 * 3
+
+
+def test_a_cap_on_records_lets_another_record_in_and_is_charged_double() -> None:
+    capped, free = _task("reverse-knn", k=2, max_agent_records=1), _task("reverse-knn", k=2)
+    similarities = np.array([[9, 9, 0, 0], [0, 0, 9, 9]])
+    labels = np.array([0, 1])
+    change = _ballots(capped, similarities, labels) - _ballots(capped, similarities[1:], labels[1:])
+    assert np.square(change).sum() == squared_sensitivity(capped, "instance", 4) == 4
+    change = _ballots(free, similarities, labels) - _ballots(free, similarities[1:], labels[1:])
+    assert np.square(change).sum() == squared_sensitivity(free, "instance", 4) == 2
+
+
+def test_one_hot_moves_one_vote_per_query_and_an_agent_casts_one() -> None:
+    task = _task("one-hot")
+    before = one_hot_ballots(np.zeros(7, np.int64), num_classes=CLASSES)
+    after = one_hot_ballots(np.ones(7, np.int64), num_classes=CLASSES)
+    assert np.square(before - after).sum() == squared_sensitivity(task, "instance", 7) == 14
+    assert np.square(before).sum() == squared_sensitivity(task, "agent", 7) == 7
+
+
+def test_reverse_knn_pays_once_for_the_batch_however_many_queries_it_has() -> None:
+    task = _task("reverse-knn", k=5)
+    assert [squared_sensitivity(task, "instance", queries) for queries in (1, 4, 5, 6, 1000)] == [1, 4, 5, 5, 5]
+
+
+def test_reverse_knn_without_a_public_number_of_records_has_no_agent_level_bound() -> None:
+    assert squared_sensitivity(_task("reverse-knn"), "agent", 10) is None
+    assert largest_change(_task("reverse-knn"), "agent") is None
+
+
+def test_the_release_makes_no_difference() -> None:
+    levels: tuple[Level, Level] = ("instance", "agent")
+    for level in levels:
+        histogram, winner = _task("knn", k=3), _task("knn", k=3, release="winner")
+        assert squared_sensitivity(histogram, level, 9) == squared_sensitivity(winner, level, 9)
+
+
+@pytest.mark.parametrize("bad", [0, -3, 2.0, True, None])
+def test_a_number_of_queries_that_is_not_a_positive_integer_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidSetting, match="queries"):
+        squared_sensitivity(_task("knn"), "instance", bad)

@@ -1,0 +1,193 @@
+"""Secret sharing: shares add up, and any incomplete set says nothing.
+
+Statistical tests use fixed seeds; each would reject right shares for one seed in a million.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from scipy import stats
+
+from labeler.errors import InvalidSetting, ProtocolViolation
+from labeler.randomness import os_source, seeded_source
+from labeler.sharing import ShareVector, split, unshard
+
+ALARM = 1e-6
+INT64 = np.iinfo(np.int64)
+
+vectors = hnp.arrays(np.int64, hnp.array_shapes(max_dims=3, max_side=6), elements=st.integers(INT64.min, INT64.max))
+talliers = st.sampled_from([2, 3])
+
+
+def byte_counts(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How often each value occurs at each of the eight byte places, shape (8, 256)."""
+    places = words.ravel().view(np.uint8).reshape(-1, 8)
+    return np.stack([np.bincount(places[:, place], minlength=256) for place in range(8)])
+
+
+@settings(deadline=None)
+@given(vectors, talliers)
+def test_all_shares_together_are_the_vector(values: NDArray[np.int64], num_talliers: int) -> None:
+    shares = split(values, num_talliers=num_talliers, source=os_source())
+    assert len(shares) == num_talliers
+    np.testing.assert_array_equal(unshard([share.expand() for share in shares]), values)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2**62 - 1), talliers)
+def test_extreme_and_negative_values_survive_the_wrap_around(value: int, num_talliers: int) -> None:
+    values = np.array([[value, -value, 0], [INT64.min, INT64.max, -1]], dtype=np.int64)
+    shares = split(values, num_talliers=num_talliers, source=os_source())
+    assert unshard([share.expand() for share in shares]).tolist() == values.tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(2**55), 2**55), min_size=1, max_size=20), talliers)
+def test_sums_of_shares_are_shares_of_the_sum(entries: list[int], num_talliers: int) -> None:
+    """Each agent weighs in with a power of its own, so that one counted twice or not at all shows."""
+    summed = [np.zeros(1, dtype=np.uint64) for _ in range(num_talliers)]
+    for entry in entries:
+        for total, share in zip(
+            summed, split(np.array([entry]), num_talliers=num_talliers, source=os_source()), strict=True
+        ):
+            total += share.expand()
+    assert unshard(summed).tolist() == [sum(entries)]
+
+
+def test_all_shares_but_the_last_are_32_byte_seeds() -> None:
+    *seeds, last = split(np.arange(12).reshape(3, 4), num_talliers=3, source=os_source())
+    assert [len(share.seed or b"") for share in seeds] == [32, 32]
+    assert all(share.words is None for share in seeds)
+    assert last.seed is None
+    assert last.expand().shape == seeds[0].expand().shape == (3, 4)
+
+
+@pytest.mark.parametrize("num_talliers", [2, 3])
+def test_every_single_share_is_uniform_over_all_64_bits(num_talliers: int) -> None:
+    values = np.full((200, 500), 3, dtype=np.int64)
+    for share in split(values, num_talliers=num_talliers, source=seeded_source(1)):
+        counts = byte_counts(share.expand())
+        assert all(stats.chisquare(place).pvalue > ALARM / 8 for place in counts)
+
+
+@pytest.mark.parametrize("num_talliers", [2, 3])
+def test_shares_of_two_different_ballots_cannot_be_told_apart(num_talliers: int) -> None:
+    """Per tallier, shares of an empty ballot and of a full one have one distribution in every byte."""
+    empty = split(np.zeros(100_000, dtype=np.int64), num_talliers=num_talliers, source=seeded_source(2))
+    full = split(np.full(100_000, 2**61, dtype=np.int64), num_talliers=num_talliers, source=seeded_source(3))
+    for one, other in zip(empty, full, strict=True):
+        for pair in zip(byte_counts(one.expand()), byte_counts(other.expand()), strict=True):
+            assert stats.chi2_contingency(np.array(pair)).pvalue > ALARM / 8
+
+
+def test_two_of_three_talliers_together_learn_nothing_either() -> None:
+    shares = [share.expand() for share in split(np.full(100_000, 5), num_talliers=3, source=seeded_source(4))]
+    for missing in range(3):
+        pooled = np.add.reduce([share for tallier, share in enumerate(shares) if tallier != missing])
+        assert all(stats.chisquare(place).pvalue > ALARM / 8 for place in byte_counts(pooled))
+
+
+def test_equal_values_from_an_equal_source_give_equal_shares() -> None:
+    values = np.arange(6).reshape(2, 3)
+    first, again = (split(values, num_talliers=3, source=seeded_source(5)) for _ in range(2))
+    assert [share.fingerprint() for share in first] == [share.fingerprint() for share in again]
+
+
+def test_other_values_from_a_replayed_source_get_other_masks() -> None:
+    """With equal masks, two last shares would differ by the values' difference in clear."""
+    first = split(np.zeros(1000, dtype=np.int64), num_talliers=2, source=seeded_source(6))
+    second = split(np.ones(1000, dtype=np.int64), num_talliers=2, source=seeded_source(6))
+    assert first[0].seed != second[0].seed
+    assert first[0].sharing_id != second[0].sharing_id
+    difference = first[1].expand() - second[1].expand()
+    assert len(np.unique(difference)) == 1000
+
+
+def test_one_split_has_one_sharing_id_and_other_splits_have_others() -> None:
+    splits = [split(np.zeros(1, dtype=np.int64), num_talliers=3, source=os_source()) for _ in range(5)]
+    assert [len({share.sharing_id for share in shares}) for shares in splits] == [1] * 5
+    assert len({shares[0].sharing_id for shares in splits}) == 5
+
+
+def test_a_seeded_origin_travels_with_every_share() -> None:
+    values = np.zeros(1, dtype=np.int64)
+    assert all(share.is_seeded for share in split(values, num_talliers=3, source=seeded_source(1)))
+    assert all(share.is_seeded for share in split(values, num_talliers=3, source=os_source(), is_seeded=True))
+    assert not any(share.is_seeded for share in split(values, num_talliers=3, source=os_source()))
+
+
+def test_fingerprints_tell_different_shares_apart() -> None:
+    words = np.arange(4, dtype=np.uint64)
+    base = ShareVector((4,), bytes(16), False, words=words)
+    others = [
+        ShareVector((4,), bytes(16), False, words=words + np.uint64(1)),
+        ShareVector((4,), b"\x01" * 16, False, words=words),
+        ShareVector((4,), bytes(16), True, words=words),
+        ShareVector((2, 2), bytes(16), False, words=words.reshape(2, 2)),
+        ShareVector((4,), bytes(16), False, seed=words.tobytes()),
+    ]
+    assert len({share.fingerprint() for share in [base, *others]}) == 6
+    assert base.fingerprint() == ShareVector((4,), bytes(16), False, words=words.copy()).fingerprint()
+
+
+def test_shares_do_not_print_and_do_not_change() -> None:
+    shares = split(np.array([1234567]), num_talliers=2, source=os_source())
+    for share in shares:
+        assert repr(share) == "ShareVector(shape=(1,), <redacted>)"
+    words = np.arange(3, dtype=np.uint64)
+    share = ShareVector((3,), bytes(16), False, words=words)
+    words[0] = 99
+    assert share.expand()[0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        share.expand()[0] = 1
+
+
+def test_splitting_leaves_the_vector_as_it_was() -> None:
+    values = np.arange(6).reshape(2, 3)[:, ::-1]
+    shares = split(values, num_talliers=2, source=os_source())
+    assert values.tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert unshard([share.expand() for share in shares]).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "num_talliers"),
+    [
+        (np.zeros(3, dtype=np.int64), 1),
+        (np.zeros(3, dtype=np.int64), 4),
+        (np.zeros(3), 2),
+        (np.zeros(3, dtype=np.int32), 2),
+        (np.zeros(3, dtype=np.uint64), 2),
+        (np.zeros((0, 3), dtype=np.int64), 2),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(values: NDArray[np.int64], num_talliers: int) -> None:
+    with pytest.raises(InvalidSetting, match="shared"):
+        split(values, num_talliers=num_talliers, source=os_source())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"seed": bytes(32), "words": np.zeros(2, dtype=np.uint64)},
+        {"seed": bytes(31)},
+        {"words": np.zeros(3, dtype=np.uint64)},
+        {"words": np.zeros(2, dtype=np.int64)},
+        {"seed": bytes(32), "sharing_id": b"short"},
+    ],
+)
+def test_a_malformed_share_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ProtocolViolation, match=r"share|sharing_id"):
+        ShareVector(**({"shape": (2,), "sharing_id": bytes(16), "is_seeded": False} | fields))  # type: ignore[arg-type]
+
+
+def test_shares_that_do_not_fit_together_are_not_added() -> None:
+    words = np.zeros(3, dtype=np.uint64)
+    for wrong in ([words], [words, words[:2]], [words, words.astype(np.int64)], [words.view(np.int64)] * 2):
+        with pytest.raises(ProtocolViolation, match="shares"):
+            unshard(wrong)

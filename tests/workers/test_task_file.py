@@ -1,0 +1,56 @@
+"""Task files: every field is documented, unknown ones are refused, a price is solved into noise."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from labeler.errors import InvalidTask
+from labeler.planning import price
+from workers.task_file import BudgetTable, QueriesTable, StudentTable, TaskFile, TaskTable, read_task_file
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "task-file.md").read_text()
+TABLES = {"task": TaskTable, "queries": QueriesTable, "student": StudentTable, "budget": BudgetTable}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
+    section = re.split(r"^## ", DOCUMENT, flags=re.M)
+    rows = next(part for part in section if part.startswith(f"`[{name}]`"))
+    documented = set(re.findall(r"^\| `(\w+)`", rows, flags=re.M))
+    assert documented == set(TABLES[name].model_fields)
+
+
+def test_the_documented_example_is_a_task() -> None:
+    example = re.search(r"```toml\n(.*?)```", DOCUMENT, flags=re.S)
+    assert example is not None
+    file = TaskFile.model_validate(tomllib.loads(example[1]))
+    task = file.resolve(classes=("a", "b"), agents=3, num_queries=30, fingerprint="f", nonce="")
+    assert 0.49 < price(task).instance.epsilon <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\nsigma=2", "task.sigma: unknown field"),
+        ("[task]\nname='x'\ndelta=1e-4", "exactly one of sigma_votes"),
+        ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\nepsilon=1", "exactly one of sigma_votes"),
+        ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=nan", "task.sigma_votes: Input should be a finite number"),
+        ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n[queries]\nstrategy='random'", "needs count"),
+        ("[task\n", "not valid TOML"),
+        ("[extra]\n", "extra: unknown field"),
+    ],
+)
+def test_a_bad_file_is_refused_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "task.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidTask, match=re.escape(said)):
+        read_task_file(path)
+
+
+def test_a_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match="cannot read task file"):
+        read_task_file(tmp_path / "none.toml")

@@ -1,0 +1,140 @@
+"""One organisation's agent: its records, its index, its noise secret, its own account of what it has spent.
+
+Everything private stays in this object. What leaves it is one secret share per tallier, and only
+after the agent itself has checked the task and charged its own budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from feature_store.shard import Shard
+from numpy.typing import NDArray
+
+from feature_store.index import NeighborIndex, build_index
+from labeler.ballots import knn_ballots, reverse_knn_ballots
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.contribution import input_shares
+from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.planning import integer_event
+from labeler.randomness import derive_key, keyed_source
+from labeler.tally import InputShare, round_of
+from labeler.task import Level, Task
+
+
+class Agent:
+    """An agent answers batches of public queries with shares of its noised ballots.
+
+    An answer is a function of the agent's secret, the task, the batch and the version of its shard:
+    asked twice, it sends the same bytes, so a retry tells nobody anything new. If a record was
+    deleted in between, the version differs, fresh noise is drawn and the agent charges again.
+
+    Args:
+        agent_id: the name under which talliers count it.
+        shard: its private records.
+        noise_secret: 32 bytes known to nobody else; whoever knows it can subtract this agent's noise.
+        accounts: what the agent itself allows to be spent, at one level or both.
+        is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
+        engine: which exact index engine searches (see feature_store.index.build_index).
+        memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        shard: Shard,
+        *,
+        noise_secret: bytes,
+        accounts: Mapping[Level, Account],
+        is_seeded: bool = False,
+        engine: str = "auto",
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        if len(noise_secret) != 32:
+            raise InvalidSetting(f"a noise secret is 32 bytes long, found {len(noise_secret)}")
+        self.agent_id = agent_id
+        if "instance" not in accounts:
+            raise InvalidSetting(f"agent {agent_id} has no instance-level account, so it could not refuse anything")
+        self.accounts: dict[Level, Account] = dict(accounts)
+        self._shard = shard
+        self._secret = noise_secret
+        self._is_seeded = is_seeded
+        self._engine = engine
+        self._memory_limit_bytes = memory_limit_bytes
+        self._index: NeighborIndex | None = None
+        self._records: tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
+
+    def answer(self, task: Task, batch: QueryBatch) -> tuple[InputShare, ...]:
+        """Check the task, charge the own accounts, vote, add noise, split into one share per tallier.
+
+        Raises:
+            MixedShards: the task's classes or backbone are not those of the shard.
+            BudgetExceeded: an account has too little left; nothing was computed.
+        """
+        self._check(task)
+        self._charge(task, batch)
+        context = (task.digest.encode(), batch.digest.encode(), self._shard.version.encode())
+        source = keyed_source(derive_key(self._secret, b"noise and masks", *context), is_seeded=self._is_seeded)
+        ballots = self.ballots(task, batch)
+        return input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
+
+    def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
+        """Votes without noise, shape (num_queries, num_classes). Private: for this agent's own eyes."""
+        features, record_ids, labels = self._alive()
+        if task.method == "knn":
+            if self._index is None:
+                self._index = build_index(
+                    features, record_ids, engine=self._engine, memory_limit_bytes=self._memory_limit_bytes
+                )
+            rows = self._index.search(batch.features, task.k).rows
+            return knn_ballots(np.append(labels, np.int16(-1))[rows], num_classes=task.num_classes)
+        if task.method == "reverse-knn":
+            if task.max_agent_records is not None and len(labels) > task.max_agent_records:
+                kept = np.argsort(record_ids)[: task.max_agent_records]
+                features, labels = features[kept], labels[kept]
+            queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine)
+            nearest = queries.search(features, min(task.k, len(batch))).record_ids
+            return reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
+        raise InvalidSetting(f"an agent with records cannot vote by method {task.method!r}; it needs a trained model")
+
+    def _alive(self) -> tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]]:
+        if self._records is None:
+            alive = self._shard.alive
+            everything = bool(alive.all())
+            features, ids, labels = self._shard.features, self._shard.record_ids, self._shard.labels
+            self._records = (
+                features if everything else features[alive],
+                ids if everything else ids[alive],
+                labels if everything else labels[alive],
+            )
+        return self._records
+
+    def _check(self, task: Task) -> None:
+        if tuple(task.classes) != tuple(self._shard.classes):
+            raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
+        if task.backbone_fingerprint and task.backbone_fingerprint != self._shard.fingerprint:
+            raise MixedShards(
+                f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
+                f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
+            )
+
+    def _charge(self, task: Task, batch: QueryBatch) -> None:
+        if task.method == "reverse-knn" and len(batch) != task.max_queries:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: a reverse-knn task is answered in one batch of all its {task.max_queries} "
+                f"queries; every batch costs the whole price, and this one has {len(batch)}"
+            )
+        entry = f"{task.digest}:{batch.digest}:{self._shard.version}"
+        for level, account in self.accounts.items():
+            event = integer_event(task, level, len(batch))
+            if event is None:
+                raise PrivacyRefusal(
+                    f"agent {self.agent_id}: this task has no finite {level}-level price, so no "
+                    f"{level}-level budget can pay it; give the task max_agent_records"
+                )
+            self.accounts[level] = account.reserve(entry, event.charge_nano).post(entry)

@@ -1,0 +1,208 @@
+"""The output folder of a job: one owner at a time, every step durable, nothing half-written.
+
+    OUT/
+      .job/lock          held by the process that works here
+      .job/plan.json     what this folder is for: task digest, shard versions, batches, ledger
+      .job/secrets/      one noise secret per agent; destroyed when the job is done
+      .job/releases/     one file per batch that was opened
+      pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
+
+The secrets make a resumed run replay its noise bit for bit, so they are made before anything is
+opened, and a folder whose secrets are gone is refused. After the last batch they are destroyed:
+whoever holds one can subtract that agent's noise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, OutputInUse
+from labeler.release import Release
+
+PLAN_FORMAT = "labeler-job/1"
+
+
+class JobFolder:
+    """See the module's docstring. Make one with `open_job_folder`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._state = out / ".job"
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Record what this folder is for, or check that it is for the same.
+
+        Raises:
+            BadData: the folder belongs to a job with another plan.
+        """
+        path = self._state / "plan.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            differing = sorted(key for key in plan if found.get("plan", {}).get(key) != plan[key])
+            if found.get("format") != PLAN_FORMAT or differing:
+                raise BadData(
+                    f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
+                    "choose an empty folder, or repeat that job's exact settings to continue it"
+                )
+            return
+        write_durably(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
+
+    def noise_secret(self, agent_id: str) -> bytes:
+        """The agent's 32-byte secret: made from the operating system's randomness at first, read again later.
+
+        Raises:
+            BadData: the secret is gone although batches were opened with it.
+        """
+        path = self._state / "secrets" / agent_id
+        if path.exists():
+            return path.read_bytes()
+        if self.ledger():
+            raise BadData(
+                f"the noise secret of {agent_id} is gone from {self.out}, so its noise cannot be replayed; "
+                "start again in an empty folder, which is charged anew"
+            )
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        secret = secrets.token_bytes(32)
+        write_durably(path, secret, mode=0o600)
+        return secret
+
+    def destroy_secrets(self) -> None:
+        """Forget every noise secret."""
+        for path in sorted((self._state / "secrets").glob("*")):
+            path.write_bytes(bytes(32))
+            path.unlink()
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Charges posted so far, oldest first."""
+        entries: list[dict[str, Any]] = json.loads((self._state / "plan.json").read_text())["ledger"]
+        return entries
+
+    def post(self, entry: dict[str, Any]) -> int:
+        """Append a charge, durably, before what it pays for is opened. The same id twice is one entry.
+
+        Returns:
+            The entry's sequence number, from 1.
+        """
+        path = self._state / "plan.json"
+        state = json.loads(path.read_text())
+        for number, known in enumerate(state["ledger"], start=1):
+            if known["id"] == entry["id"]:
+                return number
+        state["ledger"].append(entry)
+        write_durably(path, json.dumps(state, indent=1).encode())
+        return len(state["ledger"])
+
+    def stored_release(self, batch: int) -> Release | None:
+        """What batch number `batch` opened, if it did."""
+        path = self._release_path(batch)
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as stored:
+            votes: NDArray[np.float64] | None = stored.get("noisy_votes")
+            return Release(
+                kind="histogram" if votes is not None else "winner",
+                labels=stored["labels"],
+                noisy_votes=votes,
+                contributors=frozenset(json.loads(str(stored["contributors"]))),
+                is_seeded=bool(stored["is_seeded"]),
+            )
+
+    def store_release(self, batch: int, release: Release) -> None:
+        """Keep what a batch opened, by rename."""
+        arrays: dict[str, Any] = {
+            "labels": release.labels,
+            "contributors": json.dumps(sorted(release.contributors)),
+            "is_seeded": release.is_seeded,
+        }
+        if release.noisy_votes is not None:
+            arrays["noisy_votes"] = release.noisy_votes
+        path = self._release_path(batch)
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    def _release_path(self, batch: int) -> Path:
+        return self._state / "releases" / f"{batch:06d}.npz"
+
+
+@contextmanager
+def open_job_folder(out: Path) -> Iterator[JobFolder]:
+    """Own an output folder while working in it.
+
+    Raises:
+        OutputInUse: another process works there.
+        BadData: it cannot be made or written.
+    """
+    if out.exists() and not (out / ".job").exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadData(f"output folder {out} is not empty and holds no job of ours; choose an empty folder")
+    missing = [folder for folder in (out / ".job", out, *out.parents) if not folder.exists()]
+    try:
+        (out / ".job").mkdir(parents=True, exist_ok=True)
+        lock = os.open(out / ".job" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise BadData(f"cannot write to output folder {out}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputInUse(
+                f"another process is working in output folder {out}; wait for it or choose another folder"
+            ) from None
+        yield JobFolder(out)
+    finally:
+        os.close(lock)
+        if missing and not (out / ".job" / "plan.json").exists():
+            _remove_unused(out, missing)
+
+
+def _remove_unused(out: Path, made: list[Path]) -> None:
+    """Leave no trace of a job that was refused: remove what was made for it, innermost folder first."""
+    shutil.rmtree(out / ".job", ignore_errors=True)
+    for folder in made[1:]:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write to a temporary neighbour of `path`; on success it takes the name durably, else it is removed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Replace a file's content so that after a crash either the old or the new is there."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+        temporary.chmod(mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""A batch labelling job in one process: shards and public images in, pseudo-labels, student and report out.
+
+    prepare    read and check everything that can be wrong, price it, refuse or write the plan
+    label      for each batch: agents answer, talliers add, the charge is posted, the release is stored
+    publish    pseudo-labels, student, report; free, and repeatable from what was released
+
+A job owns its output folder (see workers.job_folder) and can be interrupted anywhere: the same command
+continues, replays the same noise, and charges nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.planning import integer_event
+from labeler.randomness import derive_key
+from labeler.release import Release
+from labeler.task import Level, Task
+from workers.agent import Agent
+from workers.job_folder import JobFolder, open_job_folder
+from workers.preparation import LabellingJob, PreparedJob, prepare
+from workers.progress import ProgressCallback, StageClock, silent
+from workers.publishing import publish
+from workers.round import run_round
+
+
+def run_job(job: LabellingJob, *, progress: ProgressCallback = silent) -> dict[str, Any]:
+    """Do a job, or what is left of it.
+
+    Returns:
+        The content of report.json.
+
+    Raises:
+        LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
+    """
+    clock = StageClock()
+    with open_job_folder(job.out) as folder:
+        with clock.stage("read and check"):
+            prepared = prepare(job, folder, progress=progress)
+            folder.begin(prepared.plan())
+        with clock.stage("label"):
+            releases = label(prepared, folder, progress=progress)
+        return publish(prepared, releases, folder, clock=clock, progress=progress)
+
+
+def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[Release]:
+    """Run every round that has not been opened yet."""
+    releases = [folder.stored_release(number) for number in range(len(prepared.batches))]
+    if any(release is None for release in releases):
+        agents = [
+            Agent(
+                agent_id,
+                shard,
+                noise_secret=_noise_secret(prepared, folder, agent_id),
+                accounts=_accounts(prepared, agent_id),
+                is_seeded=prepared.job.seed is not None,
+                engine=prepared.job.engine,
+                memory_limit_bytes=prepared.job.memory_limit_bytes,
+            )
+            for agent_id, shard in zip(agent_ids(prepared.task), prepared.shards, strict=True)
+        ]
+        for number, batch in enumerate(prepared.batches):
+            progress("Batches labelled", number, len(prepared.batches))
+            if releases[number] is None:
+                releases[number] = _label_batch(prepared, folder, number, batch, agents, progress)
+    progress("Batches labelled", len(prepared.batches), len(prepared.batches))
+    folder.destroy_secrets()
+    return [release for release in releases if release is not None]
+
+
+def agent_ids(task: Task) -> list[str]:
+    """Names of the agents of a job in one process, in the order of their shards."""
+    return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
+
+
+def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:
+    """What one batch costs, in nano-units of mu^2, at the levels at which it has a price."""
+    levels: tuple[Level, Level] = ("instance", "agent")
+    events = {level: integer_event(task, level, len(batch)) for level in levels}
+    return {level: event.charge_nano for level, event in events.items() if event is not None}
+
+
+def _label_batch(
+    prepared: PreparedJob,
+    folder: JobFolder,
+    number: int,
+    batch: QueryBatch,
+    agents: Sequence[Agent],
+    progress: ProgressCallback,
+) -> Release:
+    def post() -> None:
+        folder.post({"id": batch.digest, "queries": len(batch), "charge_nano": batch_charges(prepared.task, batch)})
+
+    release = run_round(prepared.task, batch, agents, post_charge=post, progress=progress)
+    folder.store_release(number, release)
+    return release
+
+
+def _noise_secret(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> bytes:
+    if prepared.job.seed is None:
+        return folder.noise_secret(agent_id)
+    return derive_key(b"simulation", str(prepared.job.seed).encode(), agent_id.encode())
+
+
+def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:
+    """An agent's own accounts: the caps of the task file, else exactly what this job costs."""
+    caps: dict[Level, int] = {}
+    for batch in prepared.batches:
+        for level, charge in batch_charges(prepared.task, batch).items():
+            caps[level] = caps.get(level, 0) + charge
+    return {level: Account(agent_id, level, cap) for level, cap in caps.items()}

@@ -1,0 +1,83 @@
+"""`labeler plan`: the price of a setting before paying, or the setting for a price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from labeler.errors import InvalidSetting
+from labeler.planning import price, solve_k, solve_queries, solve_sigma
+from labeler.task import Level, Method, ReleaseKind, Task, parse_task
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A setting with one hole at most: give `epsilon` and `solve` to have sigma, queries or k found.
+
+    Attributes are the task's, with `classes` as a number: names do not move the price.
+    """
+
+    method: Method
+    k: int
+    queries: int
+    sigma: float | None
+    delta: float
+    agents: int
+    colluding_agents: int
+    max_dropouts: int
+    classes: int
+    max_agent_records: int | None
+    release: ReleaseKind
+    epsilon: float | None
+    solve: Literal["sigma", "queries", "k"] | None
+    level: Level
+
+
+def make_plan(request: PlanRequest) -> dict[str, Any]:
+    """Price a request, after solving it where it asks for that.
+
+    Returns:
+        The document of `labeler plan --json`.
+
+    Raises:
+        InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
+    """
+    task = solve_request(request)
+    return price(task).to_json() | {"k": task.k, "agents": task.agents}
+
+
+def solve_request(request: PlanRequest) -> Task:
+    """The task a request describes."""
+    if (request.epsilon is None) != (request.solve is None):
+        raise InvalidSetting("--epsilon (the price wanted) and --solve (what to find for it) go together")
+    if request.solve == "sigma" and request.sigma is not None:
+        raise InvalidSetting("--solve sigma finds the noise, so do not give --sigma as well")
+    if request.solve != "sigma" and request.sigma is None:
+        raise InvalidSetting("give the noise as --sigma, or a price as --epsilon together with --solve sigma")
+    task = parse_task(
+        {
+            "name": "plan",
+            "classes": [f"class {number}" for number in range(request.classes)],
+            "method": request.method,
+            "k": request.k,
+            "sigma_votes": 1.0 if request.sigma is None else request.sigma,
+            "delta": request.delta,
+            "max_queries": request.queries,
+            "release": request.release,
+            "agents": request.agents,
+            "colluding_agents": request.colluding_agents,
+            "max_dropouts": request.max_dropouts,
+            "max_agent_records": request.max_agent_records,
+        }
+    )
+    if request.epsilon is None:
+        return task
+    found: dict[str, float | int]
+    match request.solve:
+        case "sigma":
+            found = {"sigma_votes": solve_sigma(task, request.epsilon, level=request.level)}
+        case "queries":
+            found = {"max_queries": solve_queries(task, request.epsilon, level=request.level)}
+        case _:
+            found = {"k": solve_k(task, request.epsilon, level=request.level)}
+    return parse_task(task.model_dump() | found)

@@ -1,0 +1,173 @@
+"""Reading and checking everything that can be wrong with a job, and pricing it, before anybody is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from feature_store.query_selection import QuerySet, select_queries
+from feature_store.shard import Shard, check_compatible
+from numpy.typing import NDArray
+
+from labeler.batch import QueryBatch
+from labeler.budget import budget_for
+from labeler.errors import BudgetExceeded, InvalidSetting, InvalidTask
+from labeler.planning import Price, price
+from labeler.task import Level, Task
+from workers.job_folder import JobFolder
+from workers.progress import ProgressCallback, silent
+from workers.task_file import TaskFile
+
+BATCH_QUERIES = 4096
+"""Queries asked in one round: large enough that searching is one matrix product, small enough to resume from."""
+
+
+@dataclass(frozen=True)
+class LabellingJob:
+    """What to label, with whose records, and where the answers go.
+
+    Attributes:
+        file: the task file.
+        shards: one private shard per agent.
+        queries: a public shard, or a folder of public images (then `backbone` says how to embed them).
+        out: the output folder.
+        test: a labelled public shard to score the student on.
+        backbone: see `queries`.
+        allow_small_shards: let an agent with fewer than k records vote with what it has. Refusing is the
+            default because it is nearly always a mistake; in a federation of several owners the agent
+            always votes, since a refusal would tell the others how few records it has.
+        seed: makes noise and ids reproducible; a simulation that protects nobody.
+        engine, memory_limit_bytes: see feature_store.index.build_index.
+    """
+
+    file: TaskFile
+    shards: tuple[Path, ...]
+    queries: Path
+    out: Path
+    test: Path | None = None
+    backbone: str | None = None
+    allow_small_shards: bool = False
+    seed: int | None = None
+    engine: str = "auto"
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedJob:
+    """A job that was checked and priced, before anybody is asked."""
+
+    job: LabellingJob
+    task: Task
+    price: Price
+    shards: tuple[Shard, ...]
+    public: Shard
+    test: Shard | None
+    queries: QuerySet
+    batches: tuple[QueryBatch, ...]
+
+    @property
+    def job_id(self) -> str:
+        """A name for this job that does not change when it is resumed."""
+        parts = [self.task.digest, *(batch.digest for batch in self.batches), str(self.job.seed)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def plan(self) -> dict[str, Any]:
+        """What the output folder is for: a job resumed with anything else is refused."""
+        return {
+            "task": self.task.model_dump(mode="json"),
+            "task_digest": self.task.digest,
+            "shards": [shard.version for shard in self.shards],
+            "batches": [batch.digest for batch in self.batches],
+            "seed": self.job.seed,
+        }
+
+
+def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
+    """Read and check everything that can be wrong, and price the job.
+
+    Raises:
+        DamagedShard, MixedShards, BadData: a shard cannot be used.
+        InvalidSetting: a setting is out of bounds, or k is larger than a shard.
+        BudgetExceeded: the job costs more than its budget.
+    """
+    shards = tuple(Shard.open(path) for path in job.shards)
+    public = open_queries(job, folder, progress=progress)
+    test = None if job.test is None else Shard.open(job.test)
+    check_compatible([*shards, *([] if test is None else [test])])
+    check_compatible([shards[0], public], classes=False)
+    selection = job.file.queries
+    queries = select_queries(
+        public.features,
+        strategy=selection.strategy,
+        count=len(public.features) if selection.count is None else selection.count,
+        seed=selection.seed,
+    )
+    task = job.file.resolve(
+        classes=shards[0].classes,
+        agents=len(shards),
+        num_queries=len(queries.features),
+        fingerprint=shards[0].fingerprint,
+        nonce="" if job.seed is None else f"seed {job.seed}",
+    )
+    if tuple(task.classes) != tuple(shards[0].classes):
+        raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
+    _check_k(job, task, shards)
+    cost = price(task)
+    _check_budget(job, task, cost)
+    return PreparedJob(job, task, cost, shards, public, test, queries, _batches(task, queries.features))
+
+
+def open_queries(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> Shard:
+    """The public shard; embedded first, once, where the job names a folder of images."""
+    if (job.queries / "manifest.json").exists():
+        return Shard.open(job.queries)
+    if job.backbone is None:
+        raise InvalidSetting(
+            f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
+            "with --backbone so that its images are embedded now"
+        )
+    from workers.embedder import embed_queries
+
+    return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", progress=progress)
+
+
+def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
+    # Reverse-knn is one composition per batch, so all its queries go in one.
+    size = len(features) if task.method == "reverse-knn" else BATCH_QUERIES
+    return tuple(
+        QueryBatch(features[start : start + size], first_query=start) for start in range(0, len(features), size)
+    )
+
+
+def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
+    if task.method == "reverse-knn" and task.k > task.max_queries:
+        raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
+    small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
+    if task.method == "knn" and small and not job.allow_small_shards:
+        raise InvalidSetting(
+            f"k is {task.k}, more than the records of {len(small)} of {len(shards)} shards ({', '.join(small[:3])}); "
+            "use a smaller k, or --allow-small-shards to let them vote with what they have"
+        )
+
+
+def _check_budget(job: LabellingJob, task: Task, cost: Price) -> None:
+    caps: tuple[tuple[Level, float | None], ...] = (
+        ("instance", job.file.budget.instance_epsilon),
+        ("agent", job.file.budget.agent_epsilon),
+    )
+    for level, cap in caps:
+        if cap is None:
+            continue
+        statement = cost.statement(level)
+        too_much = statement.charge_nano is None or statement.charge_nano > budget_for(cap, task.delta)
+        if too_much or not statement.epsilon <= cap:
+            asked = f"epsilon {statement.epsilon:.4g}" if math.isfinite(statement.epsilon) else "no finite epsilon"
+            raise BudgetExceeded(
+                f"the job costs {asked} at {level} level (delta {task.delta:g}) and its budget allows {cap:g}; nothing "
+                "was asked. Ask fewer queries, add noise (sigma_votes), or raise the budget in the task file"
+            )

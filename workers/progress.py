@@ -1,0 +1,55 @@
+"""Progress of long work: one callable that libraries call and command lines draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class ProgressCallback(Protocol):
+    """Called as work goes on: `stage` in words, `done` of `total` steps."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """A progress callback that shows nothing."""
+
+
+class StageClock:
+    """Seconds spent per stage, in order of first appearance; also forwards progress."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage `name`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
+    """Draw one bar per stage on standard error; nothing when quiet."""
+    if quiet:
+        yield silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=False) as bars:
+        known: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in known:
+                known[stage] = bars.add_task(stage, total=total)
+            bars.update(known[stage], completed=done, total=total)
+
+        yield show

@@ -1,0 +1,119 @@
+"""Figures that read well on light and on dark pages: one palette, and SVG that follows the reader's colour scheme.
+
+A figure is drawn once, in the light colours. In its SVG those exact colours become CSS variables
+with a dark twin, so that the picture changes with the page. Figures are made without pyplot, which keeps
+state between calls.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+
+INK, MUTED, LINE, SURFACE = "#1c2431", "#5a6676", "#d8dde3", "#fefefe"
+ACCENT, RIGHT, WRONG = "#0a66c3", "#00775d", "#b4461b"
+_DARK = {
+    INK: "#e8edf3",
+    MUTED: "#a0acba",
+    LINE: "#38434f",
+    SURFACE: "#171e27",
+    ACCENT: "#6cb4ff",
+    RIGHT: "#3fcba2",
+    WRONG: "#ff9566",
+}
+
+CLASS_COLORS = (
+    "#2a7fc1", "#e08e0b", "#129e78", "#d2571c", "#4fb3e3", "#cc6fa3", "#92962b", "#8468cf", "#b84a6b", "#8f7256",
+)  # fmt: skip
+"""After Okabe and Ito (2008), lengthened to ten; each stands out on white and on black. Never a class's only sign."""
+
+OTHER_COLOR = "#8a93a0"
+
+_FONT = "DejaVu Sans"
+_PNG_DPI = 160
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished picture: a PNG file for any use, an SVG for the page, and words for those who see neither."""
+
+    file_name: str
+    alt: str
+    png: bytes = field(repr=False)
+    svg: str = field(repr=False)
+
+    @property
+    def data_uri(self) -> str:
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg.encode()).decode()
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, laid out without overlaps."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_axes(figure: Figure, *, grid: Literal["x", "y"] | None = None) -> Axes:
+    """Axes in the page's manner: no box, quiet ticks, a grid along one axis at most."""
+    axes = figure.add_subplot()
+    axes.set_facecolor("none")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+    axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0, labelsize=10, labelfontfamily=_FONT)
+    if grid is not None:
+        axes.grid(axis=grid, color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def finish(figure: Figure, file_name: str, alt: str) -> Picture:
+    """Turn a figure into a picture."""
+    vector, raster = io.BytesIO(), io.BytesIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=_PNG_DPI)
+    figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=_PNG_DPI)
+    return Picture(file_name, alt, raster.getvalue(), _follow_color_scheme(vector.getvalue().decode()))
+
+
+def _follow_color_scheme(svg: str) -> str:
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
+    light = ";".join(f"--c{number}:{color}" for number, color in enumerate(_DARK))
+    dark = ";".join(f"--c{number}:{color}" for number, color in enumerate(_DARK.values()))
+    for number, color in enumerate(_DARK):
+        svg = re.sub(rf"((?:fill|stroke): ?){color}", rf"\1var(--c{number})", svg)
+        # Hatches carry their ground as an attribute, in which variables do not work.
+        svg = svg.replace(f'fill="{color}"', f'style="fill:var(--c{number})"')
+    style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    head_end = svg.index(">") + 1
+    return svg[:head_end] + style + svg[head_end:]
+
+
+def drawable(name: str, *, most: int = 18) -> str:
+    """A name as a figure can draw it: shortened, on one line, no mathematics, a box for letters the font lacks."""
+    glyphs = get_font(findfont(_FONT)).get_charmap()
+    line = " ".join(name.split())
+    line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
+    kept = "".join(letter if ord(letter) in glyphs and letter.isprintable() else "□" for letter in line)
+    return kept.replace("$", r"\$")
+
+
+def class_colors(labels: Iterable[int], num_classes: int) -> dict[int, str]:
+    """A colour per class: by number while there are colours for all, else for the most frequent; grey for the rest."""
+    if num_classes <= len(CLASS_COLORS):
+        return dict(enumerate(CLASS_COLORS[:num_classes]))
+    counts: dict[int, int] = {}
+    for label in labels:
+        if label >= 0:
+            counts[label] = counts.get(label, 0) + 1
+    frequent = sorted(counts, key=lambda label: (-counts[label], label))
+    colors = dict.fromkeys(frequent, OTHER_COLOR)
+    return colors | dict(zip(sorted(frequent[: len(CLASS_COLORS)]), CLASS_COLORS, strict=False))

@@ -1,0 +1,317 @@
+"""What the report of a labelling job is made of: public facts and paid-for releases, nothing else.
+
+There is no field for a ballot, a share, a count of private records or a sum without noise, so no
+page made from these types can show one. Every object checks itself when it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import InvalidSetting
+from labeler.pseudo_labels import ABSTAINED_LABEL, AnswerStatus
+from labeler.task import Task
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True, eq=False)
+class AnsweredQuery:
+    """One question about public images, and what came back.
+
+    Attributes:
+        query_id: as in the pseudo-label set.
+        source: uri or file name of the public image, or a name for the group of images asked about.
+        label: released class number; -1 unless the status is answered.
+        status: what happened to the question.
+        truth: true class number where the requester knows it, for scoring only.
+        noisy_votes: float64, shape (num_classes,), the noisy sum in votes that was released and paid
+            for; None for the winner release and where nothing was released.
+        thumbnails: PNG files of the public image, or of a few images of its group.
+        group_size: how many public images the question stands for.
+    """
+
+    query_id: str
+    source: str
+    label: int
+    status: AnswerStatus
+    truth: int | None = None
+    noisy_votes: NDArray[np.float64] | None = field(default=None, repr=False)
+    thumbnails: tuple[bytes, ...] = field(default=(), repr=False)
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", AnswerStatus(self.status))
+        if (self.status is AnswerStatus.ANSWERED) != (self.label >= 0) or self.label < ABSTAINED_LABEL:
+            raise InvalidSetting(f"a query that is {self.status} cannot carry label {self.label}")
+        if self.noisy_votes is not None and self.status in (AnswerStatus.REFUSED_BUDGET, AnswerStatus.FAILED_QUORUM):
+            raise InvalidSetting(f"a query that is {self.status} released nothing, so it has no noisy votes to show")
+        if not all(image.startswith(PNG_SIGNATURE) for image in self.thumbnails):
+            raise InvalidSetting(f"a thumbnail of query {self.query_id!r} is not a PNG file")
+        if self.group_size < 1:
+            raise InvalidSetting(f"a query stands for at least one image, found group_size {self.group_size}")
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the released label is the true one; None where there is no label or no truth."""
+        if self.truth is None or self.status is not AnswerStatus.ANSWERED:
+            return None
+        return self.label == self.truth
+
+
+@dataclass(frozen=True)
+class StudentOutcome:
+    """The model trained on the answers.
+
+    Attributes:
+        kind: what sort of student, in words.
+        public_images: how many public images it learnt from.
+        accuracy: share of unseen test images it is right on, 0 to 1; None without truth.
+        test_images: how many those were.
+    """
+
+    kind: str
+    public_images: int
+    accuracy: float | None = None
+    test_images: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_share("the student's accuracy", self.accuracy)
+
+
+@dataclass(frozen=True)
+class LevelPrice:
+    """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none."""
+
+    epsilon: float | None
+    method: str
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+        if self.epsilon is None and not self.reason:
+            raise InvalidSetting("a level without an epsilon needs a reason that people can read")
+
+
+@dataclass(frozen=True)
+class PriceRow:
+    """The same releases priced in one way; exactly one row of a report is the reported one."""
+
+    name: str
+    instance_epsilon: float | None
+    agent_epsilon: float | None
+    is_reported: bool = False
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.instance_epsilon)
+        _check_epsilon(self.agent_epsilon)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What the answers cost.
+
+    Attributes:
+        delta: the failure probability of both guarantees.
+        instance: one record of one agent, added or removed.
+        agent: everything one agent sent.
+        breakdown: the reported price beside others of the same releases.
+        spent: (questions asked so far, instance epsilon so far), in order.
+    """
+
+    delta: float
+    instance: LevelPrice
+    agent: LevelPrice
+    breakdown: tuple[PriceRow, ...] = ()
+    spent: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise InvalidSetting(f"delta must lie between 0 and 1, found {self.delta}")
+        if self.breakdown and sum(row.is_reported for row in self.breakdown) != 1:
+            raise InvalidSetting("exactly one row of the price breakdown must be the reported one")
+        for _, epsilon in self.spent:
+            _check_epsilon(epsilon)
+        if any(later[0] <= earlier[0] for earlier, later in zip(self.spent, self.spent[1:], strict=False)):
+            raise InvalidSetting("spent must be in order of the questions asked, each number once")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Mean accuracy of students at one instance epsilon; `sd` over repetitions where there were some."""
+
+    epsilon: float
+    accuracy: float
+    sd: float | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+        _check_share("an accuracy of the curve", self.accuracy)
+
+
+@dataclass(frozen=True)
+class ReferencePoint:
+    """A result to compare with, for example the one a paper prints."""
+
+    name: str
+    epsilon: float
+    accuracy: float
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+        _check_share("a reference accuracy", self.accuracy)
+
+
+@dataclass(frozen=True, eq=False)
+class Coverage:
+    """A map of the public set and how much of it the answers speak for.
+
+    Attributes:
+        points: float64, shape (num_drawn, 2), public images, or evenly chosen ones of many.
+        point_query: int64, shape (num_drawn,), number of the answered query that covers each; -1 for none.
+        query_points: float64, shape (num_queries, 2), where each query lies on the same map.
+        fraction: share of all public images that an answered query covers, 0 to 1.
+        public_images: how many public images there are.
+        meaning: completes the sentence "An image counts as covered if it is ...".
+    """
+
+    points: NDArray[np.float64]
+    point_query: NDArray[np.int64]
+    query_points: NDArray[np.float64]
+    fraction: float
+    public_images: int
+    meaning: str
+
+    def __post_init__(self) -> None:
+        if self.points.ndim != 2 or self.points.shape[1] != 2 or len(self.points) != len(self.point_query):
+            raise InvalidSetting("a coverage map needs points of shape (n, 2) and one query number for each")
+        if self.query_points.ndim != 2 or self.query_points.shape[1] != 2:
+            raise InvalidSetting("a coverage map needs query points of shape (num_queries, 2)")
+        if not (np.isfinite(self.points).all() and np.isfinite(self.query_points).all()):
+            raise InvalidSetting("a coordinate of the coverage map is not finite")
+        if len(self.point_query) and not -1 <= self.point_query.min() <= self.point_query.max() < len(
+            self.query_points
+        ):
+            raise InvalidSetting("a point of the coverage map names a query that does not exist")
+        _check_share("the covered fraction", self.fraction)
+
+
+@dataclass(frozen=True, eq=False)
+class JobReport:
+    """Everything the report of one job shows.
+
+    Attributes:
+        task: the task, whose public settings the page lists.
+        queries: what was asked, in order.
+        privacy: the price.
+        contributors: how many agents took part.
+        public_images: how many public images the requester holds.
+        student: None where none was trained.
+        curve, references: accuracy against instance epsilon, where truth is known.
+        coverage: None where it was not computed.
+        seconds: per stage, in order.
+        versions: of this project and what the result depends on.
+        notes: more lines on the price, in plain words.
+        warnings: what a reader must know before trusting the page.
+        is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
+        in_one_process: True where agents and talliers ran on one machine.
+        backbone: name of the backbone, for people.
+        job_id, created_at: for people.
+        downloads: (file name beside the page, what it holds).
+    """
+
+    task: Task
+    queries: tuple[AnsweredQuery, ...]
+    privacy: Privacy
+    contributors: int
+    public_images: int
+    student: StudentOutcome | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    references: tuple[ReferencePoint, ...] = ()
+    coverage: Coverage | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    is_seeded: bool = False
+    in_one_process: bool = True
+    backbone: str = ""
+    job_id: str = ""
+    created_at: str = ""
+    downloads: tuple[tuple[str, str], ...] = (
+        ("pseudo_labels.parquet", "every label, one row per question"),
+        ("report.json", "the numbers of this page, for programs"),
+    )
+
+    def __post_init__(self) -> None:
+        classes = self.task.num_classes
+        if not self.queries:
+            raise InvalidSetting("a report needs at least one query")
+        if any(query.label >= classes or not -1 < (query.truth or 0) < classes for query in self.queries):
+            raise InvalidSetting(f"a label or truth lies outside the {classes} classes of the task")
+        votes = [query.noisy_votes for query in self.queries if query.noisy_votes is not None]
+        if votes and self.task.release == "winner":
+            raise InvalidSetting("the winner release opens no votes, so a report of it cannot show any")
+        if any(row.shape != (classes,) for row in votes):
+            raise InvalidSetting(f"the noisy votes of a query must have shape ({classes},)")
+        if votes and not np.isfinite(np.stack(votes)).all():
+            raise InvalidSetting("a noisy vote is not finite")
+        if not 0 <= self.contributors <= self.task.agents:
+            raise InvalidSetting(f"{self.contributors} contributors of {self.task.agents} agents are not possible")
+        if self.coverage is not None and len(self.coverage.query_points) != len(self.queries):
+            raise InvalidSetting("the coverage map and the report must hold the same queries")
+        if not all(math.isfinite(value) and value >= 0 for value in self.seconds.values()):
+            raise InvalidSetting("the seconds of a stage must be finite and not negative")
+        if any("/" in name or ":" in name or "\\" in name for name, _ in self.downloads):
+            raise InvalidSetting("a download must be the bare name of a file beside the page")
+
+    @cached_property
+    def status_counts(self) -> dict[AnswerStatus, int]:
+        """How many queries ended in each status, zeros included."""
+        counts = dict.fromkeys(AnswerStatus, 0)
+        for query in self.queries:
+            counts[query.status] += 1
+        return counts
+
+    @property
+    def answered(self) -> int:
+        return self.status_counts[AnswerStatus.ANSWERED]
+
+    @cached_property
+    def scored(self) -> tuple[int, int]:
+        """(labels that are right, labels whose truth is known)."""
+        marks = [query.is_right for query in self.queries if query.is_right is not None]
+        return sum(marks), len(marks)
+
+    @property
+    def label_accuracy(self) -> float | None:
+        """Share of the released labels that are right, among those whose truth is known."""
+        right, known = self.scored
+        return right / known if known else None
+
+    @property
+    def student_accuracy(self) -> float | None:
+        return self.student.accuracy if self.student else None
+
+    def class_name(self, label: int) -> str:
+        """The name of a class number of this report."""
+        return self.task.classes[label]
+
+
+def _check_epsilon(epsilon: float | None) -> None:
+    if epsilon is not None and not (math.isfinite(epsilon) and epsilon >= 0):
+        raise InvalidSetting(
+            f"an epsilon must be finite and not negative, found {epsilon}; use None where there is none"
+        )
+
+
+def _check_share(what: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise InvalidSetting(f"{what} must lie between 0 and 1, found {value}")

@@ -1,0 +1,306 @@
+"""The pictures of a report: each is drawn from released or public data, and left out where there is nothing to draw."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from labeler.pseudo_labels import AnswerStatus
+from workers.report.canvas import (
+    ACCENT,
+    INK,
+    MUTED,
+    OTHER_COLOR,
+    RIGHT,
+    SURFACE,
+    WRONG,
+    Picture,
+    class_colors,
+    drawable,
+    finish,
+    new_figure,
+    plain_axes,
+)
+from workers.report.model import JobReport, PriceRow
+from workers.report.thumbnails import choose, is_tiny, open_picture
+from workers.report.words import count, say_epsilon, say_estimate, say_number, say_percent
+
+PICTURE_FILES = (
+    "accuracy_vs_epsilon.png", "budget.png", "price.png", "coverage.png", "vote_margins.png", "answers.png",
+)  # fmt: skip
+"""Every file this module may make; a report removes those an earlier one left behind."""
+
+_MAX_TILES = 60
+_MOST_REFERENCES = 6
+_MARKS = "osD^vP"
+
+
+def draw_pictures(report: JobReport) -> dict[str, Picture]:
+    """Draw every picture that this report has data for, by file name without `.png`."""
+    drawn = (accuracy(report), budget(report), price(report), coverage(report), vote_margins(report), answers(report))
+    return {picture.file_name.removesuffix(".png"): picture for picture in drawn if picture is not None}
+
+
+def accuracy(report: JobReport) -> Picture | None:
+    """Student accuracy against instance epsilon, with this job and results to compare with."""
+    here = report.privacy.instance.epsilon, report.student_accuracy
+    references = report.references[:_MOST_REFERENCES]
+    if not report.curve or (len(report.curve) < 2 and here[0] is None):
+        return None
+    figure = new_figure(4.4, 3.7)
+    axes = plain_axes(figure, grid="y")
+    points = sorted(report.curve, key=lambda point: point.epsilon)
+    epsilons = np.array([point.epsilon for point in points])
+    means = np.array([point.accuracy for point in points])
+    spread = np.array([point.sd or 0.0 for point in points])
+    if spread.any():
+        axes.fill_between(
+            epsilons, np.clip(means - spread, 0, 1), np.clip(means + spread, 0, 1), color=ACCENT, alpha=0.16, lw=0
+        )
+    axes.plot(epsilons, means, color=ACCENT, lw=2.2, marker="o", ms=5, label="student, mean of repetitions")
+    for mark, reference in zip(_MARKS[1:] + _MARKS[:1], references, strict=False):
+        axes.plot(
+            [reference.epsilon], [reference.accuracy], mark, ms=8, mfc="none", mec=MUTED, mew=1.8,
+            label=f"{drawable(reference.name, most=30)}: {say_percent(reference.accuracy)}",
+        )  # fmt: skip
+    alt = (
+        f"Line chart of student accuracy against epsilon: {say_percent(means[0])} at epsilon "
+        f"{say_estimate(epsilons[0], digits=3)}, {say_percent(means[-1])} at {say_estimate(epsilons[-1], digits=3)}."
+    )
+    if here[0] is not None and here[1] is not None:
+        label = f"this job: {say_percent(here[1])}"
+        axes.plot([here[0]], [here[1]], "*", ms=19, mfc=WRONG, mec=SURFACE, mew=1.2, zorder=5, label=label)
+        alt += f" This job reached {say_percent(here[1])} at {say_epsilon(here[0])}."
+    every = [*epsilons, *(point.epsilon for point in references), *([here[0]] if here[0] is not None else [])]
+    positive = [value for value in every if value > 0]
+    if positive and len(positive) == len(every) and max(positive) > 6 * min(positive):
+        axes.set_xscale("log")
+        axes.set_xticks(_decade_ticks(min(positive), max(positive)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10], min_n_ticks=4))
+    _label(axes, x="epsilon for one private image (left is more private)")
+    _legend(axes)
+    return finish(figure, "accuracy_vs_epsilon.png", alt)
+
+
+def budget(report: JobReport) -> Picture | None:
+    """How much epsilon the first q questions had spent."""
+    spent = report.privacy.spent
+    if len(spent) < 2:
+        return None
+    figure = new_figure(4.4, 3.2)
+    axes = plain_axes(figure, grid="y")
+    asked, epsilons = np.array(spent, dtype=np.float64).T
+    axes.fill_between(asked, epsilons, color=ACCENT, alpha=0.14, lw=0)
+    axes.plot(asked, epsilons, color=ACCENT, lw=2.2)
+    axes.plot(asked[-1], epsilons[-1], "o", color=ACCENT, ms=7)
+    axes.annotate(
+        say_epsilon(epsilons[-1]), (asked[-1], epsilons[-1]), xytext=(-4, 8), textcoords="offset points",
+        ha="right", color=INK, fontsize=12, weight="bold",
+    )  # fmt: skip
+    axes.set_ylim(0, max(1e-9, 1.22 * epsilons.max()))
+    axes.set_xlim(min(0.0, asked[0]), asked[-1] * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    _label(axes, x="questions asked", y="epsilon spent for one image")
+    alt = (
+        f"Area chart of the budget spent: epsilon reaches {say_epsilon(epsilons[-1])} after {asked[-1]:,.0f} questions."
+    )
+    return finish(figure, "budget.png", alt)
+
+
+def price(report: JobReport) -> Picture | None:
+    """The same releases priced in several ways, for one private image."""
+    rows = report.privacy.breakdown
+    known = [row.instance_epsilon for row in rows if row.instance_epsilon is not None]
+    if not known:
+        return None
+    figure = new_figure(4.4, 0.5 + 0.54 * len(rows))
+    axes = plain_axes(figure)
+    places, widest = np.arange(len(rows)), max(known) or 1.0
+    tints = [ACCENT if row.is_reported else OTHER_COLOR for row in rows]
+    axes.barh(places, [row.instance_epsilon or 0.0 for row in rows], height=0.36, color=tints)
+    for place, row in zip(places.tolist(), rows, strict=True):
+        weight = "bold" if row.is_reported else "normal"
+        axes.text(0, place - 0.28, drawable(row.name, most=46), va="bottom", color=INK, fontsize=10, weight=weight)
+        end = (row.instance_epsilon or 0.0) + 0.015 * widest
+        axes.text(end, place, _say_row(row), va="center", color=INK, fontsize=10.5, weight=weight)
+    axes.set(xlim=(0, 1.22 * widest), ylim=(len(rows) - 0.6, -0.85), xticks=[], yticks=[])
+    axes.spines["bottom"].set_visible(False)
+    axes.set_title("epsilon for one private image", loc="left", color=MUTED, fontsize=10.5)
+    named = "; ".join(f"{row.name} {_say_row(row)}" for row in rows)
+    return finish(figure, "price.png", f"Bar chart of the price, epsilon for one image: {named}.")
+
+
+def _say_row(row: PriceRow) -> str:
+    return (say_epsilon if row.is_reported else say_estimate)(row.instance_epsilon, digits=4)
+
+
+def coverage(report: JobReport) -> Picture | None:
+    """The public set on a map, coloured by the released label that covers each image, and the questions on it."""
+    chart = report.coverage
+    if chart is None:
+        return None
+    labels = np.array([query.label for query in report.queries])
+    colors = class_colors(labels.tolist(), report.task.num_classes)
+    figure = new_figure(5.2, 4.4)
+    axes = plain_axes(figure)
+    axes.set(xticks=[], yticks=[])
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.spines["bottom"].set_visible(False)
+    covered = chart.point_query >= 0
+    point_labels = np.where(covered, labels[chart.point_query], -1)
+    # Many dots are drawn as one image, whose colours cannot change with the page: mid-tones only.
+    dot_tints = [
+        to_rgba(colors.get(label, OTHER_COLOR), 0.55 if label >= 0 else 0.25) for label in point_labels.tolist()
+    ]
+    dot_size = float(np.clip(9000 / max(1, len(chart.points)), 5, 20))
+    dots = axes.scatter(chart.points[:, 0], chart.points[:, 1], dot_size, dot_tints, lw=0)
+    dots.set_rasterized(len(chart.points) > 400)
+    answered = labels >= 0
+    has_room = len(labels) <= 60 and max(len(name) for name in report.task.classes) <= 2
+    size, rim = (150, 1.2) if has_room else (64, 1.1) if len(labels) <= 400 else (14, 0.0)
+    at, tints = chart.query_points[answered], [colors[label] for label in labels[answered].tolist()]
+    questions = axes.scatter(at[:, 0], at[:, 1], size, tints, lw=rim, ec=SURFACE, zorder=3)
+    questions.set_rasterized(len(labels) > 400)
+    lost = chart.query_points[~answered]
+    axes.scatter(lost[:, 0], lost[:, 1], 44, MUTED, marker="x", lw=1.8, zorder=3)
+    if has_room:
+        for (x, y), label in zip(at.tolist(), labels[answered].tolist(), strict=True):
+            text = axes.text(x, y, drawable(report.class_name(label)), color="white", fontsize=8.5, zorder=4)
+            text.set(ha="center", va="center_baseline", weight="bold")
+    else:
+        _name_regions(axes, report, labels, colors)
+    alt = (
+        f"Map of {count(chart.public_images, 'public image')} by similarity, with "
+        f"{count(len(labels), 'question')} marked. "
+        f"Answered questions cover {say_percent(chart.fraction)} of the images."
+    )
+    return finish(figure, "coverage.png", alt)
+
+
+def _name_regions(axes: Axes, report: JobReport, labels: NDArray[np.int64], colors: dict[int, str]) -> None:
+    """Write each class's name once, at the question nearest to the middle of its class: a mean could lie in another."""
+    if report.coverage is None:
+        return
+    halo = [withStroke(linewidth=3, foreground=SURFACE)]
+    for label in [label for label, color in colors.items() if color != OTHER_COLOR and (labels == label).any()]:
+        own = report.coverage.query_points[labels == label]
+        place = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
+        axes.annotate(
+            drawable(report.class_name(label), most=14), place, xytext=(0, 6), textcoords="offset points", ha="center",
+            va="bottom", color=INK, fontsize=10.5, weight="bold", path_effects=halo, zorder=5,
+        )  # fmt: skip
+
+
+def vote_margins(report: JobReport) -> Picture | None:
+    """How far the first class was ahead of the second in the released noisy sums."""
+    asked = [query for query in report.queries if query.noisy_votes is not None]
+    if len(asked) < 2:
+        return None
+    votes = np.sort(np.stack([query.noisy_votes for query in asked if query.noisy_votes is not None]), axis=1)
+    gaps = votes[:, -1] - votes[:, -2]
+    groups = {
+        "right": np.array([query.is_right is True for query in asked]),
+        "wrong": np.array([query.is_right is False for query in asked]),
+        "answered": np.array([query.label >= 0 and query.is_right is None for query in asked]),
+        "no label": np.array([query.label < 0 for query in asked]),
+    }
+    figure = new_figure(4.4, 3.2)
+    axes = plain_axes(figure, grid="y")
+    edges = np.linspace(0, max(float(gaps.max()), 1e-9), min(24, 6 + math.isqrt(len(gaps))) + 1)
+    looks = {
+        "right": (RIGHT, ""),
+        "wrong": (WRONG, "////"),
+        "answered": (ACCENT, ""),
+        "no label": (OTHER_COLOR, ".."),
+    }
+    base = np.zeros(len(edges) - 1)
+    for name, members in groups.items():
+        if not members.any():
+            continue
+        heights = np.histogram(gaps[members], edges)[0]
+        color, hatch = looks[name]
+        axes.bar(
+            edges[:-1], heights, np.diff(edges), base, align="edge", color=color, hatch=hatch, ec=SURFACE, lw=1,
+            label=f"{name} ({members.sum():,})",
+        )  # fmt: skip
+        base += heights
+    sigma = report.task.total_sigma_votes * math.sqrt(2)
+    if sigma < edges[-1]:
+        axes.axvline(sigma, color=INK, lw=1.3, ls=(0, (4, 3)), label=f"noise of such a gap: {say_number(sigma)} votes")
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _label(axes, x="released noisy votes of the first class above the second", y="questions")
+    _legend(axes)
+    alt = (
+        f"Histogram of {count(len(gaps), 'vote margin')} in the released noisy sums; half of them are above "
+        f"{say_number(float(np.median(gaps)))} votes."
+    )
+    return finish(figure, "vote_margins.png", alt)
+
+
+def answers(report: JobReport) -> Picture | None:
+    """A contact sheet: what was asked, and the label that came back."""
+    tiles = [pair for pair in choose(report) if pair[1].thumbnails]
+    if not tiles:
+        return None
+    tiles = [
+        tiles[place] for place in np.unique(np.linspace(0, len(tiles) - 1, _MAX_TILES).round().astype(int)).tolist()
+    ]
+    columns = min(10, len(tiles))
+    lines = math.ceil(len(tiles) / columns)
+    figure = new_figure(0.95 * columns + 0.2, 1.22 * lines + 0.2)
+    axes = plain_axes(figure)
+    axes.set(xlim=(-0.05, columns), ylim=(lines * 1.28, -0.05), xticks=[], yticks=[], aspect="equal")
+    axes.spines["bottom"].set_visible(False)
+    for place, (_, query) in enumerate(tiles):
+        line, column = divmod(place, columns)
+        picture = open_picture(query.thumbnails[0], query.query_id)
+        tall, wide = picture.height / max(picture.size), picture.width / max(picture.size)
+        left, top = column + (0.92 - 0.92 * wide) / 2, 1.28 * line + 0.92 * (1 - tall) / 2
+        axes.imshow(
+            np.asarray(picture.convert("RGB")), extent=(left, left + 0.92 * wide, top + 0.92 * tall, top),
+            interpolation="nearest" if is_tiny(picture) else "antialiased", aspect="equal",
+        )  # fmt: skip
+        text, color = _caption(report, query.label, query.status, query.is_right)
+        axes.text(
+            column + 0.46, 1.28 * line + 0.97, text, ha="center", va="top", color=color, fontsize=8, weight="bold"
+        )
+    alt = f"{count(len(tiles), 'public image')} asked about, each with its released label."
+    return finish(figure, "answers.png", alt)
+
+
+def _caption(report: JobReport, label: int, status: AnswerStatus, is_right: bool | None) -> tuple[str, str]:
+    if status is not AnswerStatus.ANSWERED:
+        return "no label", MUTED
+    name = drawable(report.class_name(label), most=12)
+    if is_right is None:
+        return name, INK
+    return (f"✓ {name}", RIGHT) if is_right else (f"✗ {name}", WRONG)
+
+
+def _decade_ticks(least: float, most: float) -> list[float]:
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    inside = [tick for tick in ticks if 0.8 * least <= tick <= 1.25 * most]
+    return inside or [least, most]
+
+
+def _label(axes: Axes, *, x: str = "", y: str = "") -> None:
+    axes.set_xlabel(x, color=MUTED, fontsize=10.5, labelpad=6)
+    if y:
+        axes.set_title(y, loc="left", color=MUTED, fontsize=10.5)
+
+
+def _legend(axes: Axes) -> None:
+    axes.figure.legend(loc="outside lower center", frameon=False, labelcolor=INK, fontsize=10, ncols=1)

@@ -1,0 +1,220 @@
+"""Numbers and facts of a report as people say them. Bounds are rounded so that they stay true."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+
+from labeler.pseudo_labels import AnswerStatus
+from labeler.task import Task
+from workers.report.model import JobReport
+
+_HUGE = 1_000_000
+_COIN_SAYS_NOTHING = 0.9995
+"""From here on a guess that is right "at most 100 %" of the time would be no information."""
+
+
+def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
+    """An epsilon as an upper bound: rounded up to so many significant digits, never below its value."""
+    return _say(epsilon, digits, ROUND_CEILING)
+
+
+def say_estimate(epsilon: float | None, *, digits: int = 5) -> str:
+    """An epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
+    return _say(epsilon, digits, ROUND_HALF_EVEN)
+
+
+def _say(epsilon: float | None, digits: int, rounding: str) -> str:
+    if epsilon is None:
+        return "none"
+    if epsilon > _HUGE:
+        return "over a million"
+    exact = Decimal(repr(float(epsilon)))
+    if not exact:
+        return "0"
+    places = max(0, digits - 1 - exact.adjusted())
+    if exact.adjusted() < -6:
+        return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 1), rounding=rounding):.1e}"
+    text = f"{exact.quantize(Decimal(1).scaleb(-places), rounding=rounding):,f}"
+    return text.rstrip("0").rstrip(".") if places > digits else text
+
+
+def say_delta(delta: float) -> str:
+    """A delta in the way the field writes it: 1e-4."""
+    mantissa, exponent = f"{delta:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def say_percent(share: float | None) -> str:
+    """A share of 1 in percent, one decimal; 100 % and 0 % only where they are exact."""
+    if share is None:
+        return "not known"
+    percent = round(100 * share, 1)
+    if 0 < share < 1:
+        percent = min(99.9, max(0.1, percent))
+    return f"{percent:g} %" if percent in (0, 100) else f"{percent:.1f} %"
+
+
+def say_seconds(seconds: float) -> str:
+    """A duration with as many digits as people care for."""
+    if seconds < 0.0095:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+
+
+def say_number(value: float) -> str:
+    """A number of votes: three significant digits, thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """`1 agent`, `5 agents`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def headline(report: JobReport) -> str:
+    """The whole job in one sentence: who, how many, how good, how private."""
+    asked = len(report.queries)
+    labelled = (
+        count(asked, "question") if report.answered == asked else f"{report.answered:,} of {count(asked, 'question')}"
+    )
+    sentence = f"{count(report.contributors, 'agent')} labelled {labelled}"
+    if report.student_accuracy is not None:
+        sentence += (
+            f"; a student trained on the answers is right on {say_percent(report.student_accuracy)} of unseen images"
+        )
+    elif report.label_accuracy is not None:
+        sentence += f"; {say_percent(report.label_accuracy)} of the labels with a known truth are right"
+    elif report.student is not None:
+        sentence += "; a student was trained on the answers"
+    price = report.privacy.instance
+    delta = say_delta(report.privacy.delta)
+    if price.epsilon is None:
+        return f"{sentence}; there is no guarantee for a single private image: {price.reason.rstrip('.')}."
+    bound = f"epsilon {say_epsilon(price.epsilon)} about any one private image (delta {delta})"
+    if report.is_seeded:
+        return f"{sentence}; with noise nobody can predict, nobody outside could learn more than {bound}."
+    return f"{sentence}; nobody outside can learn more than {bound}."
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """How often, at most, a guess whether one image was used is right, where a coin is right half the time.
+
+    For an (epsilon, delta) guarantee no test of two equally likely neighbours succeeds more often than
+    (exp(epsilon) + delta) / (1 + exp(epsilon)) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    """
+    odds = math.exp(-epsilon)
+    return min(1.0, (1 + delta * odds) / (1 + odds))
+
+
+def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
+    """Three sentences for somebody who never heard of epsilon."""
+    price, delta = report.privacy.instance, report.privacy.delta
+    first = (
+        "Epsilon measures how much everything that was released could change "
+        "if any one private image had not been used: the smaller, the less anybody can tell."
+    )
+    if price.epsilon is None:
+        return (first, f"This job has none for a single image: {price.reason.rstrip('.')}.")
+    guess = best_guess(price.epsilon, delta)
+    if guess < _COIN_SAYS_NOTHING:
+        second = (
+            f"Somebody who knows every other image and tosses a coin on whether this one was used is right "
+            f"50 % of the time; after studying every answer, and at epsilon {say_epsilon(price.epsilon)}, "
+            f"at most {math.ceil(1000 * guess) / 10:.1f} % of the time."
+        )
+    else:
+        second = (
+            f"Epsilon {say_epsilon(price.epsilon)} is large: on paper, somebody who knows every other image could "
+            "be all but certain whether this one was used."
+        )
+    third = (
+        f"Delta ({say_delta(delta)}) is the small probability left out of that promise, and whatever is made from the "
+        "answers, such as the student, costs nothing more."
+    )
+    return first, second, third
+
+
+def noise_in_words(task: Task) -> tuple[str, ...]:
+    """What the noise is made of, and what caution about colluding or missing agents costs."""
+    hidden, everyone = task.noise_contributors, task.agents
+    share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
+    lines = [
+        "Each agent hides its votes under noise of its own, with a standard deviation of "
+        f"{say_number(share)} votes per class of a question. "
+        f"The price counts on {say_number(task.sigma_votes)} votes of noise that nobody can subtract."
+    ]
+    if task.colluding_agents:
+        lines.append(
+            f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with whoever attacks. "
+            "Noise that an attacker knows does not count, so the others add more."
+        )
+    else:
+        lines.append("No agent is assumed to pool what it knows with another one.")
+    if task.max_dropouts:
+        lines.append(
+            f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; "
+            f"with fewer than {task.quorum} of {everyone} nothing is opened."
+        )
+    else:
+        lines.append("No agent may fail to answer: if one is missing, nothing is opened.")
+    if hidden < everyone:
+        lines.append(
+            "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
+            f"{say_number(total)} votes of noise, {total / task.sigma_votes:.2f} times what is counted on."
+        )
+    return tuple(lines)
+
+
+def never_revealed(report: JobReport) -> tuple[str, ...]:
+    """What the protocol keeps with its owner."""
+    return (
+        "any private image, its features or its label",
+        "how any agent voted on any question",
+        "a sum of votes without noise",
+        # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
+        *(("how many records an agent holds",) if report.task.method != "reverse-knn" else ()),
+        *(("how close any question was",) if report.task.release == "winner" else ()),
+    )
+
+
+def was_released(report: JobReport) -> tuple[str, ...]:
+    """What anybody may see, and what the price pays for."""
+    opened = (
+        "the winning class of each question, chosen under noise"
+        if report.task.release == "winner"
+        else "one noisy sum of votes per question and class, and the label it gives"
+    )
+    size = ("about how many records all agents hold together",) if report.task.method == "reverse-knn" else ()
+    return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
+
+
+def all_warnings(report: JobReport) -> tuple[str, ...]:
+    """The caller's warnings, and those that follow from the job itself, most serious first."""
+    found: list[str] = []
+    if report.is_seeded:
+        found.append(
+            "This was a simulation: the noise came from a seed, and whoever knows the seed can subtract it. "
+            "The epsilons say what the same settings give with real randomness."
+        )
+    missing = len(report.queries) - report.answered
+    if missing:
+        counts = report.status_counts
+        reasons = [
+            words if counts[status] == missing else f"{counts[status]:,} {words}"
+            for status, words in (
+                (AnswerStatus.ABSTAINED, "too unclear to label"),
+                (AnswerStatus.REFUSED_BUDGET, "refused because the budget was spent"),
+                (AnswerStatus.FAILED_QUORUM, "for lack of agents"),
+            )
+            if counts[status]
+        ]
+        found.append(f"{count(missing, 'question')} got no label: {', '.join(reasons)}.")
+    found += [line for line in report.warnings if line not in found]
+    return tuple(found)

@@ -1,0 +1,154 @@
+"""The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
+
+Every field with its default is listed in `docs/task-file.md`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from labeler.errors import InvalidTask
+from labeler.planning import solve_sigma
+from labeler.task import Method, PositiveFinite, ReleaseKind, Task, describe_validation, parse_task
+
+SelectionStrategy = Literal["all", "random", "clustered"]
+StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class TaskTable(_Table):
+    """`[task]`: what is asked and how it is answered.
+
+    Attributes:
+        name: for people.
+        method: how an agent votes, "knn" or "reverse-knn".
+        k: neighbours that vote: records per query (knn) or queries per record (reverse-knn).
+        sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
+        epsilon: the instance-level price wanted; the noise is solved for it.
+        delta: failure probability of the guarantee.
+        release: "histogram" (noisy sums) or "winner" (only the class that won).
+        colluding_agents: agents that may pool what they know without weakening the guarantee.
+        max_dropouts: agents that may fail to answer before nothing is opened.
+        max_agent_records: public bound on an agent's records, for a finite agent-level price of
+            reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
+        talliers: 2 or 3 parties that hold one share each.
+        grid_scale: grid units per vote; chosen when absent.
+        classes: public class names in label order; taken from the shards' manifests when absent.
+    """
+
+    name: str
+    method: Method = "knn"
+    k: int = 1
+    sigma_votes: PositiveFinite | None = None
+    epsilon: PositiveFinite | None = None
+    delta: float
+    release: ReleaseKind = "histogram"
+    colluding_agents: int = 0
+    max_dropouts: int = 0
+    max_agent_records: int | None = None
+    talliers: Literal[2, 3] = 3
+    grid_scale: int | None = None
+    classes: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TaskTable:
+        if (self.sigma_votes is None) == (self.epsilon is None):
+            raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
+        return self
+
+
+class QueriesTable(_Table):
+    """`[queries]`: which of the public images are asked about. Costs no privacy.
+
+    Attributes:
+        strategy: "all", "random", or "clustered" (one question per cluster of public images).
+        count: how many to ask; required except for "all".
+        seed: public seed of the choice.
+    """
+
+    strategy: SelectionStrategy = "all"
+    count: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _count_is_given(self) -> QueriesTable:
+        if self.strategy != "all" and self.count is None:
+            raise ValueError(f"strategy {self.strategy!r} needs count, how many questions to ask")
+        return self
+
+
+class StudentTable(_Table):
+    """`[student]`: what is trained on the answers. Costs no privacy.
+
+    Attributes:
+        kind: which student; "auto" is the one that did best on the benchmarks.
+        seed: public seed of its training.
+    """
+
+    kind: StudentKind = "auto"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class BudgetTable(_Table):
+    """`[budget]`: the most that this run may cost; it is refused before anybody is asked if it costs more.
+
+    Attributes:
+        instance_epsilon: cap on the instance-level epsilon at the task's delta.
+        agent_epsilon: cap on the agent-level epsilon at the task's delta.
+    """
+
+    instance_epsilon: PositiveFinite | None = None
+    agent_epsilon: PositiveFinite | None = None
+
+
+class TaskFile(_Table):
+    """A whole task file."""
+
+    task: TaskTable
+    queries: QueriesTable = QueriesTable()
+    student: StudentTable = StudentTable()
+    budget: BudgetTable = BudgetTable()
+
+    def resolve(self, *, classes: tuple[str, ...], agents: int, num_queries: int, fingerprint: str, nonce: str) -> Task:
+        """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
+
+        Raises:
+            InvalidTask: a field is out of bounds, or no sigma reaches the price.
+        """
+        fields = self.task.model_dump(exclude={"epsilon"}, exclude_none=True)
+        fields |= {
+            "classes": self.task.classes or classes,
+            "agents": agents,
+            "max_queries": num_queries,
+            "backbone_fingerprint": fingerprint,
+            "nonce": nonce,
+        }
+        if self.task.epsilon is not None:
+            draft = parse_task(fields | {"sigma_votes": 1.0})
+            fields["sigma_votes"] = solve_sigma(draft, self.task.epsilon)
+        return parse_task(fields)
+
+
+def read_task_file(path: Path) -> TaskFile:
+    """Read and check a task file.
+
+    Raises:
+        InvalidTask: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
+    """
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidTask(f"cannot read task file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidTask(f"task file {path} is not valid TOML: {error}") from None
+    try:
+        return TaskFile.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidTask(describe_validation(error, f"task file {path.name}")) from None
