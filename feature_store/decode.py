@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +31,7 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     """
     file = data if isinstance(data, Path) else io.BytesIO(data)
     try:
-        with warnings.catch_warnings():
-            # Pillow warns at its own pixel limit; ours is lower and refuses.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(file)
-        with image:
+        with Image.open(file) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
@@ -46,7 +41,8 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
         raise
     except UnidentifiedImageError:
         raise UnreadableImage("not an image of a known format") from None
-    except Image.DecompressionBombError:
+    # Pillow has a limit of its own; where warnings are errors, so is its warning.
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UnreadableImage(f"too large: more than {max_pixels} pixels") from None
     except FileNotFoundError:
         raise UnreadableImage("the file is gone") from None

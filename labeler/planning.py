@@ -313,8 +313,7 @@ def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
 
 
 def _changed(task: Task, **changes: Any) -> Task:
-    # Not model_copy: a copy would carry the cached grid scale and digest of the task it was made from.
-    return Task.model_validate(task.model_dump() | changes)
+    return task.model_copy(update=changes)
 
 
 def _check_target(epsilon: float) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,7 +25,7 @@ Level = Literal["instance", "agent"]
 MIN_SHARE_SIGMA_GRID = 100.0
 """Least standard deviation of one agent's noise share, in grid units (PRIVACY section 2)."""
 
-DEFAULT_SHARE_SIGMA_GRID = 400.0
+DEFAULT_SHARE_SIGMA_GRID = 1600.0
 """What a task without `grid_scale` aims at: fine enough that epsilon is the continuous one to five digits."""
 
 MAX_SHARE_SIGMA_GRID = 100_000.0
@@ -100,6 +101,10 @@ class Task(BaseModel):
                 "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
             )
         return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:
+        """A validated copy: pydantic's own would keep the cached grid and digest of the task it came from."""
+        return Task.model_validate(self.model_dump() | dict(update or {}))
 
     @property
     def num_classes(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.planning import integer_event
-from labeler.randomness import derive_key
+from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.task import Level, Task
 from workers.agent import Agent
@@ -36,14 +36,20 @@ def run_job(job: LabellingJob, *, progress: ProgressCallback = silent) -> dict[s
     Raises:
         LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
     """
-    clock = StageClock()
     with open_job_folder(job.out) as folder:
-        with clock.stage("read and check"):
-            prepared = prepare(job, folder, progress=progress)
-            folder.begin(prepared.plan())
-        with clock.stage("label"):
-            releases = label(prepared, folder, progress=progress)
-        return publish(prepared, releases, folder, clock=clock, progress=progress)
+        return run_in_folder(job, folder, clock=StageClock(), progress=progress)
+
+
+def run_in_folder(
+    job: LabellingJob, folder: JobFolder, *, clock: StageClock, progress: ProgressCallback = silent
+) -> dict[str, Any]:
+    """`run_job` for a caller that owns the output folder already and has a clock running."""
+    with clock.stage("read and check"):
+        prepared = prepare(job, folder, progress=progress)
+        folder.begin(prepared.plan())
+    with clock.stage("label"):
+        releases = label(prepared, folder, progress=progress)
+    return publish(prepared, releases, folder, clock=clock, progress=progress)
 
 
 def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[Release]:
@@ -102,7 +108,7 @@ def _label_batch(
 def _noise_secret(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> bytes:
     if prepared.job.seed is None:
         return folder.noise_secret(agent_id)
-    return derive_key(b"simulation", str(prepared.job.seed).encode(), agent_id.encode())
+    return seeded_source(f"{prepared.job.seed} {agent_id}".encode()).bytes(32)
 
 
 def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:

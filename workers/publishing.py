@@ -127,9 +127,7 @@ def query_names(prepared: PreparedJob) -> tuple[list[str], list[str], NDArray[np
     return ids, [sources[row] for row in rows.tolist()], rows
 
 
-def _write_pseudo_labels(
-    prepared: PreparedJob, answers: NoisyAnswers, folder: JobFolder, created_at: datetime
-) -> None:
+def _write_pseudo_labels(prepared: PreparedJob, answers: NoisyAnswers, folder: JobFolder, created_at: datetime) -> None:
     task = prepared.task
     ids, sources, _ = query_names(prepared)
     sequence = {entry["id"]: number for number, entry in enumerate(folder.ledger(), start=1)}
@@ -193,9 +191,7 @@ def _write_student_labels(prepared: PreparedJob, student: Student, out: Path) ->
     write_table(table, out / "student_labels.parquet")
 
 
-def _accuracy_against_epsilon(
-    prepared: PreparedJob, answers: NoisyAnswers, student: Student
-) -> tuple[CurvePoint, ...]:
+def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:
     """Students of the same answers with more noise on top: what a cheaper job would have given.
 
     Adding noise to a release is post-processing, so the curve costs nothing. Only where truth is known and
@@ -222,7 +218,9 @@ def _accuracy_against_epsilon(
             accuracies.append(_accuracy(prepared, fitted))
         epsilon = epsilon_of_delta(prepared.task.delta, prepared.price.instance.mu / factor)
         points.append(
-            CurvePoint(epsilon, float(np.mean(accuracies)), float(np.std(accuracies, ddof=1)), "same answers, more noise")
+            CurvePoint(
+                epsilon, float(np.mean(accuracies)), float(np.std(accuracies, ddof=1)), "same answers, more noise"
+            )
         )
     points.append(CurvePoint(prepared.price.instance.epsilon, _accuracy(prepared, student), None, "this job"))
     return tuple(points)
@@ -294,7 +292,9 @@ def _report(
         coverage=map_public_set(
             public.features, prepared.queries.features, answers.labels >= 0, cells=prepared.queries.assignment
         ),
-        versions={name: version(name) for name in ("private-labeler", "faiss-gpu", "torch", "timm", "numpy", "dp-accounting")},
+        versions={
+            name: version(name) for name in ("private-labeler", "faiss-gpu", "torch", "timm", "numpy", "dp-accounting")
+        },
         is_seeded=is_seeded,
         backbone=str(public.backbone.get("name", "")),
         job_id=prepared.job_id,
@@ -325,10 +325,16 @@ def _privacy(prepared: PreparedJob) -> Privacy:
         instance=_level_price(instance),
         agent=_level_price(agent),
         breakdown=(
-            PriceRow("Exact bound for the integer noise that runs", _finite(instance.epsilon), _finite(agent.epsilon), True),
-            PriceRow("Exact, for real-valued noise", _finite(instance.continuous_epsilon), _finite(agent.continuous_epsilon)),
+            PriceRow(
+                "Exact bound for the integer noise that runs", _finite(instance.epsilon), _finite(agent.epsilon), True
+            ),
+            PriceRow(
+                "Exact, for real-valued noise", _finite(instance.continuous_epsilon), _finite(agent.continuous_epsilon)
+            ),
             PriceRow("Renyi DP, improved conversion (2020)", _improved(task, instance), _improved(task, agent)),
-            PriceRow("As computed in the papers", _finite(instance.as_in_paper_epsilon), _finite(agent.as_in_paper_epsilon)),
+            PriceRow(
+                "As computed in the papers", _finite(instance.as_in_paper_epsilon), _finite(agent.as_in_paper_epsilon)
+            ),
         ),
         spent=_spending(prepared),
     )

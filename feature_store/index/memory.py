@@ -1,9 +1,9 @@
 """How large a block of records and of queries may be under a memory limit.
 
-`memory_limit_bytes` bounds the resident memory that building and searching an index add at any moment
-beyond: the arrays passed in, the Neighbors returned, and the fixed workspace a matrix library keeps per
-thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard belong to the page
-cache; even so, read-only maps are unmapped block by block, so the limit holds for them too.
+`memory_limit_bytes` bounds the anonymous memory that building and searching an index add at any moment
+beyond: the arrays passed in, the Neighbors returned, with a quantizer the lists each query probes, and the fixed
+workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
+are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
 On a CUDA device the same blocks bound the device's memory.
 """
 

@@ -59,16 +59,9 @@ def refuse_unsafe(kind: str) -> None:
     Raises:
         UnsafeIndex: with the reason, and what to use instead.
     """
-    parts = [part.strip().lower() for part in kind.replace("-", ",").replace("_", ",").split(",")]
-    for name, reason in _REASONS.items():
-        if any(_names(part, name) for part in parts):
+    for structure, reason in _REASONS.items():
+        if structure in kind.lower():
             raise UnsafeIndex(
                 f"index {kind!r} is refused for instance-level privacy: {reason}. "
                 "Use an exact engine (auto, numpy, faiss, faiss-gpu, torch, torch-gpu)."
             )
-
-
-def _names(part: str, structure: str) -> bool:
-    """Whether a part of a factory string is that structure, perhaps with a size before or after."""
-    before, found, after = part.partition(structure)
-    return bool(found) and not any(char.isalpha() for char in before) and not (after and after[0].isalpha())

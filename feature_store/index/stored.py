@@ -231,6 +231,7 @@ class StoredIndex:
             present = found != NO_KEY
             rows = self._records.row_of_rank[ranks_of(found[present])]
             exact = np.vecdot(queries[some[present]].astype(np.int64), self._features[rows].astype(np.int64))
+            unmap_pages(self._features)
             if not np.array_equal(exact, similarities_of(found[present])):
                 raise UnsafeIndex(
                     f"similarities of engine {type(self._engine).__name__} are not exact integers; matrix products are "

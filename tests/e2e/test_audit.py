@@ -22,13 +22,14 @@ from scipy.stats import beta, norm
 
 import labeler.contribution
 from feature_store.quantize import quantize
-from feature_store.shard import Shard, ShardWriter
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.noise import noise_share
 from labeler.planning import price
-from labeler.randomness import derive_key
+from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.round import run_round
@@ -62,9 +63,9 @@ def shard(path: Path, *, canary: bool, seed: int) -> Shard:
     if canary:
         features = np.vstack([features, np.eye(1, DIMENSION)])
         labels = np.append(labels, np.int16(1))
-    writer = ShardWriter(path, classes=CLASSES, fingerprint="audit", dimension=DIMENSION, public=False)
-    writer.append(quantize(features), labels, [f"record {number}" for number in range(len(labels))])
-    writer.finish()
+    with ShardWriter(path, classes=CLASSES, fingerprint="audit", dimension=DIMENSION, public=False) as writer:
+        writer.append(features, labels, [f"record {number}" for number in range(len(labels))])
+        writer.finish()
     return Shard.open(path)
 
 
@@ -75,7 +76,7 @@ def released_scores(task: Task, folder: Path, *, canary: bool, colluder_noise: N
         Agent(
             f"agent-{number}",
             own,
-            noise_secret=derive_key(b"audit", str(canary).encode(), bytes([number])),
+            noise_secret=seeded_source(f"audit {canary} {number}".encode()).bytes(32),
             accounts={"instance": Account(f"agent-{number}", "instance", 10**18)},
             is_seeded=True,
             engine="numpy",
@@ -88,7 +89,9 @@ def released_scores(task: Task, folder: Path, *, canary: bool, colluder_noise: N
     return release.noisy_votes[:, 1] - release.noisy_votes[:, 0]
 
 
-def epsilon_lower_bound(absent: NDArray[np.float64], present: NDArray[np.float64], threshold: float, delta: float) -> float:
+def epsilon_lower_bound(
+    absent: NDArray[np.float64], present: NDArray[np.float64], threshold: float, delta: float
+) -> float:
     """What the attack proves, at confidence 1 - FALSE_ALARM."""
     false_positives, false_negatives = int((absent > threshold).sum()), int((present <= threshold).sum())
     confidence = 1 - FALSE_ALARM / 2
@@ -118,13 +121,17 @@ def test_collusion_is_paid_for_with_more_noise(tmp_path: Path) -> None:
     assert proved < 0.8 * stated
 
 
-def test_the_attack_catches_the_pipeline_when_its_noise_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attack_catches_the_pipeline_when_its_noise_is_halved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
     proved, stated = attack(audited_task(colluding_agents=0), tmp_path)
     assert proved > 1.5 * stated
 
 
-def test_the_attack_catches_noise_that_is_left_out_for_far_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attack_catches_noise_that_is_left_out_for_far_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) * 0)
     proved, stated = attack(audited_task(colluding_agents=0), tmp_path)
     assert proved > 2 * stated

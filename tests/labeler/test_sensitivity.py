@@ -33,7 +33,7 @@ def _task(method: Method, **changes: Any) -> Task:
 
 def _ballots(task: Task, similarities: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Ballots from similarities of shape (records, queries) full of ties; the row number is the record id."""
-    records, queries = similarities.shape
+    queries = similarities.shape[1]
     if task.method == "knn":
         nearest = np.argsort(-similarities, axis=0, kind="stable")[: task.k].T
         return knn_ballots(labels[nearest], num_classes=CLASSES)

@@ -57,9 +57,14 @@ def test_a_grid_too_coarse_to_prove_anything_is_refused() -> None:
     assert task(grid_scale=6).share_sigma_grid >= MIN_SHARE_SIGMA_GRID
 
 
+def test_a_grid_finer_than_the_sampler_is_refused() -> None:
+    with pytest.raises(UnsafeGrid, match="the exact sampler reaches 100000"):
+        task(grid_scale=2**20)
+
+
 def test_a_sum_that_could_wrap_is_refused() -> None:
     with pytest.raises(UnsafeGrid, match="could reach"):
-        task(grid_scale=2**40, agents=100_000, k=1000)
+        task(sigma_votes=0.001, agents=1_000_000, k=1_000_000)
 
 
 def test_the_noise_of_colluders_and_dropouts_is_made_up_for_by_the_others() -> None:
@@ -80,6 +85,14 @@ def test_the_noise_of_colluders_and_dropouts_is_made_up_for_by_the_others() -> N
 )
 def test_every_field_moves_the_digest(changes: dict[str, object]) -> None:
     assert task(**changes).digest != task().digest
+
+
+def test_a_changed_copy_has_its_own_grid_and_digest() -> None:
+    original = task()
+    before = (original.scale, original.digest)
+    copy = original.model_copy(update={"sigma_votes": 1.0})
+    assert (copy.scale, copy.digest) == (task(sigma_votes=1.0).scale, task(sigma_votes=1.0).digest)
+    assert (original.scale, original.digest) == before
 
 
 def test_equal_tasks_have_equal_digests() -> None:

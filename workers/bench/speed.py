@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from feature_store.index.bare import bare_votes
 from feature_store.index.memory_probe import measure_search_memory
-from feature_store.quantize import quantize
-from feature_store.shard import Shard, ShardWriter
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
 from labeler.noise import DiscreteGaussian
 from labeler.planning import price
 from labeler.randomness import os_source
@@ -57,9 +57,9 @@ def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int
     centres = np.random.default_rng(0).normal(size=(len(CLASSES), dimension))
     labels = rng.integers(0, len(CLASSES), records).astype(np.int16)
     features = centres[labels] + 2 * rng.normal(size=(records, dimension)).astype(np.float32)
-    writer = ShardWriter(path, classes=CLASSES, fingerprint="synthetic", dimension=dimension, public=public)
-    writer.append(quantize(features), labels, [f"record {number}" for number in range(records)])
-    writer.finish()
+    with ShardWriter(path, classes=CLASSES, fingerprint="synthetic", dimension=dimension, public=public) as writer:
+        writer.append(features, labels, [f"record {number}" for number in range(records)])
+        writer.finish()
 
 
 def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, turns: int) -> list[BenchRow]:
@@ -90,7 +90,14 @@ def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, 
     pairs = [(_seconds(bare), _seconds(lambda turn=turn: job(turn))) for turn in range(turns)]  # type: ignore[misc]
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     ours = statistics.median(pair[1] for pair in pairs)
-    settings = {"agents": agents, "records": records, "dimension": dimension, "queries": queries, "k": k, "turns": turns}
+    settings = {
+        "agents": agents,
+        "records": records,
+        "dimension": dimension,
+        "queries": queries,
+        "k": k,
+        "turns": turns,
+    }
     case = f"{agents} x {records} x {dimension}, {queries} queries"
     return [
         BenchRow(case, "run / bare FAISS and numpy", "time ratio", ratio, reference="at most 1.25", settings=settings),
@@ -115,7 +122,9 @@ def _price() -> BenchRow:
     )  # fmt: skip
     price(task)
     seconds = statistics.median(_seconds(lambda: price(task)) for _ in range(20))
-    return BenchRow("206 queries", "price, warm", "milliseconds", 1e3 * seconds, reference="at most 50", seconds=seconds)
+    return BenchRow(
+        "206 queries", "price, warm", "milliseconds", 1e3 * seconds, reference="at most 50", seconds=seconds
+    )
 
 
 def _memory(folder: Path, *, records: int) -> list[BenchRow]:

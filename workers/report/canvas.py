@@ -11,7 +11,7 @@ import base64
 import io
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from matplotlib.axes import Axes
@@ -43,12 +43,12 @@ _PNG_DPI = 160
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished picture: a PNG file for any use, an SVG for the page, and words for those who see neither."""
+    """A finished picture: a PNG file for any use, an SVG if the page shows it, and words for those who see neither."""
 
     file_name: str
     alt: str
     png: bytes = field(repr=False)
-    svg: str = field(repr=False)
+    svg: str = field(default="", repr=False)
 
     @property
     def data_uri(self) -> str:
@@ -75,12 +75,18 @@ def plain_axes(figure: Figure, *, grid: Literal["x", "y"] | None = None) -> Axes
 
 
 def finish(figure: Figure, file_name: str, alt: str) -> Picture:
-    """Turn a figure into a picture."""
-    vector, raster = io.BytesIO(), io.BytesIO()
+    """Turn a figure into a picture for the page and a file."""
+    vector = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=_PNG_DPI)
+    return replace(finish_file(figure, file_name, alt), svg=_follow_color_scheme(vector.getvalue().decode()))
+
+
+def finish_file(figure: Figure, file_name: str, alt: str) -> Picture:
+    """Turn a figure into a file only, for what the page shows in its own way."""
+    raster = io.BytesIO()
     figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=_PNG_DPI)
-    return Picture(file_name, alt, raster.getvalue(), _follow_color_scheme(vector.getvalue().decode()))
+    return Picture(file_name, alt, raster.getvalue())
 
 
 def _follow_color_scheme(svg: str) -> str:

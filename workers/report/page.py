@@ -151,7 +151,7 @@ def _tallest(report: JobReport, queries: list[AnsweredQuery]) -> float:
     """The most votes any class has in the released sums shown, the common scale of all bars; 0 for no bars."""
     if report.task.num_classes > _MOST_BARS:
         return 0.0
-    return max((float(query.noisy_votes.max()) for query in queries if query.noisy_votes is not None), default=0.0)
+    return max([0.0, *(float(query.noisy_votes.max()) for query in queries if query.noisy_votes is not None)])
 
 
 def _bars(query: AnsweredQuery, tallest: float) -> list[float]:

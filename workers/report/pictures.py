@@ -24,6 +24,7 @@ from workers.report.canvas import (
     class_colors,
     drawable,
     finish,
+    finish_file,
     new_figure,
     plain_axes,
 )
@@ -37,6 +38,7 @@ PICTURE_FILES = (
 """Every file this module may make; a report removes those an earlier one left behind."""
 
 _MAX_TILES = 60
+_NAME_SIZE = np.array([0.3, 0.06])
 _MOST_REFERENCES = 6
 _MARKS = "osD^vP"
 
@@ -189,13 +191,18 @@ def coverage(report: JobReport) -> Picture | None:
 
 
 def _name_regions(axes: Axes, report: JobReport, labels: NDArray[np.int64], colors: dict[int, str]) -> None:
-    """Write each class's name once, at the question nearest to the middle of its class: a mean could lie in another."""
+    """Write each class's name once, at a question near the middle of its class with room for it."""
     if report.coverage is None:
         return
+    reach = np.ptp(report.coverage.query_points, axis=0).max() or 1.0
+    taken = np.full((1, 2), np.inf)
     halo = [withStroke(linewidth=3, foreground=SURFACE)]
     for label in [label for label, color in colors.items() if color != OTHER_COLOR and (labels == label).any()]:
         own = report.coverage.query_points[labels == label]
-        place = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argmin()]
+        own = own[np.linalg.norm(own - np.median(own, axis=0), axis=1).argsort(kind="stable")]
+        apart = np.abs(own[:, None] - taken[None]) > reach * _NAME_SIZE
+        place = own[apart.any(axis=2).all(axis=1).argmax()]
+        taken = np.vstack([taken, place])
         axes.annotate(
             drawable(report.class_name(label), most=14), place, xytext=(0, 6), textcoords="offset points", ha="center",
             va="bottom", color=INK, fontsize=10.5, weight="bold", path_effects=halo, zorder=5,
@@ -258,7 +265,7 @@ def answers(report: JobReport) -> Picture | None:
     ]
     columns = min(10, len(tiles))
     lines = math.ceil(len(tiles) / columns)
-    figure = new_figure(0.95 * columns + 0.2, 1.22 * lines + 0.2)
+    figure = new_figure(0.95 * columns + 0.2, 1.22 * lines + 0.1)
     axes = plain_axes(figure)
     axes.set(xlim=(-0.05, columns), ylim=(lines * 1.28, -0.05), xticks=[], yticks=[], aspect="equal")
     axes.spines["bottom"].set_visible(False)
@@ -276,7 +283,7 @@ def answers(report: JobReport) -> Picture | None:
             column + 0.46, 1.28 * line + 0.97, text, ha="center", va="top", color=color, fontsize=8, weight="bold"
         )
     alt = f"{count(len(tiles), 'public image')} asked about, each with its released label."
-    return finish(figure, "answers.png", alt)
+    return finish_file(figure, "answers.png", alt)
 
 
 def _caption(report: JobReport, label: int, status: AnswerStatus, is_right: bool | None) -> tuple[str, str]:

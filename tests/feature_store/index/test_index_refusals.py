@@ -41,8 +41,8 @@ def test_features_without_exact_similarities_are_refused(features: object, sente
 
 def test_the_message_about_bad_features_holds_no_feature() -> None:
     with pytest.raises(BadData) as refused:
-        build_index(np.array([[1777, 2031, 1999]], dtype=np.int16), IDS[:1], engine="numpy")
-    assert not any(value in str(refused.value) for value in ("1777", "2031", "1999"))
+        build_index(np.array([[1777, 2031, 1999, 2040, 2047]], dtype=np.int16), IDS[:1], engine="numpy")
+    assert not any(value in str(refused.value) for value in ("1777", "2031", "1999", "2040", "2047"))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,45 @@ def test_unknown_ids_are_counted_and_nothing_is_removed() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    "hnsw HNSW32 IVF100_HNSW32,Flat IndexHNSWFlat cagra nsg graph nndescent PQ16 OPQ16,PQ16 PCA64,Flat SQ8 LSH ITQ,LSH "
-    "whitening ivf ivfpq ivf-pq IVF256,PQ16 IVF4096,Flat".split(),
+    [
+        "hnsw",
+        "HNSW32",
+        "IVF100_HNSW32,Flat",
+        "IndexHNSWFlat",
+        "cagra",
+        "nsg",
+        "graph",
+        "nndescent",
+        "PQ16",
+        "OPQ16,PQ16",
+        "PCA64,Flat",
+        "SQ8",
+        "LSH",
+        "ITQ,LSH",
+        "whitening",
+        "ivf",
+        "ivfpq",
+        "ivf-pq",
+        "IVF256,PQ16",
+        "IVF4096,Flat",
+    ],
+)
+def test_an_index_that_depends_on_other_records_is_refused_with_the_reason(kind: str) -> None:
+    with pytest.raises(UnsafeIndex, match=r"refused for instance-level privacy: .*record"):
+        refuse_unsafe(kind)
+    with pytest.raises(UnsafeIndex, match="record"):
+        build_index(FEATURES, IDS, engine=kind)
+
+
+def test_safe_and_unknown_names_are_told_apart() -> None:
+    for name in ENGINES:
+        refuse_unsafe(name)
+    with pytest.raises(InvalidSetting, match="engine 'annoyance' is unknown; choose one of auto, numpy, faiss"):
+        build_index(FEATURES, IDS, engine="annoyance")
+    with pytest.raises(InvalidSetting, match="must be a name"):
+        build_index(FEATURES, IDS, engine=3)  # type: ignore[arg-type]
+
+
 def test_a_quantizer_must_declare_public_training_data() -> None:
     with pytest.raises(UnsafeIndex, match="PublicQuantizer"):
         build_index(FEATURES, IDS, engine="numpy", quantizer=FEATURES)  # type: ignore[arg-type]

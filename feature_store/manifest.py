@@ -1,0 +1,141 @@
+"""The manifest of a shard: what it holds, for whom, made by which backbone, and checksums of every file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from labeler.errors import BadData, DamagedShard, OutputInUse
+
+MANIFEST_NAME = "manifest.json"
+_READ_BYTES = 1 << 24
+
+
+class FileSum(BaseModel):
+    """Size in bytes and SHA-256 of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """What a shard says about itself.
+
+    Attributes:
+        format: of the folder; another number is another layout.
+        role: private (an agent's records; labels are secret) or public (queries; labels, if any, only for scoring).
+        fingerprint: of the backbone that made the features.
+        backbone: its description, for people.
+        dimension: numbers in a feature.
+        classes: public class list, in label order; may be empty for public images.
+        records: rows in the files, deleted ones included.
+        job: digest of the source and settings it was made from; empty if unknown.
+        files: checksum per file name.
+        deleted: record ids that must never be used again, ascending.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    format: Literal["labeler-shard/1"] = "labeler-shard/1"
+    role: Literal["private", "public"]
+    fingerprint: Annotated[str, Field(min_length=1)]
+    backbone: dict[str, Any]
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)]
+    classes: tuple[str, ...]
+    records: Annotated[int, Field(ge=1)]
+    job: str = ""
+    files: dict[str, FileSum]
+    deleted: tuple[int, ...] = ()
+
+    @property
+    def version(self) -> str:
+        """SHA-256 over everything above: it changes with every deletion, so an index built before can be told apart."""
+        return hashlib.sha256(_canonical(self)).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        BadData: the folder is no shard, or one that was never finished.
+        DamagedShard: the manifest's own checksum or fields are wrong.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")
+    try:
+        fields = json.loads(path.read_bytes())
+        stated = fields.pop("sha256")
+        manifest = Manifest.model_validate(fields)
+    except (ValueError, KeyError, AttributeError, ValidationError):
+        raise DamagedShard(f"the manifest of shard {folder.name!r} is damaged; embed the images again") from None
+    if stated != manifest.version:
+        raise DamagedShard(f"the manifest of shard {folder.name!r} does not match its checksum; embed the images again")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest in one durable step."""
+    text = json.dumps(json.loads(_canonical(manifest)) | {"sha256": manifest.version}, indent=1, ensure_ascii=False)
+    replace_file(folder / MANIFEST_NAME, text.encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of either."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sum_file(path: Path) -> FileSum:
+    """Size and SHA-256 of a file, read in blocks."""
+    sha256 = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            sha256.update(block)
+            size += len(block)
+    return FileSum(bytes=size, sha256=sha256.hexdigest())
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file while working; the system frees it if the process dies.
+
+    Raises:
+        OutputInUse: another process holds it.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputInUse(f"another process works on {what}; wait for it, or choose another place") from None
+        yield
+
+
+def _canonical(manifest: Manifest) -> bytes:
+    fields = manifest.model_dump(mode="json")
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

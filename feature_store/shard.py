@@ -1,0 +1,294 @@
+"""A shard: the features of one party's images on disk, memory-mapped, checked, and deletable record by record.
+
+A shard is a folder:
+
+    manifest.json        role, backbone, classes, checksums, deleted records (feature_store.manifest)
+    features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.quantize)
+    labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only)
+    record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
+    sources.jsonl        one JSON string per row: the image's name within its source
+    skipped.jsonl        one [name, reason] per image that could not be read
+    thumbnails.parquet   record_id, png; public shards only
+
+Rows of a private shard are in random order, so that a row number says nothing about the source's order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from feature_store.images import Skipped
+from feature_store.manifest import Manifest, exclusive, read_manifest, sum_file, write_manifest
+from feature_store.quantize import largest_square_length
+from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
+
+_ROWS_PER_BLOCK = 8192
+_ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
+
+
+class Shard:
+    """One finished shard, opened for reading; make one with `Shard.open`.
+
+    Arrays hold every row, deleted ones included, so that row numbers stay; use `alive` or `rows`.
+
+    Attributes:
+        path: its folder.
+        features: int16, shape (n, dimension), memory-mapped, read-only.
+        labels: int16, shape (n,). Secret in a private shard; in a public one only for scoring.
+        record_ids: int64, shape (n,).
+        version: changes when a record is deleted.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
+        self.path = path
+        self._manifest = manifest
+        self.features: NDArray[np.int16] = arrays["features.npy"]
+        self.labels: NDArray[np.int16] = arrays["labels.npy"]
+        self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Shard:
+        """Open a shard.
+
+        Args:
+            path: its folder.
+            verify: read every file once and compare checksums; without it only names, sizes, types and shapes
+                are checked, which is fast and enough for a shard this process has verified before.
+
+        Raises:
+            BadData: the folder is no finished shard.
+            DamagedShard: a file is missing, truncated, altered, or of the wrong shape.
+        """
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        _check_files(folder, manifest, verify=verify)
+        arrays = {name: _map_array(folder, name, kind) for name, kind in _ARRAYS.items()}
+        shard = cls(folder, manifest, arrays)
+        shard._check_shapes()
+        if verify:
+            shard._check_values()
+        return shard
+
+    @property
+    def is_public(self) -> bool:
+        return self._manifest.role == "public"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._manifest.classes
+
+    @property
+    def fingerprint(self) -> str:
+        return self._manifest.fingerprint
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        return self._manifest.backbone
+
+    @property
+    def dimension(self) -> int:
+        return self._manifest.dimension
+
+    @property
+    def version(self) -> str:
+        return self._manifest.version
+
+    @property
+    def job(self) -> str:
+        return self._manifest.job
+
+    @cached_property
+    def alive(self) -> NDArray[np.bool_]:
+        """Rows that are not deleted, shape (n,)."""
+        deleted = np.array(self._manifest.deleted, dtype=np.int64)
+        alive: NDArray[np.bool_] = ~np.isin(self.record_ids, deleted)
+        return alive
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """Row numbers that are not deleted, ascending."""
+        return np.flatnonzero(self.alive)
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Name of each row's image within its source, deleted rows included."""
+        lines = self._lines("sources.jsonl")
+        if len(lines) != self._manifest.records or not all(isinstance(line, str) for line in lines):
+            raise DamagedShard(f"shard {self.path.name!r}: sources.jsonl does not hold one name per record")
+        return lines
+
+    @cached_property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Images that were left out when the shard was made."""
+        return tuple(Skipped(*line) for line in self._lines("skipped.jsonl"))
+
+    def __len__(self) -> int:
+        """Records that are not deleted."""
+        return self._manifest.records - len(self._manifest.deleted)
+
+    def __repr__(self) -> str:
+        role = self._manifest.role
+        return f"<{role} shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
+
+    def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
+        """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
+        path = self.path / "thumbnails.parquet"
+        if not path.exists():
+            return {}
+        wanted = [int(record_id) for record_id in record_ids]
+        table = pq.read_table(path, filters=[("record_id", "in", wanted)]) if wanted else None
+        if table is None:
+            return {}
+        return dict(zip(table["record_id"].to_pylist(), table["png"].to_pylist(), strict=True))
+
+    def delete(self, record_ids: Sequence[int] | NDArray[np.int64]) -> int:
+        """Delete records for good: they are marked in the manifest in one atomic step, and `version` changes.
+
+        The marked rows stay in the files until the shard is embedded anew; no index built from `rows` sees them.
+        Repeating a deletion changes nothing.
+
+        Returns:
+            How many were not deleted before.
+
+        Raises:
+            BadData: an id this shard never held.
+            InvalidSetting: nothing would be left; delete the folder instead.
+            OutputInUse: another process is deleting.
+        """
+        asked = np.unique(np.asarray(record_ids, dtype=np.int64))
+        unknown = int((~np.isin(asked, self.record_ids)).sum())
+        if unknown:
+            raise BadData(
+                f"{unknown} of {len(asked)} record ids are not in shard {self.path.name!r}; nothing was deleted"
+            )
+        with exclusive(self.path / ".lock", f"shard {self.path.name!r}"):
+            manifest = read_manifest(self.path)
+            deleted = np.union1d(np.array(manifest.deleted, dtype=np.int64), asked)
+            if len(deleted) >= manifest.records:
+                raise InvalidSetting(
+                    f"deleting these would leave shard {self.path.name!r} without a record; remove its folder instead"
+                )
+            changed = manifest.model_copy(update={"deleted": tuple(deleted.tolist())})
+            if len(deleted) > len(manifest.deleted):
+                write_manifest(self.path, changed)
+        self._manifest = changed
+        self.__dict__.pop("alive", None)
+        self.__dict__.pop("rows", None)
+        return len(deleted) - len(manifest.deleted)
+
+    def _lines(self, name: str) -> list[Any]:
+        path = self.path / name
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError):
+            raise DamagedShard(f"shard {self.path.name!r}: {name} cannot be read; embed the images again") from None
+
+    def _check_shapes(self) -> None:
+        records = self._manifest.records
+        shapes = (self.features.shape, self.labels.shape, self.record_ids.shape)
+        if shapes != ((records, self.dimension), (records,), (records,)):
+            raise DamagedShard(
+                f"shard {self.path.name!r}: its manifest states {records} records of dimension {self.dimension}, "
+                f"its arrays have the shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
+            )
+        if len(self._manifest.deleted) >= records:
+            raise DamagedShard(f"shard {self.path.name!r} states more deletions than leave a record")
+
+    def _check_values(self) -> None:
+        name = self.path.name
+        check_labels(np.asarray(self.labels), self.classes, public=self.is_public, error=DamagedShard)
+        if len(np.unique(self.record_ids)) != len(self.record_ids) or self.record_ids.min() < 0:
+            raise DamagedShard(f"shard {name!r}: record ids are not unique and non-negative")
+        if not np.isin(np.array(self._manifest.deleted, dtype=np.int64), self.record_ids).all():
+            raise DamagedShard(f"shard {name!r} states deletions of records it does not hold")
+        for start in range(0, len(self.features), _ROWS_PER_BLOCK):
+            check_features(self.features[start : start + _ROWS_PER_BLOCK], error=DamagedShard)
+
+
+def check_features(features: NDArray[np.int16], *, error: type[BadData] = BadData) -> None:
+    """Refuse rows that `quantize` cannot have made: inner products of longer ones would not be exact in float32."""
+    wide = features.astype(np.int64)
+    squares = np.einsum("ij,ij->i", wide, wide)
+    limit = largest_square_length(features.shape[1])
+    if squares.size and (squares.min() == 0 or squares.max() > limit):
+        raise error(f"features must be rows of length 2048, rounded (squared length from 1 to {limit}); use quantize")
+
+
+def check_labels(
+    labels: NDArray[np.integer], classes: Sequence[str], *, public: bool, error: type[BadData] = BadData
+) -> None:
+    """Refuse a label outside the class list without saying which, and unlabelled private records."""
+    lowest = -1 if public else 0
+    if labels.size and (labels.min() < lowest or labels.max() >= max(len(classes), 0 if public else 1)):
+        unlabelled = "; every private record needs one" if not public else " or -1 where the truth is unknown"
+        raise error(f"a label is outside the class list: labels must be from 0 to {len(classes) - 1}{unlabelled}")
+
+
+def check_compatible(shards: Sequence[Shard]) -> None:
+    """Check that shards can take part in one task.
+
+    Args:
+        shards: private and public ones; a public shard without a class list goes with any.
+
+    Raises:
+        MixedShards: two differ in backbone, dimension or class list; the message names them.
+        InvalidSetting: no shard at all.
+    """
+    if not shards:
+        raise InvalidSetting("at least one shard is needed, found none")
+    first = shards[0]
+    named = next((shard for shard in shards if shard.classes), first)
+    for shard in shards:
+        pair = f"shards {first.path.name!r} and {shard.path.name!r}"
+        if shard.fingerprint != first.fingerprint:
+            raise MixedShards(
+                f"{pair} come from different backbones (fingerprints {first.fingerprint[:12]} and "
+                f"{shard.fingerprint[:12]}); embed both with the same weights, options and transform"
+            )
+        if shard.dimension != first.dimension:
+            raise MixedShards(f"{pair} have different dimensions: {first.dimension} and {shard.dimension}")
+        if shard.classes and shard.classes != named.classes:
+            raise MixedShards(
+                f"shards {named.path.name!r} and {shard.path.name!r} have different class lists "
+                f"({len(named.classes)} and {len(shard.classes)} names, or another order); embed both with one list"
+            )
+
+
+def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
+    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl"}) - manifest.files.keys()
+    if missing:
+        raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
+    if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
+        raise DamagedShard(f"private shard {folder.name!r} holds pictures, which only a public shard may")
+    for name, stated in manifest.files.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise DamagedShard(f"shard {folder.name!r}: file {name!r} is missing; embed the images again")
+        size = path.stat().st_size
+        if size != stated.bytes:
+            raise DamagedShard(
+                f"shard {folder.name!r}: {name} has {size} bytes, its manifest states {stated.bytes}; it was "
+                "truncated or replaced, embed the images again"
+            )
+        if verify and sum_file(path) != stated:
+            raise DamagedShard(
+                f"shard {folder.name!r}: the bytes of {name} do not match its checksum; embed the images again"
+            )
+
+
+def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        raise DamagedShard(f"shard {folder.name!r}: {name} is no array file; embed the images again") from None
+    if array.dtype != np.dtype(kind):
+        raise DamagedShard(f"shard {folder.name!r}: {name} holds {array.dtype}, {np.dtype(kind)} is needed")
+    return array

@@ -1,0 +1,304 @@
+"""Writing a shard batch by batch, so that an interrupted job goes on where it stopped and nothing half-written is seen.
+
+Rows are gathered in a hidden folder beside the shard. After each batch a small state file says how many bytes of each
+file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
+another hidden folder and renames it: the shard is there complete, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from feature_store.images import Skipped
+from feature_store.manifest import Manifest, exclusive, replace_file, sum_file, sync_folder, write_manifest
+from feature_store.quantize import quantize
+from feature_store.shard import check_features, check_labels
+from labeler.errors import BadData, DamagedShard, InvalidSetting
+
+_PARTS = ("features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes")
+_ROWS_PER_BLOCK = 8192
+
+
+class ShardWriter:
+    """Gathers records and makes a shard of them; use it in a `with` block, which holds the folder for this process.
+
+    Args:
+        path: folder the shard will be; must not exist yet.
+        classes: public class list in label order; at least two names for a private shard.
+        fingerprint: of the backbone that made the features.
+        dimension: numbers in a feature.
+        public: role of the shard.
+        backbone: the backbone's description, for people.
+        job: digest of what is being embedded; only a writer with the same one may go on.
+        random_bytes: source of record ids and of the order of private rows.
+
+    Attributes:
+        records: rows appended so far, those of an interrupted writer included.
+        position: how far the caller had come (see `append`).
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        classes: Sequence[str],
+        fingerprint: str,
+        dimension: int,
+        public: bool,
+        backbone: dict[str, Any] | None = None,
+        job: str = "",
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.path = Path(path)
+        self.records = 0
+        self.position = 0
+        self._classes = tuple(classes)
+        self._fingerprint = fingerprint
+        self._dimension = dimension
+        self._public = public
+        self._backbone = dict(backbone or {})
+        self._job = job
+        self._random_bytes = random_bytes
+        self._work = self.path.with_name(f".{self.path.name}.writing")
+        self._sizes = dict.fromkeys(_PARTS, 0)
+        self._open = contextlib.ExitStack()
+        _check_classes(self._classes, public=public)
+        if dimension < 1 or not fingerprint:
+            raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {dimension}")
+        self._refuse_existing()
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        self._open.enter_context(exclusive(lock, f"the output {self.path.name!r}"))
+        try:
+            # Another writer may have finished between our first look and the lock.
+            self._refuse_existing()
+            self._work.mkdir(exist_ok=True)
+            self._resume()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def append(
+        self,
+        features: NDArray[np.floating] | NDArray[np.int16],
+        labels: NDArray[np.integer],
+        sources: Sequence[str],
+        *,
+        thumbnails: Sequence[bytes] | None = None,
+        skipped: Sequence[Skipped] = (),
+        position: int | None = None,
+    ) -> None:
+        """Add one batch; when this returns it survives a crash.
+
+        Args:
+            features: floats (they are quantised) or int16 made by `quantize`, shape (n, dimension).
+            labels: shape (n,), places in the class list; -1 for unknown, in public shards only.
+            sources: name of each image within its source.
+            thumbnails: PNG bytes per record; public shards only, and for all batches or none.
+            skipped: images of this batch that were left out.
+            position: how far the caller has come in its source; handed back on resuming.
+
+        Raises:
+            BadData: shapes that do not match, features without direction, labels outside the class list.
+            InvalidSetting: thumbnails of private images.
+        """
+        rows = features if features.dtype == np.int16 else quantize(features.astype(np.float64, copy=False))
+        if rows.shape != (len(labels), self._dimension) or len(sources) != len(labels) or labels.ndim != 1:
+            raise BadData(
+                f"a batch needs as many features of dimension {self._dimension} as labels and sources; found "
+                f"features {features.shape}, labels {labels.shape} and {len(sources)} sources"
+            )
+        check_features(rows.astype(np.int16, copy=False))
+        check_labels(labels, self._classes, public=self._public)
+        if thumbnails is not None and not self._public:
+            raise InvalidSetting("pictures are kept in public shards only; a private shard holds features and no image")
+        if thumbnails is not None and len(thumbnails) != len(labels):
+            raise BadData(f"found {len(thumbnails)} thumbnails for {len(labels)} records")
+        self._extend("features", np.ascontiguousarray(rows, dtype="<i2").tobytes())
+        self._extend("labels", np.ascontiguousarray(labels, dtype="<i2").tobytes())
+        self._extend("sources", _json_lines(sources))
+        self._extend("skipped", _json_lines([[each.source, each.reason] for each in skipped]))
+        if thumbnails is not None:
+            self._extend("thumbnails", b"".join(thumbnails))
+            self._extend("thumbnail_sizes", np.array([len(png) for png in thumbnails], dtype="<i8").tobytes())
+        self.records += len(labels)
+        self.position = self.position + len(labels) if position is None else position
+        self._commit()
+
+    def finish(self) -> None:
+        """Write the shard in one atomic step and remove the working folder.
+
+        Raises:
+            BadData: no record was appended, or only some batches had thumbnails.
+        """
+        if not self.records:
+            raise BadData(
+                f"nothing to keep: shard {self.path.name!r} would be empty; check the source, and the skipped images"
+            )
+        final = self._work / "final"
+        if final.exists():
+            shutil.rmtree(final)
+        final.mkdir()
+        ids = _unique_ids(self.records, self._random_bytes)
+        # The public order is the source's; a private one would say which records were neighbours in a folder.
+        order = np.arange(self.records) if self._public else _random_order(self.records, self._random_bytes)
+        self._write_arrays(final, ids, order)
+        names = (self._work / "sources").read_text(encoding="utf-8").splitlines()
+        lines = np.array(names, dtype=object)[order]
+        (final / "sources.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        shutil.copyfile(self._work / "skipped", final / "skipped.jsonl")
+        if self._sizes["thumbnail_sizes"]:
+            self._write_thumbnails(final, ids)
+        manifest = Manifest(
+            role="public" if self._public else "private",
+            fingerprint=self._fingerprint,
+            backbone=self._backbone,
+            dimension=self._dimension,
+            classes=self._classes,
+            records=self.records,
+            job=self._job,
+            files={file.name: sum_file(file) for file in sorted(final.iterdir())},
+        )
+        for file in final.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        write_manifest(final, manifest)
+        final.rename(self.path)
+        sync_folder(self.path.parent)
+        shutil.rmtree(self._work)
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Images left out so far, those of an interrupted writer included."""
+        lines = (self._work / "skipped").read_text(encoding="utf-8").splitlines()
+        return tuple(Skipped(*json.loads(line)) for line in lines)
+
+    def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
+        shape = (self.records, self._dimension)
+        written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
+        features = open_memmap(final / "features.npy", mode="w+", dtype=np.int16, shape=shape)
+        for start in range(0, self.records, _ROWS_PER_BLOCK):
+            features[start : start + _ROWS_PER_BLOCK] = written[order[start : start + _ROWS_PER_BLOCK]]
+        features.flush()
+        labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
+        np.save(final / "labels.npy", labels[order])
+        np.save(final / "record_ids.npy", ids)
+
+    def _write_thumbnails(self, final: Path, ids: NDArray[np.int64]) -> None:
+        sizes = np.fromfile(self._work / "thumbnail_sizes", dtype="<i8")
+        if len(sizes) != self.records:
+            raise BadData(f"only {len(sizes)} of {self.records} records have a thumbnail; give all or none")
+        schema = pa.schema([("record_id", pa.int64()), ("png", pa.binary())])
+        with (
+            (self._work / "thumbnails").open("rb") as pictures,
+            pq.ParquetWriter(final / "thumbnails.parquet", schema) as parquet,
+        ):
+            for start in range(0, self.records, _ROWS_PER_BLOCK):
+                block = [pictures.read(int(size)) for size in sizes[start : start + _ROWS_PER_BLOCK]]
+                columns = {"record_id": ids[start : start + _ROWS_PER_BLOCK], "png": block}
+                parquet.write_table(pa.table(columns, schema=schema))
+
+    def _extend(self, part: str, data: bytes) -> None:
+        with (self._work / part).open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._sizes[part] += len(data)
+
+    def _refuse_existing(self) -> None:
+        if self.path.exists():
+            raise InvalidSetting(f"{self.path.name!r} exists already; choose another output, or delete it first")
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "classes": list(self._classes),
+            "fingerprint": self._fingerprint,
+            "dimension": self._dimension,
+            "public": self._public,
+            "job": self._job,
+        }
+
+    def _commit(self) -> None:
+        state = {
+            "identity": self._identity(),
+            "records": self.records,
+            "position": self.position,
+            "sizes": self._sizes,
+        }
+        replace_file(self._work / "state.json", json.dumps(state, ensure_ascii=False).encode())
+
+    def _resume(self) -> None:
+        path = self._work / "state.json"
+        if path.exists():
+            try:
+                state = json.loads(path.read_bytes())
+                sizes = {part: int(state["sizes"][part]) for part in _PARTS}
+                identity, records, position = state["identity"], int(state["records"]), int(state["position"])
+            except (ValueError, KeyError, TypeError):
+                raise DamagedShard(
+                    f"the state of the interrupted output {self.path.name!r} is damaged; "
+                    f"delete the folder {self._work.name!r} and begin again"
+                ) from None
+            if identity != self._identity():
+                raise InvalidSetting(
+                    f"an interrupted job for {self.path.name!r} had another source, backbone or class list; finish "
+                    f"that one, or delete the folder {self._work.name!r} and begin again"
+                )
+            self.records, self.position, self._sizes = records, position, sizes
+        for part in _PARTS:
+            with (self._work / part).open("ab") as file:
+                if file.tell() < self._sizes[part]:
+                    raise DamagedShard(
+                        f"the interrupted output {self.path.name!r} lost bytes of {part}; "
+                        f"delete the folder {self._work.name!r} and begin again"
+                    )
+                file.truncate(self._sizes[part])
+
+
+def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
+    if len(set(classes)) != len(classes) or any(not name for name in classes):
+        raise InvalidSetting("class names must be different from each other and not empty")
+    if not public and len(classes) < 2:
+        raise InvalidSetting(
+            f"a one-class shard labels nothing: a private shard needs a public list of at least 2 classes, "
+            f"found {len(classes)}"
+        )
+    if len(classes) > np.iinfo(np.int16).max:
+        raise InvalidSetting(f"at most {np.iinfo(np.int16).max} classes fit, found {len(classes)}")
+
+
+def _json_lines(values: Sequence[Any]) -> bytes:
+    # ASCII, so that no character in a name can be taken for the end of a line.
+    return "".join(f"{json.dumps(value)}\n" for value in values).encode("ascii")
+
+
+def _unique_ids(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
+    """Random 63-bit numbers; two equal ones are so unlikely that drawing all again costs nothing."""
+    while True:
+        ids = (np.frombuffer(random_bytes(8 * count), dtype="<u8") >> np.uint64(1)).astype(np.int64)
+        if len(np.unique(ids)) == count:
+            return ids
+
+
+def _random_order(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
+    return np.argsort(_unique_ids(count, random_bytes), kind="stable").astype(np.int64)

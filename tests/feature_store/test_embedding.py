@@ -1,0 +1,172 @@
+"""Embedding a source: labels by name, skipped images listed, and a killed run that goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from feature_store.backbones import load_backbone
+from feature_store.backbones.pixels import PixelBackbone
+from feature_store.embedding import embed_source
+from feature_store.images import Skipped, open_source
+from feature_store.quantize import quantize
+from feature_store.shard import Shard
+from labeler.errors import BadData, InvalidSetting
+
+
+class Stop(Exception):
+    """What a test raises to stop a run."""
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """30 images of 3 classes."""
+    rng = np.random.default_rng(8)
+    for name in ("cat", "dog", "owl"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            image = Image.fromarray(rng.integers(0, 256, (12, 9, 3), dtype=np.uint8))
+            image.save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def by_source(shard: Shard) -> dict[str, tuple[bytes, int]]:
+    rows = zip(shard.sources, np.asarray(shard.features), np.asarray(shard.labels), strict=True)
+    return {source: (feature.tobytes(), int(label)) for source, feature, label in rows}
+
+
+def test_every_image_is_embedded_and_labelled_by_name(photos: Path, tmp_path: Path) -> None:
+    backbone = load_backbone("pixels:4")
+    report = embed_source(photos, backbone, tmp_path / "out", classes=["owl", "dog", "cat", "fox"], batch_size=7)
+    shard = Shard.open(tmp_path / "out")
+    assert (report.records, report.skipped, report.notes, report.resumed_from) == (30, (), (), 0)
+    assert (shard.classes, shard.fingerprint) == (("owl", "dog", "cat", "fox"), backbone.fingerprint)
+    source = open_source(photos)
+    expected = quantize(backbone.embed([source.read(row) for row in range(30)]))
+    place = {"owl": 0, "dog": 1, "cat": 2}
+    rows = zip(source.names, expected, strict=True)
+    assert by_source(shard) == {name: (row.tobytes(), place[name.split("/")[0]]) for name, row in rows}
+
+
+def test_a_class_list_taken_from_the_source_is_noted(photos: Path, tmp_path: Path) -> None:
+    report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
+    assert report.classes == ("cat", "dog", "owl")
+    assert "was taken from the source" in report.notes[0]
+
+
+def test_private_labels_outside_the_class_list_are_refused_unnamed(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="10 of 30 private images have no label in the class list") as caught:
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
+    assert "owl" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_public_images_keep_order_pictures_and_truth_where_known(photos: Path, tmp_path: Path) -> None:
+    report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out", classes=["dog", "cat"], public=True)
+    shard = Shard.open(tmp_path / "out")
+    assert shard.is_public
+    assert shard.sources == list(open_source(photos).names)
+    assert np.asarray(shard.labels).tolist() == [1] * 10 + [0] * 10 + [-1] * 10
+    assert all(png.startswith(b"\x89PNG") for png in shard.thumbnails(shard.record_ids).values())
+    assert "for scoring only" in report.notes[-1]
+
+
+def test_unreadable_images_are_listed_and_skipped(photos: Path, tmp_path: Path) -> None:
+    (photos / "cat" / "3.png").write_bytes(b"no image")
+    (photos / "dog" / "9.png").write_bytes((photos / "dog" / "9.png").read_bytes()[:60])
+    (photos / "readme.txt").write_text("hello")
+    report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out", batch_size=4)
+    assert report.records == 28
+    assert [each.source for each in report.skipped] == ["readme.txt", "cat/3.png", "dog/9.png"]
+    assert Skipped("cat/3.png", "not an image of a known format") in report.skipped
+    assert Shard.open(tmp_path / "out").skipped == report.skipped
+
+
+def test_a_source_without_one_readable_image_makes_no_shard(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "0.png").write_bytes(b"no image")
+    with pytest.raises(BadData, match="would be empty"):
+        embed_source(tmp_path / "photos", PixelBackbone(size=4), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unlabelled_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no label"):
+        embed_source(photos / "cat", PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])
+
+
+def test_numbered_labels_are_places_in_the_class_list(tmp_path: Path) -> None:
+    image = tmp_path / "one.png"
+    Image.new("RGB", (2, 2), (9, 9, 9)).save(image)
+    pq.write_table(pa.table({"image": [image.read_bytes()] * 3, "label": [2, 0, 2]}), tmp_path / "set.parquet")
+    embed_source(tmp_path / "set.parquet", PixelBackbone(size=4), tmp_path / "out", classes=["a", "b", "c"])
+    assert sorted(np.asarray(Shard.open(tmp_path / "out").labels)) == [0, 2, 2]
+
+
+def test_a_run_stopped_between_batches_goes_on(photos: Path, tmp_path: Path) -> None:
+    backbone = PixelBackbone(size=4)
+    (photos / "cat" / "0.png").write_bytes(b"no image")
+    embed_source(photos, backbone, tmp_path / "whole", batch_size=4)
+
+    def stop(done: int, total: int) -> None:
+        if done >= 12:
+            raise Stop
+
+    with pytest.raises(Stop):
+        embed_source(photos, backbone, tmp_path / "out", batch_size=4, progress=stop)
+    assert not (tmp_path / "out").exists()
+    calls: list[tuple[int, int]] = []
+    report = embed_source(
+        photos, backbone, tmp_path / "out", batch_size=4, progress=lambda done, total: calls.append((done, total))
+    )
+    assert (report.resumed_from, report.records, len(report.skipped)) == (12, 29, 1)
+    assert calls[0] == (16, 30)
+    assert calls[-1] == (30, 30)
+    assert by_source(Shard.open(tmp_path / "out")) == by_source(Shard.open(tmp_path / "whole"))
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys
+        from feature_store.backbones.pixels import PixelBackbone
+        from feature_store.embedding import embed_source
+
+        def die(done, total):
+            if done >= 15:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        embed_source(sys.argv[1], PixelBackbone(size=4), sys.argv[2], batch_size=5, progress=die)
+    """
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", textwrap.dedent(script), str(photos), str(out)]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert not out.exists()
+    report = embed_source(photos, PixelBackbone(size=4), out)
+    embed_source(photos, PixelBackbone(size=4), tmp_path / "whole")
+    assert (report.resumed_from, report.records) == (15, 30)
+    assert by_source(Shard.open(out)) == by_source(Shard.open(tmp_path / "whole"))
+
+
+def test_doing_it_twice_equals_doing_it_once(photos: Path, tmp_path: Path) -> None:
+    first = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
+    version = Shard.open(tmp_path / "out").version
+    again = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
+    assert (again.records, again.skipped, again.resumed_from) == (first.records, first.skipped, 30)
+    assert Shard.open(tmp_path / "out").version == version
+    with pytest.raises(InvalidSetting, match="made from another source, backbone or class list"):
+        embed_source(photos, PixelBackbone(size=8), tmp_path / "out")
+
+
+def test_pictures_of_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="public shards only"):
+        embed_source(photos, PixelBackbone(size=4), tmp_path / "out", thumbnails=True)

@@ -1,0 +1,103 @@
+"""A small job to report on, made of drawn pictures and drawn votes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labeler.task import Task
+from workers.report import (
+    AnsweredQuery,
+    CurvePoint,
+    JobReport,
+    LevelPrice,
+    PriceRow,
+    Privacy,
+    ReferencePoint,
+    StudentOutcome,
+    map_public_set,
+)
+
+ReportMaker = Callable[..., JobReport]
+
+
+def png(side: int = 8, *, mode: str = "L", shade: int = 90) -> bytes:
+    """A plain picture as a PNG file."""
+    buffer = io.BytesIO()
+    color: Any = shade if mode == "L" else (shade,) * len(mode)
+    Image.new(mode, (side, side), color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def make_report() -> ReportMaker:
+    """Make the report of a job with truth and a histogram release; keywords replace its fields.
+
+    `has_truth`, `release`, `classes` and `num_queries` shape the whole job consistently.
+    """
+
+    def make(
+        *,
+        has_truth: bool = True,
+        release: str = "histogram",
+        classes: tuple[str, ...] = ("cat", "dog", "owl"),
+        num_queries: int = 12,
+        source: str = "group",
+        **changes: Any,
+    ) -> JobReport:
+        rng = np.random.default_rng(20261120)
+        task = Task.model_validate(
+            {
+                "name": "Pets", "classes": classes, "method": "knn", "k": 5, "sigma_votes": 4.0, "delta": 1e-4,
+                "max_queries": num_queries, "release": release, "agents": 5, "colluding_agents": 1, "max_dropouts": 1,
+            }
+        )  # fmt: skip
+        labels = np.arange(num_queries) % len(classes)
+        votes = rng.normal(0, 5, (num_queries, len(classes)))
+        votes[np.arange(num_queries), labels] += 20
+        queries = tuple(
+            AnsweredQuery(
+                f"q{number}",
+                f"{source} {number}",
+                int(label),
+                "answered",  # type: ignore[arg-type]  # plain words are accepted and become an AnswerStatus
+                truth=(int(label) if number else 1) if has_truth else None,
+                noisy_votes=votes[number] if release == "histogram" else None,
+                thumbnails=(png(), png(), png()),
+                group_size=4,
+            )
+            for number, label in enumerate(labels)
+        )
+        queries = (*queries[:-1], replace(queries[-1], label=-1, status="abstained"))
+        features = rng.normal(size=(max(80, num_queries), 6))
+        report = JobReport(
+            task=task,
+            queries=queries,
+            privacy=Privacy(
+                1e-4,
+                LevelPrice(0.9751, "exact bound for the integer mechanism"),
+                LevelPrice(612.34, "exact bound for the integer mechanism"),
+                (
+                    PriceRow("exact bound for the integer mechanism", 0.9751, 612.34, True),
+                    PriceRow("as in the paper", 1.31, 655.0),
+                ),
+                tuple((asked, 0.9751 * (asked / num_queries) ** 0.5) for asked in range(1, num_queries + 1)),
+            ),
+            contributors=5,
+            public_images=80,
+            student=StudentOutcome("nearest prototype", 80, *((0.961, 300) if has_truth else ())),
+            curve=(CurvePoint(0.5, 0.8, 0.02), CurvePoint(1.0, 0.95), CurvePoint(4.0, 0.97)) if has_truth else (),
+            references=(ReferencePoint("paper", 2.8, 0.863),) if has_truth else (),
+            coverage=map_public_set(features, features[:num_queries], np.array([q.label >= 0 for q in queries])),
+            seconds={"embed": 1.5, "vote": 0.002},
+            versions={"private-labeler": "0.1.0"},
+        )
+        return replace(report, **changes)
+
+    return make

@@ -1,0 +1,103 @@
+"""Output folders: one owner, durable steps, no trace of a refused job, secrets that end with the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labeler.errors import BadData, OutputInUse
+from labeler.release import Release
+from workers.job_folder import open_job_folder
+
+PLAN = {"task_digest": "abc", "seed": None}
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from workers.job_folder import open_job_folder\n"
+    code += "with open_job_folder(Path(sys.argv[1])) as f: f.begin({}); print('mine', flush=True); sys.stdin.read()"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "job")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "mine\n"
+        with pytest.raises(OutputInUse, match="another process"), open_job_folder(tmp_path / "job"):
+            pass
+    finally:
+        owner.kill()
+        owner.communicate()
+    with open_job_folder(tmp_path / "job"):
+        pass
+
+
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(BadData, match="not empty and holds no job"), open_job_folder(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_job_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), open_job_folder(tmp_path / "a" / "b"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_keeps_its_plan(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        with pytest.raises(BadData, match=r"holds another job \(differs in: task_digest\)"):
+            folder.begin(PLAN | {"task_digest": "def"})
+
+
+def test_a_charge_is_one_entry_however_often_it_is_posted(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        assert [folder.post({"id": name}) for name in ("one", "two", "one")] == [1, 2, 1]
+        assert [entry["id"] for entry in folder.ledger()] == ["one", "two"]
+
+
+def test_secrets_are_made_once_kept_private_and_destroyed(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        secret = folder.noise_secret("agent-1")
+        assert len(secret) == 32
+        assert folder.noise_secret("agent-1") == secret
+        assert folder.noise_secret("agent-2") != secret
+        path = tmp_path / "job" / ".job" / "secrets" / "agent-1"
+        assert path.stat().st_mode & 0o077 == 0
+        folder.destroy_secrets()
+        assert not path.exists()
+
+
+def test_a_job_whose_noise_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        folder.noise_secret("agent-1")
+        folder.post({"id": "one"})
+        folder.destroy_secrets()
+        with pytest.raises(BadData, match="cannot be replayed"):
+            folder.noise_secret("agent-1")
+
+
+@pytest.mark.parametrize("votes", [None, np.array([[1.5, -0.5]])])
+def test_a_release_is_read_back_as_it_was_stored(tmp_path: Path, votes: np.ndarray | None) -> None:
+    kind = "winner" if votes is None else "histogram"
+    release = Release(kind, np.array([0], np.int16), votes, frozenset({"a", "b"}), True)
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        assert folder.stored_release(0) is None
+        folder.store_release(0, release)
+        back = folder.stored_release(0)
+    assert back is not None
+    assert (back.kind, back.contributors, back.is_seeded) == (kind, release.contributors, True)
+    assert back.labels.tolist() == [0]
+    assert (back.noisy_votes is None) == (votes is None)
+    if votes is not None:
+        assert np.array_equal(back.noisy_votes, votes)

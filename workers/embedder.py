@@ -1,0 +1,99 @@
+"""Images to shards, and public images to a backbone: what `labeler embed` and `labeler pretrain` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from feature_store.backbones import load_backbone
+from feature_store.embedding import embed_source
+from feature_store.images import open_source
+from feature_store.shard import Shard
+from labeler.errors import UnreadableImage
+from workers.progress import ProgressCallback, silent
+
+
+def embed_images(
+    source: str | Path,
+    backbone: str | Path,
+    out: Path,
+    *,
+    classes: tuple[str, ...] | None = None,
+    public: bool = False,
+    batch_size: int = 64,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Embed a source into a shard; see feature_store.embedding.embed_source.
+
+    Returns:
+        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes"}.
+    """
+    report = embed_source(
+        source,
+        load_backbone(backbone),
+        out,
+        classes=classes,
+        public=public,
+        batch_size=batch_size,
+        progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
+    )
+    return {
+        "out": str(out),
+        "records": report.records,
+        "resumed_from": report.resumed_from,
+        "classes": list(report.classes),
+        "fingerprint": report.fingerprint,
+        "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in report.skipped],
+        "notes": list(report.notes),
+    }
+
+
+def embed_queries(source: Path, backbone: str, out: Path, *, progress: ProgressCallback = silent) -> Shard:
+    """Embed public images to ask about, once.
+
+    Raises:
+        UnreadableImage: some are no images. A question must not vanish silently, so nothing is asked.
+    """
+    result = embed_images(source, backbone, out, public=True, progress=progress)
+    if result["skipped"]:
+        first = result["skipped"][0]
+        raise UnreadableImage(
+            f"{len(result['skipped'])} of the public images cannot be asked about, first {first['source']!r}: "
+            f"{first['reason']}. Take them out, or embed the rest first with `labeler embed --public`"
+        )
+    return Shard.open(out)
+
+
+def pretrain_backbone(
+    source: str | Path,
+    out: Path,
+    *,
+    architecture: str = "small-conv",
+    epochs: int = 100,
+    seed: int = 0,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Pretrain a SimCLR backbone on public images; see feature_store.backbones.simclr.pretrain.
+
+    Returns:
+        {"out", "fingerprint", "dimension", "images"}.
+
+    Raises:
+        UnreadableImage: some are no images.
+    """
+    from feature_store.backbones.simclr import SimCLRConfig, pretrain
+
+    images = open_source(source)
+    backbone = pretrain(
+        [images.read(number) for number in range(len(images.names))],
+        config=SimCLRConfig(architecture=architecture, epochs=epochs),
+        seed=seed,
+        checkpoint=out,
+        progress=lambda done, total, _: progress("Pretraining", done, total),
+    )
+    return {
+        "out": str(out),
+        "fingerprint": backbone.fingerprint,
+        "dimension": backbone.dimension,
+        "images": len(images.names),
+    }
