@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def embed_source(
     progress: Progress | None = None,
     thumbnails: bool | None = None,
     threads: int = 2,
+    random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> EmbedReport:
     """Embed every image of a source into a shard.
 
@@ -87,6 +89,7 @@ def embed_source(
         progress: called after every batch with (images done, images in all).
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes.
+        random_bytes: source of record ids and row order; the operating system's except in simulations.
 
     Raises:
         BadData: no image could be read; private images without a label or with one outside `classes`.
@@ -114,6 +117,7 @@ def embed_source(
         public=public,
         backbone=backbone.spec,
         job=job,
+        random_bytes=random_bytes,
     ) as writer:
         resumed_from = writer.position
         total = len(images.names)

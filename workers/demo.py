@@ -20,9 +20,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from feature_store.backbones import Backbone
+from feature_store.durable import replacing
 from feature_store.embedding import embed_source
 from labeler.randomness import seeded_source
-from workers.job_folder import open_job_folder, replacing
+from workers.job_folder import open_job_folder
 from workers.labelling import run_in_folder
 from workers.preparation import LabellingJob
 from workers.progress import ProgressCallback, StageClock, silent

@@ -14,12 +14,9 @@ whoever holds one can subtract that agent's noise.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import BadData, OutputInUse
+from feature_store.durable import exclusive, replace_file, replacing
+from labeler.errors import BadData
 from labeler.release import Release
 
 PLAN_FORMAT = "labeler-job/1"
@@ -57,7 +55,7 @@ class JobFolder:
                     "choose an empty folder, or repeat that job's exact settings to continue it"
                 )
             return
-        write_durably(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
+        replace_file(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
 
     def noise_secret(self, agent_id: str) -> bytes:
         """The agent's 32-byte secret: made from the operating system's randomness at first, read again later.
@@ -75,7 +73,7 @@ class JobFolder:
             )
         path.parent.mkdir(mode=0o700, exist_ok=True)
         secret = secrets.token_bytes(32)
-        write_durably(path, secret, mode=0o600)
+        replace_file(path, secret, mode=0o600)
         return secret
 
     def destroy_secrets(self) -> None:
@@ -101,7 +99,7 @@ class JobFolder:
             if known["id"] == entry["id"]:
                 return number
         state["ledger"].append(entry)
-        write_durably(path, json.dumps(state, indent=1).encode())
+        replace_file(path, json.dumps(state, indent=1).encode())
         return len(state["ledger"])
 
     def stored_release(self, batch: int) -> Release | None:
@@ -150,19 +148,11 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
     missing = [folder for folder in (out / ".job", out, *out.parents) if not folder.exists()]
     try:
         (out / ".job").mkdir(parents=True, exist_ok=True)
-        lock = os.open(out / ".job" / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with exclusive(out / ".job" / "lock", f"output folder {out}"):
+            yield JobFolder(out)
     except OSError as error:
-        raise BadData(f"cannot write to output folder {out}: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputInUse(
-                f"another process is working in output folder {out}; wait for it or choose another folder"
-            ) from None
-        yield JobFolder(out)
+        raise BadData(f"cannot write to output folder {out}: {error.strerror or error}") from None
     finally:
-        os.close(lock)
         if missing and not (out / ".job" / "plan.json").exists():
             _remove_unused(out, missing)
 
@@ -175,34 +165,3 @@ def _remove_unused(out: Path, made: list[Path]) -> None:
             folder.rmdir()
         except OSError:
             return
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write to a temporary neighbour of `path`; on success it takes the name durably, else it is removed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Replace a file's content so that after a crash either the old or the new is there."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
-        temporary.chmod(mode)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -6,21 +6,23 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from feature_store.query_selection import QuerySet, select_queries
-from feature_store.shard import Shard, check_compatible
 from numpy.typing import NDArray
 
+from feature_store.query_selection import QuerySet, select_queries
+from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
-from labeler.errors import BudgetExceeded, InvalidSetting, InvalidTask
+from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
 from labeler.planning import Price, price
 from labeler.task import Level, Task
 from workers.job_folder import JobFolder
 from workers.progress import ProgressCallback, silent
+from workers.public_images import PublicImages
 from workers.task_file import TaskFile
 
 BATCH_QUERIES = 4096
@@ -65,8 +67,8 @@ class PreparedJob:
     task: Task
     price: Price
     shards: tuple[Shard, ...]
-    public: Shard
-    test: Shard | None
+    public: PublicImages
+    test: PublicImages | None
     queries: QuerySet
     batches: tuple[QueryBatch, ...]
 
@@ -75,6 +77,34 @@ class PreparedJob:
         """A name for this job that does not change when it is resumed."""
         parts = [self.task.digest, *(batch.digest for batch in self.batches), str(self.job.seed)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def asks_clusters(self) -> bool:
+        """Whether queries are centres of clusters rather than images."""
+        return bool((self.queries.rows < 0).any())
+
+    @cached_property
+    def query_rows(self) -> NDArray[np.int64]:
+        """The public image each query is, or, for a centre, the image of its cluster nearest to it; shape (num_queries,)."""
+        if not self.asks_clusters:
+            return self.queries.rows
+        assignment = self.queries.assignment
+        similarity = np.einsum(
+            "id,id->i", self.public.features.astype(np.float64), self.queries.features[assignment].astype(np.float64)
+        )
+        similarity /= np.linalg.norm(self.public.features.astype(np.float64), axis=1)
+        # Ascending by similarity, so that the most similar image of each cluster is written last and stays.
+        order = np.argsort(similarity, kind="stable")
+        rows = np.zeros(len(self.queries), dtype=np.int64)
+        rows[assignment[order]] = order
+        return rows
+
+    @cached_property
+    def query_names(self) -> tuple[list[str], list[str]]:
+        """Id of each query, and source of the image it asks about, or that lies nearest to its cluster's centre."""
+        kind = "cluster" if self.asks_clusters else "query"
+        rows = self.query_rows.tolist()
+        return [f"{kind}-{number:06d}" for number in range(len(rows))], [self.public.sources[row] for row in rows]
 
     def plan(self) -> dict[str, Any]:
         """What the output folder is for: a job resumed with anything else is refused."""
@@ -96,15 +126,19 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         BudgetExceeded: the job costs more than its budget.
     """
     shards = tuple(Shard.open(path) for path in job.shards)
-    public = open_queries(job, folder, progress=progress)
-    test = None if job.test is None else Shard.open(job.test)
-    check_compatible([*shards, *([] if test is None else [test])])
-    check_compatible([shards[0], public], classes=False)
+    asked = open_queries(job, folder, progress=progress)
+    scored = [] if job.test is None else [Shard.open(job.test)]
+    check_compatible([*shards, asked, *scored])
+    _check_roles(shards, [asked, *scored])
+    public = PublicImages.of(asked)
+    test = PublicImages.labelled(scored[0]) if scored else None
+    if test is not None and not len(test):
+        raise BadData(f"no image of {job.test} has a known label, so no student can be scored on it")
     selection = job.file.queries
     queries = select_queries(
         public.features,
         strategy=selection.strategy,
-        count=len(public.features) if selection.count is None else selection.count,
+        count=selection.count,
         seed=selection.seed,
     )
     task = job.file.resolve(
@@ -142,6 +176,15 @@ def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
     return tuple(
         QueryBatch(features[start : start + size], first_query=start) for start in range(0, len(features), size)
     )
+
+
+def _check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:
+    for shard, should_be_public in [*((shard, False) for shard in private), *((shard, True) for shard in public)]:
+        if shard.is_public != should_be_public:
+            raise InvalidSetting(
+                f"{shard!r} was given as a {'public' if should_be_public else 'private'} one; "
+                + ("private images must never be asked about" if should_be_public else "embed it without --public")
+            )
 
 
 def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:

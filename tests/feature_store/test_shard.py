@@ -24,7 +24,7 @@ CLASSES = ("cat", "dog", "owl")
 
 
 def write(path: Path, *, rows: int = 20, public: bool = False, pictures: bool = False, **settings: Any) -> Shard:
-    given = {"classes": CLASSES, "fingerprint": "f" * 64, "dimension": 8} | settings
+    given: dict[str, Any] = {"classes": CLASSES, "fingerprint": "f" * 64, "dimension": 8} | settings
     rng = np.random.default_rng(rows)
     features = rng.normal(size=(rows, given["dimension"]))
     with ShardWriter(path, public=public, **given) as writer:

@@ -110,8 +110,8 @@ def _noise() -> BenchRow:
     noise.sample(source, 1000)
     seconds = min(_seconds(lambda: noise.sample(source, count)) for _ in range(3))
     return BenchRow(
-        "sigma 400 grid units", "discrete Gaussian sampler, one core", "million samples per second", count / seconds / 1e6,
-        reference="at least 5", seconds=seconds, settings={"count": count},
+        "sigma 400 grid units", "discrete Gaussian sampler, one core", "million samples per second",
+        count / seconds / 1e6, reference="at least 5", seconds=seconds, settings={"count": count},
     )  # fmt: skip
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
+from feature_store.durable import replace_file
 from workers.report.model import JobReport
 from workers.report.page import render_page
 from workers.report.pictures import PICTURE_FILES, draw_pictures
@@ -29,30 +28,9 @@ def write_report(report: JobReport, out: Path) -> None:
     page = render_page(report, pictures)
     out.mkdir(parents=True, exist_ok=True)
     for picture in pictures.values():
-        _write_whole(out / picture.file_name, picture.png)
+        replace_file(out / picture.file_name, picture.png)
     current = {picture.file_name for picture in pictures.values()}
     for name in PICTURE_FILES:
         if name not in current:
             (out / name).unlink(missing_ok=True)
-    _write_whole(out / "report.html", page.encode())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner may read; a report is for others too.
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    replace_file(out / "report.html", page.encode())

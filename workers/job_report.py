@@ -1,0 +1,159 @@
+"""From a finished job to what its report shows: prices, questions with pictures, coverage. Public facts only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import datetime
+from importlib.metadata import version
+
+import numpy as np
+
+from labeler.accounting.events import GaussianSum
+from labeler.accounting.renyi import improved_epsilon
+from labeler.planning import METHOD, PrivacyStatement, price
+from labeler.pseudo_labels import AnswerStatus
+from labeler.task import Task
+from workers.preparation import PreparedJob
+from workers.report import (
+    MAX_PER_QUERY,
+    AnsweredQuery,
+    CurvePoint,
+    JobReport,
+    LevelPrice,
+    PriceRow,
+    Privacy,
+    StudentOutcome,
+    map_public_set,
+    shown_queries,
+)
+from workers.students import NoisyAnswers
+
+POINTS_OF_SPENDING = 100
+PACKAGES = ("private-labeler", "torch", "timm", "numpy", "dp-accounting")
+
+
+def job_report(
+    prepared: PreparedJob,
+    answers: NoisyAnswers,
+    student: StudentOutcome,
+    curve: tuple[CurvePoint, ...],
+    *,
+    created_at: datetime,
+    is_seeded: bool,
+    contributors: int,
+) -> JobReport:
+    """Everything the report of a job shows, but for the seconds it took."""
+    return JobReport(
+        task=prepared.task,
+        queries=_answered_queries(prepared, answers),
+        privacy=_privacy(prepared),
+        contributors=contributors,
+        public_images=len(prepared.public),
+        student=student,
+        curve=curve,
+        coverage=map_public_set(
+            prepared.public.features,
+            prepared.queries.features,
+            answers.labels >= 0,
+            cells=prepared.queries.assignment if prepared.asks_clusters else None,
+        ),
+        versions={name: version(name) for name in PACKAGES},
+        is_seeded=is_seeded,
+        backbone=prepared.public.backbone_name,
+        job_id=prepared.job_id,
+        created_at=created_at.isoformat(timespec="seconds"),
+        downloads=(
+            ("pseudo_labels.parquet", "every label, one row per question"),
+            ("student_labels.parquet", "what the student says of every public image"),
+            ("report.json", "the numbers of this page, for programs"),
+        ),
+    )
+
+
+def finite(value: float) -> float | None:
+    """JSON and report pages have no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[AnsweredQuery, ...]:
+    ids, sources = prepared.query_names
+    truths, groups = _truths(prepared), _groups(prepared)
+    shown = [groups[number][:MAX_PER_QUERY] for number in shown_queries(len(groups)).tolist()]
+    pictures = prepared.public.thumbnails(sorted({row for rows in shown for row in rows}))
+    shown_rows = {rows[0] for rows in shown}
+    return tuple(
+        AnsweredQuery(
+            query_id=ids[number],
+            source=sources[number],
+            label=label,
+            status=AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED,
+            truth=truths[number],
+            noisy_votes=None if answers.noisy_votes is None else answers.noisy_votes[number],
+            thumbnails=tuple(
+                pictures[row] for row in group[:MAX_PER_QUERY] if group[0] in shown_rows and row in pictures
+            ),
+            group_size=len(group),
+        )
+        for number, (label, group) in enumerate(zip(answers.labels.tolist(), groups, strict=True))
+    )
+
+
+def _truths(prepared: PreparedJob) -> list[int | None]:
+    """True class of each query where the requester knows it: of its image, or of most of its cluster's images."""
+    public, queries, task = prepared.public, prepared.queries, prepared.task
+    if public.classes != task.classes:
+        return [None] * len(queries.features)
+    if not prepared.asks_clusters:
+        return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]
+    known = public.labels >= 0
+    cells = queries.assignment[known] * task.num_classes + public.labels[known]
+    counts = np.bincount(cells, minlength=len(queries.features) * task.num_classes).reshape(-1, task.num_classes)
+    return [int(row.argmax()) if row.any() else None for row in counts]
+
+
+def _groups(prepared: PreparedJob) -> list[list[int]]:
+    """Rows of the public images each query stands for, the one it is named after first."""
+    rows, assignment = prepared.query_rows, prepared.queries.assignment
+    if not prepared.asks_clusters:
+        return [[row] for row in rows.tolist()]
+    order = np.argsort(assignment, kind="stable")
+    starts = np.searchsorted(assignment[order], np.arange(len(rows) + 1)).tolist()
+    members = [order[start:end].tolist() for start, end in itertools.pairwise(starts)]
+    return [[row, *(m for m in group if m != row)] for row, group in zip(rows.tolist(), members, strict=True)]
+
+
+def _privacy(prepared: PreparedJob) -> Privacy:
+    task, instance, agent = prepared.task, prepared.price.instance, prepared.price.agent
+    rows = (
+        ("Exact bound for the integer noise that runs", instance.epsilon, agent.epsilon, True),
+        ("Exact, for real-valued noise", instance.continuous_epsilon, agent.continuous_epsilon, False),
+        ("Renyi DP, improved conversion (2020)", _improved(task, instance), _improved(task, agent), False),
+        ("As computed in the papers", instance.as_in_paper_epsilon, agent.as_in_paper_epsilon, False),
+    )
+    return Privacy(
+        delta=task.delta,
+        instance=_level_price(instance),
+        agent=_level_price(agent),
+        breakdown=tuple(PriceRow(name, finite(one), finite(other), reported) for name, one, other, reported in rows),
+        spent=_spending(prepared),
+    )
+
+
+def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
+    """Instance epsilon after so many questions."""
+    asked = prepared.task.max_queries
+    if prepared.task.method == "reverse-knn":
+        return ((asked, prepared.price.instance.epsilon),)
+    counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
+    return tuple((count, price(prepared.task, queries=count).instance.epsilon) for count in counts)
+
+
+def _level_price(statement: PrivacyStatement) -> LevelPrice:
+    return LevelPrice(finite(statement.epsilon), METHOD, statement.reason or "")
+
+
+def _improved(task: Task, statement: PrivacyStatement) -> float:
+    if statement.squared_sensitivity is None:
+        return math.inf
+    return improved_epsilon(GaussianSum(statement.squared_sensitivity, task.sigma_votes, statement.level), task.delta)

@@ -1,0 +1,121 @@
+"""Which student suits the data, judged by released votes the student has not seen.
+
+A noisy histogram with known noise can be split into two independent ones (data fission): with z fresh
+noise of the same standard deviation, n + z and n - z are independent, each with variance 2 sigma^2. A
+student fitted on the first is judged on the second, unbiasedly and without leaving out any query. It
+is a ladder: prototypes, linear probe, spreading. A richer student is taken only if it is contradicted by
+at least a quarter fewer votes, and by more than two standard errors: with few questions or much
+noise the simplest is also the best, and a little more agreement with the votes is mostly agreement
+with the other agents' domains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.students.answers import NoisyAnswers
+
+Spread = Callable[[str, str], float]
+"""Standard error of the difference of two students' errors."""
+
+Predict = Callable[[NoisyAnswers], NDArray[np.int64]]
+"""Fits on answers and returns the predicted class of every public image."""
+
+LEAST_GAIN = 0.25
+LEAST_STANDARD_ERRORS = 2.0
+FOLDS = 5
+LEAST_QUERIES_PER_CLASS = 5
+_DRAWS = 3
+
+
+def choose(
+    ladder: Mapping[str, Predict], answers: NoisyAnswers, assignment: NDArray[np.integer], *, seed: int
+) -> tuple[str, dict[str, float]]:
+    """Return the chosen rung and the estimated share of votes that contradict each.
+
+    Args:
+        ladder: from the simplest to the richest.
+        answers: the whole release.
+        assignment: shape (num_images,), the query that stands for each public image.
+        seed: of the splits.
+    """
+    if answers.noisy_votes is None:
+        errors, spread = _errors_of_winners(ladder, answers, assignment, seed)
+    else:
+        errors, spread = _errors_of_votes(ladder, answers, answers.noisy_votes, assignment, seed)
+    names = list(ladder)
+    chosen = names[0]
+    for name in names[1:]:
+        gain = errors[chosen] - errors[name]
+        if gain > max(LEAST_GAIN * errors[chosen], LEAST_STANDARD_ERRORS * spread(chosen, name)):
+            chosen = name
+    return chosen, errors
+
+
+def _errors_of_votes(
+    ladder: Mapping[str, Predict],
+    answers: NoisyAnswers,
+    noisy_votes: NDArray[np.float64],
+    assignment: NDArray[np.integer],
+    seed: int,
+) -> tuple[dict[str, float], Spread]:
+    sigma = answers.total_sigma_votes
+    votes = np.where(answers.answered[:, None], noisy_votes, 0.0)
+    # Below the noise of a sum over all coordinates the total is unknown; a larger one only makes the choice cautious.
+    total = max(float(votes.sum()), sigma * math.sqrt(votes.size), 1.0)
+    rng = np.random.default_rng(seed)
+    agreed = dict.fromkeys(ladder, 0.0)
+    shares = {name: np.zeros(votes.shape) for name in ladder}
+    for _ in range(_DRAWS):
+        extra = sigma * rng.standard_normal(votes.shape)
+        seen = dataclasses.replace(answers, noisy_votes=votes + extra, total_sigma_votes=sigma * math.sqrt(2.0))
+        for name, predict in ladder.items():
+            share = _cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
+            agreed[name] += float(((votes - extra) * share).sum()) / _DRAWS
+            shares[name] += share / _DRAWS
+    errors = {name: max(0.0, 1.0 - agreement / total) for name, agreement in agreed.items()}
+
+    def spread(first: str, second: str) -> float:
+        return sigma * math.sqrt(2.0) * float(np.linalg.norm(shares[first] - shares[second])) / total
+
+    return errors, spread
+
+
+def _errors_of_winners(
+    ladder: Mapping[str, Predict], answers: NoisyAnswers, assignment: NDArray[np.integer], seed: int
+) -> tuple[dict[str, float], Spread]:
+    """Cross-validation over queries; with few of them a fold would take a class away, so the first rung stays."""
+    answered = np.flatnonzero(answers.answered)
+    if len(answered) < LEAST_QUERIES_PER_CLASS * answers.num_classes:
+        return dict.fromkeys(ladder, math.nan), lambda first, second: math.inf
+    shape = (len(answers.labels), answers.num_classes)
+    wrong = {name: np.zeros(shape[0]) for name in ladder}
+    order = np.random.default_rng(seed).permutation(answered)
+    for held_out in np.array_split(order, FOLDS):
+        labels = answers.labels.copy()
+        labels[held_out] = -1
+        seen = dataclasses.replace(answers, labels=labels)
+        for name, predict in ladder.items():
+            share = _cell_shares(predict(seen), assignment, shape)
+            wrong[name][held_out] = 1.0 - share[held_out, answers.labels[held_out]]
+    errors = {name: float(each[answered].mean()) for name, each in wrong.items()}
+
+    def spread(first: str, second: str) -> float:
+        difference = (wrong[first] - wrong[second])[answered]
+        return float(difference.std(ddof=1)) / math.sqrt(len(difference))
+
+    return errors, spread
+
+
+def _cell_shares(
+    predicted: NDArray[np.int64], assignment: NDArray[np.integer], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Share of each class among the predictions for the images of each query; zero where it has none."""
+    counts = np.bincount(assignment.astype(np.int64) * shape[1] + predicted, minlength=shape[0] * shape[1])
+    counts = counts.reshape(shape).astype(np.float64)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)

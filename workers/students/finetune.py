@@ -1,0 +1,196 @@
+"""Fine-tuning a backbone on the pseudo-labelled public images.
+
+The last step for those who want a network of their own: it learns the soft labels of a fitted student (or of
+the release), so it inherits what denoising and refinement found, and may then beat both by
+changing the features themselves. torch is imported on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting
+
+if TYPE_CHECKING:
+    import torch
+
+Augment = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How to fine-tune.
+
+    Attributes:
+        epochs: passes over the public images.
+        batch_size: images per step.
+        learning_rate: of the new head; the backbone moves ten times more slowly.
+        weight_decay: of all weights.
+        warmup_epochs: passes that train the head alone, so that its first random steps do not damage the backbone.
+    """
+
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    warmup_epochs: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch_size) < 1 or self.warmup_epochs < 0:
+            raise InvalidSetting("fine-tuning needs at least one epoch and one image per batch")
+        if not (0 < self.learning_rate < 10 and 0 <= self.weight_decay < 10):
+            raise InvalidSetting("learning_rate must lie between 0 and 10, weight_decay must not be negative")
+
+
+@dataclass(frozen=True, eq=False)
+class FineTunedStudent:
+    """A backbone with a linear head. Attributes: network (images -> class scores), device."""
+
+    network: torch.nn.Module
+    device: str = "cpu"
+
+    def predict_proba(self, images: torch.Tensor, *, batch_size: int = 256) -> NDArray[np.float64]:
+        """Class probabilities of a batch of image tensors, shape (n, num_classes)."""
+        import torch
+
+        self.network.eval()
+        with torch.inference_mode():
+            parts = [
+                torch.softmax(self.network(part.to(self.device)).float(), dim=1).cpu().numpy()
+                for part in images.split(batch_size)
+            ]
+        return np.concatenate(parts).astype(np.float64)
+
+    def predict(self, images: torch.Tensor) -> NDArray[np.int64]:
+        """Most probable class, shape (n,)."""
+        return self.predict_proba(images).argmax(axis=1).astype(np.int64)
+
+    def save(self, path: Path | str) -> None:
+        """Write the weights as safetensors, whole or not at all."""
+        from safetensors.torch import save_file
+
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        save_file({name: tensor.contiguous() for name, tensor in self.network.state_dict().items()}, partial)
+        partial.replace(target)
+
+    def load(self, path: Path | str) -> None:
+        """Read weights that `save` wrote into this network.
+
+        Raises:
+            BadData: not a safetensors file, or of another network.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            self.network.load_state_dict(load_file(path, device=self.device))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise BadData(f"{Path(path).name} does not hold the weights of this network") from error
+
+
+def attach_head(backbone: torch.nn.Module, example: torch.Tensor, *, num_classes: int, seed: int) -> torch.nn.Module:
+    """A backbone that maps images to features (n, dimension), followed by a linear layer.
+
+    Raises:
+        BadData: the backbone's output for the example is not a matrix.
+    """
+    import torch
+
+    backbone.eval()
+    with torch.inference_mode():
+        shape = backbone(example[:1].to(_device_of(backbone))).shape
+    if len(shape) != 2:
+        raise BadData(f"the backbone must return features of shape (n, dimension), found {tuple(shape)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = torch.nn.Linear(shape[1], num_classes)
+    return torch.nn.Sequential(backbone, head).to(_device_of(backbone))
+
+
+def fine_tune(
+    backbone: torch.nn.Module,
+    images: torch.Tensor,
+    soft_labels: NDArray[np.float64],
+    *,
+    settings: FineTuning | None = None,
+    weights: NDArray[np.float64] | None = None,
+    augment: Augment | None = None,
+    seed: int = 0,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> FineTunedStudent:
+    """Minimise the cross-entropy to soft labels. Changes the backbone that is passed in.
+
+    Args:
+        backbone: maps images to features (n, dimension); runs on the device its parameters are on.
+        images: float tensor, shape (n, channels, height, width), preprocessed as the backbone wants.
+        soft_labels: shape (n, num_classes), rows sum to one.
+        settings: see FineTuning.
+        weights: shape (n,), how much each image counts; all equal when absent.
+        augment: applied to every batch of training images.
+        seed: of the order of images and the head. Repeatable on a CPU.
+        on_epoch: called with the number and the mean loss of each finished epoch, for a progress bar.
+
+    Raises:
+        BadData: shapes that do not fit, or labels that are no distributions.
+    """
+    import torch
+
+    settings = settings or FineTuning()
+    count = len(images)
+    if soft_labels.ndim != 2 or soft_labels.shape[0] != count or soft_labels.shape[1] < 2 or count == 0:
+        raise BadData(f"fine-tuning needs one soft label per image: {count} images, labels {soft_labels.shape}")
+    if not np.isfinite(soft_labels).all() or soft_labels.min() < 0 or not np.allclose(soft_labels.sum(axis=1), 1.0):
+        raise BadData("soft labels must be probabilities: not negative, rows that sum to one")
+    importance = np.ones(count) if weights is None else weights
+    if (
+        importance.shape != (count,)
+        or not np.isfinite(importance).all()
+        or importance.min() < 0
+        or not importance.any()
+    ):
+        raise BadData("weights must be one finite, not negative number per image, not all zero")
+    device = _device_of(backbone)
+    network = attach_head(backbone, images, num_classes=soft_labels.shape[1], seed=seed)
+    head = network[1]
+    targets = torch.as_tensor(soft_labels, dtype=torch.float32)
+    scale = torch.as_tensor(importance / importance.mean(), dtype=torch.float32)
+    body = [parameter for parameter in network[0].parameters() if parameter.requires_grad]
+    groups = [{"params": list(head.parameters()), "lr": settings.learning_rate}]
+    if body:
+        groups.append({"params": body, "lr": settings.learning_rate / 10})
+    optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
+    order = torch.Generator().manual_seed(seed)
+    for epoch in range(settings.epochs + settings.warmup_epochs):
+        warming = epoch < settings.warmup_epochs
+        network.train(not warming)
+        for parameter in body:
+            parameter.requires_grad_(not warming)
+        total = 0.0
+        for batch in torch.randperm(count, generator=order).split(settings.batch_size):
+            if len(batch) == 1 and count > 1:
+                continue  # batch normalisation cannot train on a single image
+            inputs = images[batch].to(device)
+            scores = network(augment(inputs) if augment else inputs)
+            losses = torch.nn.functional.cross_entropy(scores, targets[batch].to(device), reduction="none")
+            loss = (losses * scale[batch].to(device)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(batch)
+        if on_epoch is not None:
+            on_epoch(epoch, total / count)
+    network.eval()
+    return FineTunedStudent(network, device)
+
+
+def _device_of(module: torch.nn.Module) -> str:
+    for parameter in module.parameters():
+        return str(parameter.device)
+    return "cpu"

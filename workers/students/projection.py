@@ -1,0 +1,71 @@
+"""The leading directions of the public features: where classes differ and most noise of a backbone does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+
+from labeler.errors import BadData
+from workers.students.answers import check_features
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """x -> unit((unit(x) - mean) @ components). Fitted on public features only.
+
+    Attributes:
+        mean: float64, shape (dimension,).
+        components: float64, shape (dimension, reduced), orthonormal columns.
+    """
+
+    mean: NDArray[np.float64]
+    components: NDArray[np.float64]
+
+    def __call__(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Project features of shape (n, dimension) to unit rows of shape (n, reduced).
+
+        Raises:
+            BadData: another dimension than the public features, or no valid features.
+        """
+        check_features(features, "student")
+        if features.shape[1] != len(self.mean):
+            raise BadData(
+                f"this student was trained on features of dimension {len(self.mean)}, found {features.shape[1]}; "
+                "embed the images with the backbone of its task"
+            )
+        return unit_rows((unit_rows(features) - self.mean) @ self.components)
+
+
+def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, seed: int) -> Projection:
+    """Principal components of the unit public features.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        dimensions: how many to keep, or as many as there are.
+        seed: makes the randomised decomposition of large sets repeatable.
+    """
+    check_features(public_features, "public")
+    unit = unit_rows(public_features)
+    kept = max(1, min(dimensions, unit.shape[0] - 1, unit.shape[1]))
+    if unit.shape[0] == 1:
+        return Projection(np.zeros(unit.shape[1]), unit.T)
+    small = min(unit.shape) <= 500
+    fitted = PCA(kept, svd_solver="full" if small else "randomized", random_state=seed).fit(unit)
+    return Projection(fitted.mean_.astype(np.float64), np.ascontiguousarray(fitted.components_.T, dtype=np.float64))
+
+
+def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Rows scaled to length one; a row of zeros stays."""
+    floats = rows.astype(np.float64)
+    norms = np.linalg.norm(floats, axis=1, keepdims=True)
+    return cast(NDArray[np.float64], floats / np.where(norms > 0, norms, 1.0))
+
+
+def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows of probabilities proportional to exp(score); a score of -inf is impossible."""
+    shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return cast(NDArray[np.float64], shifted / shifted.sum(axis=1, keepdims=True))

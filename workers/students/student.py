@@ -1,0 +1,163 @@
+"""A student: learns from released answers, labels any image, saves to one file without pickle."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting
+from workers.students.answers import NoisyAnswers, check_features, soft_labels
+from workers.students.choice import choose
+from workers.students.linear_probe import LinearProbe, fit_linear_probe
+from workers.students.projection import Projection, unit_rows
+from workers.students.prototypes import Prototypes, fit_prototypes
+from workers.students.spreading import Spreading, fit_spreading
+
+Model = Prototypes | LinearProbe | Spreading
+StudentKind = Literal["auto", "prototypes", "linear-probe", "spreading"]
+
+_FITS = {"prototypes": fit_prototypes, "linear-probe": fit_linear_probe, "spreading": fit_spreading}
+_MODELS: dict[str, type[Model]] = {"prototypes": Prototypes, "linear-probe": LinearProbe, "spreading": Spreading}
+_FORMAT = "labeler-student/1"
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Student:
+    """A fitted student.
+
+    Attributes:
+        kind: which student it is (never `auto`).
+        model: its parameters, made from public features and released answers only.
+        contradicted: estimated share of votes that contradict each student `auto` compared; empty if it
+            compared none.
+    """
+
+    kind: str
+    model: Model
+    contradicted: dict[str, float] = field(default_factory=dict)
+
+    def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities of features of the task's backbone, shape (n, num_classes)."""
+        return self.model.predict_proba(features)
+
+    def predict(self, features: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Most probable class, shape (n,); the lowest among equals."""
+        return self.predict_proba(features).argmax(axis=1).astype(np.int64)
+
+    def save(self, path: Path | str) -> None:
+        """Write one .npz file, whole or not at all."""
+        target = Path(path)
+        arrays = {name: value for name, value in vars(self.model).items() if name != "projection"}
+        partial = target.with_name(target.name + ".partial")
+        with partial.open("wb") as file:
+            np.savez(
+                file,
+                format=np.array(_FORMAT),
+                kind=np.array(self.kind),
+                mean=self.model.projection.mean,
+                components=self.model.projection.components,
+                **{f"model_{name}": value for name, value in arrays.items()},
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+
+def load_student(path: Path | str) -> Student:
+    """Read what `Student.save` wrote.
+
+    Raises:
+        BadData: no such file, or not a student.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if str(stored["format"]) != _FORMAT:
+                raise BadData(f"{Path(path).name} is a student of another version; train it again")
+            kind = str(stored["kind"])
+            parameters = {key.removeprefix("model_"): stored[key] for key in stored.files if key.startswith("model_")}
+            projection = Projection(stored["mean"], stored["components"])
+            return Student(kind, _MODELS[kind](projection, **parameters))
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise BadData(f"{Path(path).name} is not a saved student ({type(error).__name__})") from None
+
+
+def fit_student(
+    kind: StudentKind,
+    answers: NoisyAnswers,
+    public_features: NDArray[np.generic],
+    *,
+    num_classes: int,
+    seed: int = 0,
+) -> Student:
+    """Train a student on a release. Post-processing: costs no privacy.
+
+    Each public image takes the soft labels of the query that stands for it; an unanswered query says nothing.
+
+    Args:
+        kind: `auto` lets released votes decide (see workers.students.choice).
+        answers: the release.
+        public_features: shape (num_images, dimension), the public images, asked about or not. Images
+            the student will be judged on do not belong here.
+        num_classes: C, as in the task.
+        seed: same arguments, same student.
+
+    Raises:
+        BadData: NaN, zero rows, another dimension or number of images than the answers'.
+        InvalidSetting: unknown kind, or a number of classes other than the answers'.
+    """
+    if kind not in get_args(StudentKind):
+        raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(get_args(StudentKind))}")
+    if num_classes != answers.num_classes:
+        raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
+    check_features(public_features, "public")
+    assignment = _assignment(answers, public_features)
+    if kind != "auto":
+        return Student(kind, _fit(kind, answers, public_features, assignment, seed))
+    ladder = {
+        name: lambda seen, name=name: (
+            _fit(name, seen, public_features, assignment, seed).predict_proba(public_features).argmax(axis=1)
+        )
+        for name in _FITS
+    }
+    chosen, errors = choose(ladder, answers, assignment, seed=seed)
+    compared = {name: error for name, error in errors.items() if math.isfinite(error)}
+    return Student(chosen, _fit(chosen, answers, public_features, assignment, seed), compared)
+
+
+def _fit(
+    kind: str, answers: NoisyAnswers, features: NDArray[np.generic], assignment: NDArray[np.int64], seed: int
+) -> Model:
+    evidence = soft_labels(answers)[assignment]
+    weights = answers.answered[assignment].astype(np.float64)
+    if not weights.any():
+        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+    return _FITS[kind](features, evidence, weights, seed=seed)
+
+
+def _assignment(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:
+    if features.shape[1] != answers.features.shape[1]:
+        raise BadData(
+            f"the queries have dimension {answers.features.shape[1]}, the public features {features.shape[1]}; "
+            "embed both with the backbone of the task"
+        )
+    if answers.assignment is not None:
+        if len(answers.assignment) != len(features):
+            raise BadData(
+                f"the answers assign {len(answers.assignment)} public images to queries, "
+                f"but there are features of {len(features)}"
+            )
+        return answers.assignment.astype(np.int64)
+    queries = unit_rows(answers.features).T
+    blocks = [
+        (unit_rows(features[start : start + _BLOCK_ROWS]) @ queries).argmax(axis=1)
+        for start in range(0, len(features), _BLOCK_ROWS)
+    ]
+    return np.concatenate(blocks).astype(np.int64)
