@@ -27,7 +27,7 @@ from labeler.errors import BadData, InvalidSetting
 
 Strategy = Literal["all", "random", "clustered"]
 
-NOISE_PER_CELL = 3.0
+NOISE_PER_CELL = 4.0
 """`suggest_count` wants this many standard deviations of noise as votes in an average group."""
 
 _MIN_DIRECTIONS, _MAX_DIRECTIONS = 20, 128
@@ -116,7 +116,7 @@ def suggest_count(*, num_images: int, num_classes: int, total_sigma_votes: float
     """How many clusters to ask about by reverse-knn: as many as still have votes well above the noise.
 
     With R private records spread over Q groups a group holds about R / Q votes, against noise of
-    standard deviation sigma in each class. Q = R / (3 sigma) keeps three standard deviations; below
+    standard deviation sigma in each class. Q = R / (4 sigma) keeps four standard deviations; below
     one group per class there is nothing to gain, and a group needs a few images to have a centre.
 
     Args:

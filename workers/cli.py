@@ -122,7 +122,7 @@ def plan(
         max_agent_records=max_agent_records,
         release=cast(ReleaseKind, _one_of("release", release, ("histogram", "winner"))),
         epsilon=epsilon,
-        solve=None if solve is None else _one_of("solve", solve, ("sigma", "queries", "k")),
+        solve=None if solve is None else cast(Any, _one_of("solve", solve, ("sigma", "queries", "k"))),
         level=_one_of("level", level, ("instance", "agent")),
     )
     result = make_plan(request)
@@ -214,7 +214,8 @@ def run(
 
     Example: `labeler run task.toml --shard a.shard --shard b.shard --queries public.shard --out job`
     """
-    from workers.labelling import LabellingJob, run_job
+    from workers.labelling import run_job
+    from workers.preparation import LabellingJob
     from workers.progress import progress_bars
     from workers.task_file import read_task_file
 
@@ -241,9 +242,11 @@ def student(
     kind: Annotated[str, typer.Option(help="auto, prototypes, spreading, linear-probe or finetune.")] = "auto",
     test: Annotated[Path | None, typer.Option(help="Labelled public shard to score on.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="finetune only: folder that holds the public images named in the job.")
+        str | None, typer.Option(help="finetune only: the source of public images the job asked about.")
     ] = None,
-    architecture: Annotated[str, typer.Option(help="finetune only: small-conv or a timm architecture.")] = "small-conv",
+    backbone: Annotated[
+        str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Public seed.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -256,7 +259,7 @@ def student(
 
     with progress_bars(quiet=as_json) as progress:
         result = train_student(
-            job, kind=kind, test=test, images=images, architecture=architecture, seed=seed, progress=progress
+            job, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
         )
     if as_json:
         print_json(result)
@@ -369,7 +372,7 @@ def _cell(value: object) -> str:
 def _one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
     if value not in allowed:
         raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value!r}")
-    return cast(T, value)
+    return value
 
 
 def _escape(text: str) -> str:

@@ -8,7 +8,7 @@ labels, one fifth is kept to score the student. The backbone sees the public par
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,5 @@ def _png(image: NDArray[np.float64]) -> bytes:
 
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:
     private = name.startswith("agent")
-    options: dict[str, Callable[[int], bytes]] = {}
-    if seed is not None:
-        options["random_bytes"] = seeded_source(f"record ids {seed} {name}".encode()).bytes
-    embed_source(path, backbone, out, classes=CLASSES, public=not private, **options)
+    random_bytes = os.urandom if seed is None else seeded_source(f"record ids {seed} {name}".encode()).bytes
+    embed_source(path, backbone, out, classes=CLASSES, public=not private, random_bytes=random_bytes)

@@ -85,7 +85,7 @@ class PreparedJob:
 
     @cached_property
     def query_rows(self) -> NDArray[np.int64]:
-        """The public image each query is, or, for a centre, the image of its cluster nearest to it; shape (num_queries,)."""
+        """The image each query is, or the one nearest to it in its cluster, shape (num_queries,)."""
         if not self.asks_clusters:
             return self.queries.rows
         assignment = self.queries.assignment

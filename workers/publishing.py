@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,8 @@ from workers.job_folder import JobFolder
 from workers.job_report import finite, job_report
 from workers.preparation import PreparedJob
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.public_images import PublicImages
 from workers.report import CurvePoint, StudentOutcome, report_json, write_report
+from workers.scoring import accuracy
 from workers.students import NoisyAnswers, Student, StudentKind, fit_student
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
@@ -89,7 +89,7 @@ def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> Noisy
     return NoisyAnswers(
         features=prepared.queries.features,
         noisy_votes=votes,
-        labels=np.concatenate([release.labels for release in releases]),
+        labels=np.concatenate([release.labels for release in releases]).astype(np.int16),
         total_sigma_votes=task.sigma_votes * math.sqrt(contributors / task.noise_contributors),
         k=task.k,
         num_classes=task.num_classes,
@@ -105,15 +105,10 @@ def write_table(table: pa.Table, path: Path) -> None:
         pq.write_table(table, temporary)
 
 
-def accuracy(student: Student, images: PublicImages) -> float:
-    """Share of images a student is right on."""
-    return float((student.predict(images.features) == images.labels).mean())
-
-
-def _fit(prepared: PreparedJob, answers: NoisyAnswers, *, kind: StudentKind | None = None) -> Student:
+def _fit(prepared: PreparedJob, answers: NoisyAnswers, *, kind: str | None = None) -> Student:
     settings = prepared.job.file.student
     return fit_student(
-        kind or settings.kind,
+        cast(StudentKind, kind or settings.kind),
         answers,
         prepared.public.features,
         num_classes=prepared.task.num_classes,
@@ -154,7 +149,7 @@ def _write_pseudo_labels(
         stamp,
         query_ids=ids,
         sources=sources,
-        labels=answers.labels,
+        labels=answers.labels.astype(np.int16),
         statuses=[AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED for label in answers.labels.tolist()],
         ledger_seq=np.concatenate([np.full(len(batch), sequence[batch.digest]) for batch in prepared.batches]),
         noisy_votes=answers.noisy_votes,

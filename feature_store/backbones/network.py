@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,6 +77,15 @@ class NetworkBackbone:
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         return self.embed_prepared(stack_prepared(images, self._transform))
+
+    def tensors(self, images: Sequence[ImageLike]) -> Tensor:
+        """What the network takes for these images, float32 of shape (n, channels, crop, crop)."""
+        pixels = to_unit_range(torch.from_numpy(stack_prepared(images, self._transform)).to(self._device))
+        return (pixels - self._mean) / self._std
+
+    def training_copy(self) -> nn.Module:
+        """A copy of the network with weights that can be trained; this backbone itself stays frozen."""
+        return copy.deepcopy(self._module).float().requires_grad_(True)
 
     @torch.inference_mode()
     def _forward(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -10,7 +10,9 @@ from labeler.errors import InvalidSetting
 
 
 class SmallConv(nn.Module):
-    """Stages of (3x3 convolution, batch norm, ReLU) twice, halved between stages, averaged to a small grid.
+    """Stages of 3x3 convolutions with batch norm and ReLU, halved between stages, averaged to a small grid.
+
+    The first stage, at full size, has one convolution; each later one has two, the first of which halves the side.
 
     The final grid (rather than one average) keeps where a stroke is, which tells a 6 from a 9.
 
@@ -33,14 +35,9 @@ class SmallConv(nn.Module):
         layers: list[nn.Module] = []
         before = channels
         for stage, width in enumerate(widths):
-            layers += [
-                nn.Conv2d(before, width, 3, stride=1 if stage == 0 else 2, padding=1, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(inplace=True),
-                nn.Conv2d(width, width, 3, padding=1, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(inplace=True),
-            ]
+            layers += _convolution(before, width, stride=1 if stage == 0 else 2)
+            if stage:
+                layers += _convolution(width, width, stride=1)
             before = width
         self.stages = nn.Sequential(*layers)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(grid), nn.Flatten())
@@ -50,3 +47,8 @@ class SmallConv(nn.Module):
         """Features, shape (n, num_features), of images of shape (n, channels, height, width)."""
         features: Tensor = self.pool(self.stages(images))
         return features
+
+
+def _convolution(before: int, after: int, *, stride: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]

@@ -147,7 +147,8 @@ def denoise(noisy_votes: NDArray[np.float64], sigma: float, *, most_votes: float
         prior = 0.98 * (counts @ posterior) / counts.sum() + 0.02 / len(grid)
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
-    return np.interp(noisy_votes, values, posterior @ grid)
+    means: NDArray[np.float64] = np.interp(noisy_votes, values, posterior @ grid)
+    return means
 
 
 def check_features(features: NDArray[np.generic], what: str) -> None:

@@ -62,14 +62,16 @@ class FineTunedStudent:
         self.network.eval()
         with torch.inference_mode():
             parts = [
-                torch.softmax(self.network(part.to(self.device)).float(), dim=1).cpu().numpy()
-                for part in images.split(batch_size)
+                torch.softmax(self.network(images[start : start + batch_size].to(self.device)).float(), dim=1)
+                .cpu()
+                .numpy()
+                for start in range(0, len(images), batch_size)
             ]
         return np.concatenate(parts).astype(np.float64)
 
     def predict(self, images: torch.Tensor) -> NDArray[np.int64]:
         """Most probable class, shape (n,)."""
-        return self.predict_proba(images).argmax(axis=1).astype(np.int64)
+        return np.asarray(self.predict_proba(images).argmax(axis=1), dtype=np.int64)
 
     def save(self, path: Path | str) -> None:
         """Write the weights as safetensors, whole or not at all."""
@@ -95,7 +97,9 @@ class FineTunedStudent:
             raise BadData(f"{Path(path).name} does not hold the weights of this network") from error
 
 
-def attach_head(backbone: torch.nn.Module, example: torch.Tensor, *, num_classes: int, seed: int) -> torch.nn.Module:
+def attach_head(
+    backbone: torch.nn.Module, example: torch.Tensor, *, num_classes: int, seed: int
+) -> torch.nn.Sequential:
     """A backbone that maps images to features (n, dimension), followed by a linear layer.
 
     Raises:
@@ -173,7 +177,9 @@ def fine_tune(
         for parameter in body:
             parameter.requires_grad_(not warming)
         total = 0.0
-        for batch in torch.randperm(count, generator=order).split(settings.batch_size):
+        shuffled = torch.randperm(count, generator=order)
+        for start in range(0, count, settings.batch_size):
+            batch = shuffled[start : start + settings.batch_size]
             if len(batch) == 1 and count > 1:
                 continue  # batch normalisation cannot train on a single image
             inputs = images[batch].to(device)
@@ -181,7 +187,7 @@ def fine_tune(
             losses = torch.nn.functional.cross_entropy(scores, targets[batch].to(device), reduction="none")
             loss = (losses * scale[batch].to(device)).mean()
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             total += float(loss.detach()) * len(batch)
         if on_epoch is not None:

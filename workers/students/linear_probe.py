@@ -41,9 +41,7 @@ class LinearProbe:
         return softmax(self.projection(features) @ self.weights.T + self.biases)
 
 
-def fit_linear_probe(
-    public_features: NDArray[np.generic], evidence: NDArray[np.float64], weights: NDArray[np.float64], *, seed: int
-) -> LinearProbe:
+class LinearLearner:
     """Expectation-maximisation of Gaussian classes with equal priors and a shared covariance S.
 
     weight_c = (S + ridge)^-1 mean_c and bias_c = -<mean_c, weight_c> / 2. Each of five rounds multiplies the
@@ -51,23 +49,31 @@ def fit_linear_probe(
 
     Args:
         public_features: shape (num_images, dimension).
-        evidence: shape (num_images, num_classes), what the release says about each image, rows sum to one.
-        weights: shape (num_images,), 0 for images about which it says nothing; they join after the start.
+        num_classes: C.
         seed: for the projection.
 
     References:
         Fisher 1936; Friedman 1989, "Regularized discriminant analysis".
     """
-    num_classes = evidence.shape[1]
-    projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
-    rows = projection(public_features)
-    kept = np.maximum(evidence, _LEAST_EVIDENCE)
-    solution, biases = _discriminant(rows, evidence * weights[:, None])
-    for _ in range(_ROUNDS):
-        posterior = softmax(rows @ solution.T + biases) * kept
-        posterior /= posterior.sum(axis=1, keepdims=True)
-        solution, biases = _discriminant(rows, posterior)
-    return LinearProbe(projection, solution, biases)
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
+        self._rows = self._projection(public_features)
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> LinearProbe:
+        """Fit to what the release says about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which it says nothing; they join after the start.
+        """
+        kept = np.maximum(evidence, _LEAST_EVIDENCE)
+        solution, biases = _discriminant(self._rows, evidence * weights[:, None])
+        for _ in range(_ROUNDS):
+            posterior = softmax(self._rows @ solution.T + biases) * kept
+            posterior /= posterior.sum(axis=1, keepdims=True)
+            solution, biases = _discriminant(self._rows, posterior)
+        return LinearProbe(self._projection, solution, biases)
 
 
 def _discriminant(
@@ -76,9 +82,8 @@ def _discriminant(
     mass = responsibilities.sum(axis=0)
     means = (responsibilities.T @ rows) / np.where(mass > 0, mass, 1.0)[:, None]
     active = responsibilities.sum(axis=1)
-    residual = np.sqrt(active)[:, None] * (
-        rows - (responsibilities / np.where(active > 0, active, 1.0)[:, None]) @ means
-    )
+    expected = (responsibilities / np.where(active > 0, active, 1.0)[:, None]) @ means
+    residual = np.sqrt(active)[:, None] * (rows - expected)
     covariance = residual.T @ residual / active.sum()
     ridge = SHRINKAGE * np.trace(covariance) / len(covariance) + _LEAST_RIDGE
     solution = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), means.T).T

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,10 +61,12 @@ def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:
     """Rows scaled to length one; a row of zeros stays."""
     floats = rows.astype(np.float64)
     norms = np.linalg.norm(floats, axis=1, keepdims=True)
-    return cast(NDArray[np.float64], floats / np.where(norms > 0, norms, 1.0))
+    unit: NDArray[np.float64] = floats / np.where(norms > 0, norms, 1.0)
+    return unit
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows of probabilities proportional to exp(score); a score of -inf is impossible."""
     shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return cast(NDArray[np.float64], shifted / shifted.sum(axis=1, keepdims=True))
+    probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
+    return probabilities

@@ -42,9 +42,7 @@ class Prototypes:
         return softmax(_scores(self.projection(features), self.prototypes, self.supported))
 
 
-def fit_prototypes(
-    public_features: NDArray[np.generic], evidence: NDArray[np.float64], weights: NDArray[np.float64], *, seed: int
-) -> Prototypes:
+class PrototypeLearner:
     """Expectation-maximisation of a mixture with one von Mises-Fisher component per class.
 
     Starts from the mean direction of each class under the released answers; then five times: each public
@@ -53,25 +51,33 @@ def fit_prototypes(
 
     Args:
         public_features: shape (num_images, dimension).
-        evidence: shape (num_images, num_classes), what the release says about each image, rows sum to one.
-        weights: shape (num_images,), 0 for images about which it says nothing; they join after the start.
+        num_classes: C.
         seed: for the projection.
 
     References:
         Banerjee et al. 2005, "Clustering on the unit hypersphere using von Mises-Fisher distributions".
     """
-    num_classes = evidence.shape[1]
-    projection = fit_projection(public_features, dimensions=min(max(20, 2 * num_classes), 256), seed=seed)
-    rows = projection(public_features)
-    start = evidence * weights[:, None]
-    supported = start.sum(axis=0) > 0
-    prototypes = unit_rows(start.T @ rows)
-    kept = np.maximum(evidence, _LEAST_EVIDENCE) ** EVIDENCE_KEPT
-    for _ in range(_ROUNDS):
-        posterior = softmax(_scores(rows, prototypes, supported)) * kept
-        posterior /= posterior.sum(axis=1, keepdims=True)
-        prototypes = unit_rows(posterior.T @ rows)
-    return Prototypes(projection, prototypes, supported)
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=min(max(20, 2 * num_classes), 256), seed=seed)
+        self._rows = self._projection(public_features)
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Prototypes:
+        """Fit to what the release says about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which it says nothing; they join after the start.
+        """
+        start = evidence * weights[:, None]
+        supported = start.sum(axis=0) > 0
+        prototypes = unit_rows(start.T @ self._rows)
+        kept = np.maximum(evidence, _LEAST_EVIDENCE) ** EVIDENCE_KEPT
+        for _ in range(_ROUNDS):
+            posterior = softmax(_scores(self._rows, prototypes, supported)) * kept
+            posterior /= posterior.sum(axis=1, keepdims=True)
+            prototypes = unit_rows(posterior.T @ self._rows)
+        return Prototypes(self._projection, prototypes, supported)
 
 
 def _scores(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, diags
+from scipy.sparse import csr_matrix, diags
 
 from workers.students.projection import Projection, fit_projection
 
@@ -24,6 +24,7 @@ SHARPNESS = 10.0
 """Edge weight exp(sharpness * (cosine - 1))."""
 
 _ROUNDS = 30
+_LEAST_MASS = 1e-12
 _BLOCK_ROWS = 1024
 
 
@@ -47,43 +48,56 @@ class Spreading:
         nearest, similarity = _nearest(rows, self.references, min(NEIGHBORS, len(self.references)))
         weight = np.exp(SHARPNESS * (similarity - 1.0))
         votes = np.einsum("nk,nkc->nc", weight, self.labels[nearest])
-        return votes / votes.sum(axis=1, keepdims=True)
+        probabilities: NDArray[np.float64] = votes / votes.sum(axis=1, keepdims=True)
+        return probabilities
 
 
-def fit_spreading(
-    public_features: NDArray[np.generic], evidence: NDArray[np.float64], weights: NDArray[np.float64], *, seed: int
-) -> Spreading:
+class SpreadingLearner:
     """Iterate F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalised graph.
 
     Args:
         public_features: shape (num_images, dimension).
-        evidence: shape (num_images, num_classes), what the release says about each image, rows sum to one.
-        weights: shape (num_images,), 0 for images about which it says nothing; they only receive.
+        num_classes: C.
         seed: for the projection.
 
     References:
         Zhou et al. 2004, "Learning with local and global consistency".
     """
-    num_images, num_classes = evidence.shape
-    projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
-    rows = projection(public_features).astype(np.float32)
-    start = evidence * weights[:, None]
-    spread = start
-    if num_images > 1:
-        # One neighbour more, because an image is its own nearest; duplicates may hide it, hence the mask.
-        nearest, similarity = _nearest(rows, rows, min(NEIGHBORS + 1, num_images))
-        sources = np.repeat(np.arange(num_images), nearest.shape[1])
-        edges = np.exp(SHARPNESS * (similarity.ravel() - 1.0)) * (nearest.ravel() != sources)
-        graph = coo_matrix((edges, (sources, nearest.ravel())), shape=(num_images, num_images)).tocsr()
-        graph = graph.maximum(graph.T)
-        degree = np.asarray(graph.sum(axis=1)).ravel()
-        scale = diags(1.0 / np.sqrt(np.where(degree > 0, degree, 1.0)))
-        normalised = scale @ graph @ scale
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
+        self._rows = self._projection(public_features).astype(np.float32)
+        self._graph = _normalised_graph(self._rows)
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Spreading:
+        """Fit to what the release says about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which it says nothing; they only receive.
+        """
+        start = evidence * weights[:, None]
+        spread = start
         for _ in range(_ROUNDS):
-            spread = FLOW * (normalised @ spread) + (1.0 - FLOW) * start
-    totals = spread.sum(axis=1, keepdims=True)
-    labels = np.where(totals > 1e-12, spread / np.where(totals > 1e-12, totals, 1.0), 1.0 / num_classes)
-    return Spreading(projection, rows, labels)
+            spread = FLOW * (self._graph @ spread) + (1.0 - FLOW) * start
+        totals = spread.sum(axis=1, keepdims=True)
+        reached = totals > _LEAST_MASS
+        labels = np.where(reached, spread / np.where(reached, totals, 1.0), 1.0 / evidence.shape[1])
+        return Spreading(self._projection, self._rows, labels)
+
+
+def _normalised_graph(rows: NDArray[np.float32]) -> csr_matrix:
+    """D^-1/2 W D^-1/2 of the symmetric nearest-neighbour graph, without loops."""
+    num_images = len(rows)
+    # One neighbour more, because an image is its own nearest; duplicates may hide it, hence the mask.
+    nearest, similarity = _nearest(rows, rows, min(NEIGHBORS + 1, num_images))
+    sources = np.repeat(np.arange(num_images), nearest.shape[1])
+    edges = np.exp(SHARPNESS * (similarity.ravel() - 1.0)) * (nearest.ravel() != sources)
+    graph = csr_matrix((edges, (sources, nearest.ravel())), shape=(num_images, num_images))
+    graph = graph.maximum(graph.T)
+    degree = np.asarray(graph.sum(axis=1)).ravel()
+    scale = diags(1.0 / np.sqrt(np.where(degree > 0, degree, 1.0)))
+    return csr_matrix(scale @ graph @ scale)
 
 
 def _nearest(

@@ -14,16 +14,23 @@ from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
 from workers.students.answers import NoisyAnswers, check_features, soft_labels
-from workers.students.choice import choose
-from workers.students.linear_probe import LinearProbe, fit_linear_probe
+from workers.students.choice import Predict, choose
+from workers.students.linear_probe import LinearLearner, LinearProbe
 from workers.students.projection import Projection, unit_rows
-from workers.students.prototypes import Prototypes, fit_prototypes
-from workers.students.spreading import Spreading, fit_spreading
+from workers.students.prototypes import PrototypeLearner, Prototypes
+from workers.students.spreading import Spreading, SpreadingLearner
 
 Model = Prototypes | LinearProbe | Spreading
+Learner = PrototypeLearner | LinearLearner | SpreadingLearner
 StudentKind = Literal["auto", "prototypes", "linear-probe", "spreading"]
 
-_FITS = {"prototypes": fit_prototypes, "linear-probe": fit_linear_probe, "spreading": fit_spreading}
+_LEARNERS: dict[str, type[Learner]] = {
+    "prototypes": PrototypeLearner,
+    "linear-probe": LinearLearner,
+    "spreading": SpreadingLearner,
+}
+"""From the simplest to the richest: the ladder of workers.students.choice."""
+
 _MODELS: dict[str, type[Model]] = {"prototypes": Prototypes, "linear-probe": LinearProbe, "spreading": Spreading}
 _FORMAT = "labeler-student/1"
 _BLOCK_ROWS = 4096
@@ -50,7 +57,7 @@ class Student:
 
     def predict(self, features: NDArray[np.generic]) -> NDArray[np.int64]:
         """Most probable class, shape (n,); the lowest among equals."""
-        return self.predict_proba(features).argmax(axis=1).astype(np.int64)
+        return np.asarray(self.predict_proba(features).argmax(axis=1), dtype=np.int64)
 
     def save(self, path: Path | str) -> None:
         """Write one .npz file, whole or not at all."""
@@ -119,27 +126,25 @@ def fit_student(
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     check_features(public_features, "public")
     assignment = _assignment(answers, public_features)
+    kinds = list(_LEARNERS) if kind == "auto" else [kind]
+    learners = {name: _LEARNERS[name](public_features, num_classes=num_classes, seed=seed) for name in kinds}
     if kind != "auto":
-        return Student(kind, _fit(kind, answers, public_features, assignment, seed))
-    ladder = {
-        name: lambda seen, name=name: (
-            _fit(name, seen, public_features, assignment, seed).predict_proba(public_features).argmax(axis=1)
-        )
-        for name in _FITS
-    }
+        return Student(kind, _fit(learners[kind], answers, assignment))
+
+    def predictor(learner: Learner) -> Predict:
+        return lambda seen: np.asarray(_fit(learner, seen, assignment).predict_proba(public_features).argmax(axis=1))
+
+    ladder = {name: predictor(learner) for name, learner in learners.items()}
     chosen, errors = choose(ladder, answers, assignment, seed=seed)
     compared = {name: error for name, error in errors.items() if math.isfinite(error)}
-    return Student(chosen, _fit(chosen, answers, public_features, assignment, seed), compared)
+    return Student(chosen, _fit(learners[chosen], answers, assignment), compared)
 
 
-def _fit(
-    kind: str, answers: NoisyAnswers, features: NDArray[np.generic], assignment: NDArray[np.int64], seed: int
-) -> Model:
-    evidence = soft_labels(answers)[assignment]
+def _fit(learner: Learner, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
     weights = answers.answered[assignment].astype(np.float64)
     if not weights.any():
         raise BadData("the answered queries stand for no public image; check the assignment against the queries")
-    return _FITS[kind](features, evidence, weights, seed=seed)
+    return learner.fit(soft_labels(answers)[assignment], weights)
 
 
 def _assignment(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:

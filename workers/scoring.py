@@ -1,0 +1,11 @@
+"""How right a student is, where truth is known."""
+
+from __future__ import annotations
+
+from workers.public_images import PublicImages
+from workers.students import Student
+
+
+def accuracy(student: Student, images: PublicImages) -> float:
+    """Share of images a student is right on, 0 to 1."""
+    return float((student.predict(images.features) == images.labels).mean())

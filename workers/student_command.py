@@ -1,0 +1,183 @@
+"""`labeler student`: train a student on the answers of a finished job, and score it where truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from feature_store.shard import Shard, check_compatible
+from labeler.errors import BadData, InvalidSetting
+from labeler.task import Task, parse_task
+from workers.progress import ProgressCallback, silent
+from workers.public_images import PublicImages
+from workers.scoring import accuracy
+from workers.students import NoisyAnswers, StudentKind, fit_student
+
+FINETUNE = "finetune"
+KINDS = (*get_args(StudentKind), FINETUNE)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedJob:
+    """What a job's output folder says to a student: public features and released answers.
+
+    Attributes:
+        task: the task.
+        answers: the release.
+        public: the public images.
+    """
+
+    task: Task
+    answers: NoisyAnswers
+    public: PublicImages
+
+
+def read_job(folder: Path) -> FinishedJob:
+    """Read the output folder of a finished job.
+
+    Raises:
+        BadData: it is none, or the public shard has moved or changed.
+    """
+    try:
+        table = pq.read_table(folder / "pseudo_labels.parquet")
+        place = json.loads((folder / "job.json").read_text())
+        with np.load(folder / "queries.npz", allow_pickle=False) as stored:
+            features, assignment = stored["features"], stored["assignment"]
+    except (OSError, ValueError, KeyError):
+        raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
+    task = parse_task(json.loads(table.schema.metadata[b"task"]))
+    shard = Shard.open(folder / place["public_shard"])
+    public = PublicImages.of(shard)
+    if shard.fingerprint != task.backbone_fingerprint or len(public) != len(assignment):
+        raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
+    votes = None
+    if task.release == "histogram":
+        votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
+    answers = NoisyAnswers(
+        features=features,
+        labels=table["label"].to_numpy(),
+        noisy_votes=votes,
+        total_sigma_votes=task.total_sigma_votes,
+        num_classes=task.num_classes,
+        k=task.k,
+        agents=task.agents,
+        method=task.method,
+        assignment=assignment,
+    )
+    return FinishedJob(task, answers, public)
+
+
+def train_student(
+    folder: Path,
+    *,
+    kind: str = "auto",
+    test: Path | None = None,
+    images: str | None = None,
+    backbone: str | None = None,
+    seed: int = 0,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Train and score a student; save it beside the job's other files.
+
+    Args:
+        folder: output folder of a finished job.
+        kind: auto, prototypes, linear-probe, spreading or finetune.
+        test: labelled public shard to score on; for finetune a source of labelled images.
+        images: finetune only: the source of public images the job asked about.
+        backbone: finetune only: the network to start from.
+        seed: public.
+        progress: told of epochs when fine-tuning.
+
+    Returns:
+        {"kind", "path", "public_images"} and, with truth, {"accuracy", "test_images"}.
+
+    Raises:
+        InvalidSetting: unknown kind, or finetune without images and backbone.
+        BadData: the job or the test images cannot be used.
+    """
+    if kind not in KINDS:
+        raise InvalidSetting(f"--kind must be one of {', '.join(KINDS)}; found {kind!r}")
+    job = read_job(folder)
+    if kind == FINETUNE:
+        if images is None or backbone is None:
+            raise InvalidSetting(
+                "finetune needs --images, the public images, and --backbone, the network to start from"
+            )
+        return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
+    student = fit_student(
+        kind,  # type: ignore[arg-type]  # checked against the same list above
+        job.answers,
+        job.public.features,
+        num_classes=job.task.num_classes,
+        seed=seed,
+    )
+    path = folder / "student.npz"
+    student.save(path)
+    result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
+    if test is None:
+        return result
+    shard = Shard.open(test)
+    check_compatible([job.public.shard, shard])
+    scored = PublicImages.labelled(shard)
+    return result | {"accuracy": accuracy(student, scored), "test_images": len(scored)}
+
+
+def _fine_tune(
+    job: FinishedJob,
+    folder: Path,
+    *,
+    images: str,
+    backbone: str,
+    test: Path | None,
+    seed: int,
+    progress: ProgressCallback,
+) -> dict[str, Any]:
+    """A network trained on what the best simple student says of every public image."""
+    from feature_store.backbones import load_backbone
+    from feature_store.backbones.network import NetworkBackbone
+    from feature_store.images import open_source
+    from workers.students.finetune import FineTuning, fine_tune
+
+    network = load_backbone(backbone)
+    if not isinstance(network, NetworkBackbone):
+        raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
+    source = open_source(images)
+    number_of = {name: number for number, name in enumerate(source.names)}
+    missing = [name for name in job.public.sources if name not in number_of]
+    if missing:
+        raise BadData(f"{len(missing)} public images of the job are not in {images}, first {missing[0]!r}")
+    simple = fit_student("auto", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
+    soft = simple.predict_proba(job.public.features)
+    settings = FineTuning()
+    epochs = settings.epochs + settings.warmup_epochs
+    tuned = fine_tune(
+        network.training_copy(),
+        network.tensors([source.read(number_of[name]) for name in job.public.sources]),
+        soft,
+        settings=settings,
+        seed=seed,
+        on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
+    )
+    path = folder / "student.safetensors"
+    tuned.save(path)
+    result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
+    if test is None:
+        return result
+    labelled = open_source(test)
+    truth = _labels_of(labelled.labels, labelled.label_names, job.task.classes)
+    known = np.flatnonzero(truth >= 0)
+    if not len(known):
+        raise BadData(f"no image of {test} has a label among the task's classes")
+    predicted = tuned.predict(network.tensors([labelled.read(int(number)) for number in known]))
+    return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
+
+
+def _labels_of(labels: Any, names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    place = {name: number for number, name in enumerate(classes)}
+    return np.array([-1 if label is None else place.get(names[label], -1) for label in labels], dtype=np.int64)
