@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labeler.errors import BadData, DamagedShard, OutputInUse
+from feature_store.durable import replace_file
+from labeler.errors import BadData, DamagedShard
 
 MANIFEST_NAME = "manifest.json"
 _READ_BYTES = 1 << 24
@@ -90,26 +87,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     replace_file(folder / MANIFEST_NAME, text.encode())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of either."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def sum_file(path: Path) -> FileSum:
     """Size and SHA-256 of a file, read in blocks."""
     sha256 = hashlib.sha256()
@@ -119,21 +96,6 @@ def sum_file(path: Path) -> FileSum:
             sha256.update(block)
             size += len(block)
     return FileSum(bytes=size, sha256=sha256.hexdigest())
-
-
-@contextlib.contextmanager
-def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file while working; the system frees it if the process dies.
-
-    Raises:
-        OutputInUse: another process holds it.
-    """
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputInUse(f"another process works on {what}; wait for it, or choose another place") from None
-        yield
 
 
 def _canonical(manifest: Manifest) -> bytes:

@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
         ("noisy_votes", pa.list_(pa.float64())),
     ]
 )
-"""One row per query asked. `noisy_votes` are the noisy sums that were released and paid for, in votes; null for winner."""
+"""One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner."""
 
 
 @dataclass(frozen=True)

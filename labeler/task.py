@@ -102,7 +102,7 @@ class Task(BaseModel):
             )
         return self
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
         """A validated copy: pydantic's own would keep the cached grid and digest of the task it came from."""
         return Task.model_validate(self.model_dump() | dict(update or {}))
 
@@ -138,8 +138,8 @@ class Task(BaseModel):
             )
         if per_share * scale > MAX_SHARE_SIGMA_GRID:
             raise UnsafeGrid(
-                f"with grid_scale {scale} a noise share has a standard deviation of {per_share * scale:.3g} grid units; "
-                f"the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or use a smaller one."
+                f"with grid_scale {scale} a noise share has a standard deviation of {per_share * scale:.3g} grid "
+                f"units; the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or use a smaller one."
             )
         most_votes = self.k if self.method == "knn" else 1
         if self.method == "reverse-knn":

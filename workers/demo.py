@@ -108,6 +108,7 @@ def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCa
         seed=seed,
         checkpoint=checkpoint,
         progress=lambda done, total, _: progress("Pretraining SimCLR", done, total),
+        threads=1,
     )
 
 

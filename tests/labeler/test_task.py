@@ -46,7 +46,7 @@ def task(**changes: object) -> Task:
     ],
 )
 def test_a_field_out_of_bounds_is_refused_in_a_sentence(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(InvalidTask, match="^task refused: ") as refusal:
+    with pytest.raises(InvalidTask, match=r"^task refused: ") as refusal:
         task(**changes)
     assert said in str(refusal.value)
 

@@ -1,0 +1,117 @@
+"""Choosing questions: deterministic, public, and covering the public set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from feature_store.query_selection import FEATURE_SCALE, select_queries, suggest_count
+from labeler.errors import BadData, InvalidSetting
+
+
+def quantised(rows: NDArray[np.float64]) -> NDArray[np.int16]:
+    return np.rint(FEATURE_SCALE * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.int16)
+
+
+@pytest.fixture
+def groups(rng: np.random.Generator) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    centres = rng.standard_normal((6, 40)) * 3
+    truth = rng.integers(0, 6, 300)
+    return quantised(centres[truth] + rng.standard_normal((300, 40))), truth
+
+
+def test_all_asks_about_every_image_in_order(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
+    features, _ = groups
+    queries = select_queries(features, strategy="all")
+    np.testing.assert_array_equal(queries.features, features)
+    np.testing.assert_array_equal(queries.rows, np.arange(300))
+    np.testing.assert_array_equal(queries.assignment, np.arange(300))
+
+
+def test_random_asks_about_different_real_images(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
+    features, _ = groups
+    queries = select_queries(features, strategy="random", count=20, seed=3)
+    assert len(set(queries.rows.tolist())) == 20
+    np.testing.assert_array_equal(queries.features, features[queries.rows])
+    np.testing.assert_array_equal(queries.assignment[queries.rows], np.arange(20))
+
+
+def test_clusters_find_groups_that_are_there(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
+    features, truth = groups
+    queries = select_queries(features, strategy="clustered", count=6, seed=0)
+    table = np.zeros((6, 6), dtype=np.int64)
+    np.add.at(table, (queries.assignment, truth), 1)
+    assert table.max(axis=1).sum() == 300
+    assert (queries.rows == -1).all()
+    assert queries.coverage.empty_groups == 0
+    assert queries.coverage.worst_similarity > 0.5
+
+
+def test_centres_are_quantised_unit_vectors(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
+    queries = select_queries(groups[0], strategy="clustered", count=25)
+    assert queries.features.dtype == np.int16
+    norms = np.linalg.norm(queries.features.astype(np.float64), axis=1)
+    assert np.abs(norms - FEATURE_SCALE).max() < 5
+
+
+@pytest.mark.parametrize("strategy", ["random", "clustered"])
+def test_same_public_seed_same_questions(groups: tuple[NDArray[np.int16], NDArray[np.int64]], strategy: str) -> None:
+    first, again, other = (
+        select_queries(groups[0], strategy=strategy, count=12, seed=seed)  # type: ignore[arg-type]
+        for seed in (5, 5, 6)
+    )
+    np.testing.assert_array_equal(first.features, again.features)
+    np.testing.assert_array_equal(first.assignment, again.assignment)
+    assert not np.array_equal(first.features, other.features)
+
+
+def test_identical_images_still_give_valid_questions() -> None:
+    features = np.tile(quantised(np.ones((1, 8))), (10, 1))
+    queries = select_queries(features, strategy="random", count=3)
+    assert queries.coverage.mean_similarity == pytest.approx(1.0)
+    assert queries.coverage.empty_groups == 2
+
+
+def test_one_question_about_two_images() -> None:
+    queries = select_queries(quantised(np.eye(2) + 0.1), strategy="clustered", count=1)
+    assert len(queries) == 1
+    assert queries.coverage.largest_group == 2
+
+
+@pytest.mark.parametrize("count", [None, 0, -1, 301])
+def test_impossible_counts_are_refused(groups: tuple[NDArray[np.int16], NDArray[np.int64]], count: int | None) -> None:
+    with pytest.raises(InvalidSetting, match="300 public images"):
+        select_queries(groups[0], strategy="clustered", count=count)
+
+
+def test_unknown_strategy_is_refused(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
+    with pytest.raises(InvalidSetting, match="unknown strategy"):
+        select_queries(groups[0], strategy="best", count=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [np.ones((3, 4)), np.ones(4, dtype=np.int16), np.zeros((0, 4), dtype=np.int16), np.zeros((2, 4), dtype=np.int16)],
+    ids=["floats", "vector", "empty", "zero rows"],
+)
+def test_features_that_are_not_quantised_images_are_refused(features: NDArray[np.int16]) -> None:
+    with pytest.raises(BadData):
+        select_queries(features, strategy="all")
+
+
+def test_less_noise_affords_more_questions() -> None:
+    counts = [
+        suggest_count(num_images=1000, num_classes=10, total_sigma_votes=sigma, expected_records=2000)
+        for sigma in (1000.0, 25.0, 5.0, 0.0)
+    ]
+    assert counts == [10, 20, 100, 250]
+
+
+def test_suggestion_never_exceeds_the_images() -> None:
+    assert suggest_count(num_images=4, num_classes=10, total_sigma_votes=1.0, expected_records=1000) == 4
+
+
+def test_suggestion_refuses_nan() -> None:
+    with pytest.raises(InvalidSetting):
+        suggest_count(num_images=4, num_classes=10, total_sigma_votes=float("nan"), expected_records=10)

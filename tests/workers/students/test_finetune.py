@@ -1,0 +1,129 @@
+"""Fine-tuning works with any module and image tensors, and refuses labels that are no distributions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting
+from workers.students.finetune import FineTunedStudent, FineTuning, attach_head, fine_tune
+
+
+def small_backbone() -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(1, 8, 3, padding=1),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(4),
+            torch.nn.Flatten(),
+        )
+
+
+def bars(rng: np.random.Generator, count: int = 120) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """Images with a bright bar at one of three heights."""
+    truth = rng.integers(0, 3, count)
+    images = rng.normal(0, 0.3, (count, 1, 12, 12)).astype(np.float32)
+    images[np.arange(count), 0, 4 * truth + 1] += 2
+    return torch.from_numpy(images), truth
+
+
+def soft(truth: NDArray[np.int64]) -> NDArray[np.float64]:
+    return 0.7 * np.eye(3)[truth] + 0.1
+
+
+QUICK = FineTuning(epochs=12, batch_size=32, learning_rate=0.02, warmup_epochs=2)
+
+
+def test_a_network_learns_soft_labels(rng: np.random.Generator) -> None:
+    images, truth = bars(rng)
+    losses: list[float] = []
+    student = fine_tune(
+        small_backbone(), images, soft(truth), settings=QUICK, on_epoch=lambda _epoch, loss: losses.append(loss)
+    )
+    fresh, fresh_truth = bars(rng)
+    assert (student.predict(fresh) == fresh_truth).mean() > 0.9
+    assert len(losses) == 14
+    assert losses[-1] < losses[0]
+
+
+def test_images_of_weight_zero_teach_nothing(rng: np.random.Generator) -> None:
+    images, truth = bars(rng)
+    wrong = np.arange(120) % 2 == 0
+    labels = soft(np.where(wrong, (truth + 1) % 3, truth))
+    student = fine_tune(small_backbone(), images, labels, settings=QUICK, weights=1.0 - wrong)
+    fresh, fresh_truth = bars(rng)
+    assert (student.predict(fresh) == fresh_truth).mean() > 0.9
+
+
+def test_same_seed_same_network(rng: np.random.Generator) -> None:
+    images, truth = bars(rng, 40)
+    first, again = (
+        fine_tune(small_backbone(), images, soft(truth), settings=FineTuning(epochs=1), seed=3).predict_proba(images)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, again)
+
+
+def test_saved_weights_come_back(rng: np.random.Generator, tmp_path: Path) -> None:
+    images, truth = bars(rng, 40)
+    student = fine_tune(small_backbone(), images, soft(truth), settings=FineTuning(epochs=1))
+    student.save(tmp_path / "network.safetensors")
+    copy = FineTunedStudent(attach_head(small_backbone(), images, num_classes=3, seed=9))
+    copy.load(tmp_path / "network.safetensors")
+    np.testing.assert_array_equal(copy.predict_proba(images), student.predict_proba(images))
+
+
+def test_weights_of_another_network_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    images, truth = bars(rng, 40)
+    student = fine_tune(small_backbone(), images, soft(truth), settings=FineTuning(epochs=1))
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    with pytest.raises(BadData, match="weights"):
+        student.load(tmp_path / "broken.safetensors")
+    student.save(tmp_path / "three.safetensors")
+    with pytest.raises(BadData, match="weights"):
+        FineTunedStudent(attach_head(small_backbone(), images, num_classes=4, seed=0)).load(
+            tmp_path / "three.safetensors"
+        )
+
+
+def test_a_frozen_backbone_stays_as_it_is(rng: np.random.Generator) -> None:
+    images, truth = bars(rng, 40)
+    backbone = small_backbone()
+    for parameter in backbone.parameters():
+        parameter.requires_grad_(False)
+    before = [parameter.clone() for parameter in backbone.parameters()]
+    fine_tune(backbone, images, soft(truth), settings=FineTuning(epochs=1))
+    assert all(torch.equal(old, new) for old, new in zip(before, backbone.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.full((10, 3), np.nan), np.full((10, 3), 0.5), np.full((9, 3), 1 / 3), np.ones((10, 1))],
+    ids=["nan", "sums", "count", "one class"],
+)
+def test_labels_that_are_no_distributions_are_refused(labels: NDArray[np.float64], rng: np.random.Generator) -> None:
+    with pytest.raises(BadData):
+        fine_tune(small_backbone(), bars(rng, 10)[0], labels)
+
+
+def test_bad_weights_are_refused(rng: np.random.Generator) -> None:
+    images, truth = bars(rng, 10)
+    with pytest.raises(BadData, match="weights"):
+        fine_tune(small_backbone(), images, soft(truth), weights=np.zeros(10))
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"learning_rate": float("nan")}, {"weight_decay": -1.0}])
+def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(InvalidSetting):
+        FineTuning(**settings)  # type: ignore[arg-type]
+
+
+def test_a_backbone_that_returns_maps_is_refused(rng: np.random.Generator) -> None:
+    with pytest.raises(BadData, match="features"):
+        attach_head(torch.nn.Conv2d(1, 2, 3), bars(rng, 2)[0], num_classes=3, seed=0)

@@ -1,0 +1,203 @@
+"""Every student recovers synthetic classes from noisy answers, survives odd input, and comes back from disk.
+
+Accuracies are those of fixed seeds, with the noise drawn from numpy (no release is made here). The classes
+are 8 standard deviations apart and votes 8 or more above the noise, so 0.9 is far from what chance takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from feature_store.query_selection import FEATURE_SCALE, select_queries
+from labeler.errors import BadData, InvalidSetting
+from workers.students import NoisyAnswers, StudentKind, fit_student, load_student
+
+KINDS: list[StudentKind] = ["auto", "prototypes", "linear-probe", "spreading"]
+CLASSES = 5
+
+
+def quantised(rows: NDArray[np.float64]) -> NDArray[np.int16]:
+    return np.rint(FEATURE_SCALE * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.int16)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    answers: NoisyAnswers
+    public: NDArray[np.int16]
+    test: NDArray[np.int16]
+    truth: NDArray[np.int64]
+
+
+def world(*, groups_per_class: int = 1, queries: int = 10, sigma: float = 12.0, seed: int = 0) -> World:
+    """Classes made of Gaussian groups; reverse-knn votes of 1,500 private records."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((CLASSES * groups_per_class, 60)) * 1.2
+    sizes = {"private": 1500, "public": 400, "test": 300}
+    group = {name: rng.integers(0, len(centres), size) for name, size in sizes.items()}
+    data = {
+        name: quantised(centres[group[name]] + 0.8 * rng.standard_normal((size, 60))) for name, size in sizes.items()
+    }
+    chosen = select_queries(data["public"], strategy="clustered", count=queries, seed=seed)
+    nearest = (data["private"].astype(np.int64) @ chosen.features.astype(np.int64).T).argmax(axis=1)
+    votes = np.zeros((queries, CLASSES))
+    np.add.at(votes, (nearest, group["private"] % CLASSES), 1)
+    noisy = votes + sigma * rng.standard_normal(votes.shape)
+    answers = NoisyAnswers(
+        features=chosen.features,
+        labels=noisy.argmax(axis=1),
+        noisy_votes=noisy,
+        total_sigma_votes=sigma,
+        num_classes=CLASSES,
+        agents=3,
+        assignment=chosen.assignment,
+    )
+    return World(answers, data["public"], data["test"], group["test"] % CLASSES)
+
+
+def accuracy(kind: StudentKind, case: World) -> float:
+    student = fit_student(kind, case.answers, case.public, num_classes=CLASSES)
+    return float((student.predict(case.test) == case.truth).mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_students_recover_classes_from_a_noisy_histogram(kind: StudentKind) -> None:
+    assert accuracy(kind, world()) > 0.9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_students_recover_classes_from_winners_alone(kind: StudentKind) -> None:
+    case = world()
+    winners = dataclasses.replace(case.answers, noisy_votes=None)
+    assert accuracy(kind, dataclasses.replace(case, answers=winners)) > 0.9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_assignment_images_find_their_query(kind: StudentKind) -> None:
+    case = world()
+    alone = dataclasses.replace(case.answers, assignment=None)
+    assert accuracy(kind, dataclasses.replace(case, answers=alone)) > 0.9
+
+
+def test_auto_keeps_prototypes_when_each_class_is_in_one_place() -> None:
+    case = world()
+    assert fit_student("auto", case.answers, case.public, num_classes=CLASSES).kind == "prototypes"
+
+
+@pytest.mark.parametrize("release", ["histogram", "winner"])
+def test_auto_spreads_when_classes_are_scattered(release: str) -> None:
+    case = world(groups_per_class=8, queries=60, sigma=2.0)
+    answers = case.answers if release == "histogram" else dataclasses.replace(case.answers, noisy_votes=None)
+    student = fit_student("auto", answers, case.public, num_classes=CLASSES)
+    assert student.kind == "spreading"
+    assert (student.predict(case.test) == case.truth).mean() > 0.9
+    assert student.contradicted["spreading"] < student.contradicted["prototypes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_are_distributions(kind: StudentKind) -> None:
+    case = world()
+    probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
+    assert probabilities.shape == (300, CLASSES)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    assert probabilities.min() >= 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_seed_same_student(kind: StudentKind) -> None:
+    case = world()
+    first, again = (fit_student(kind, case.answers, case.public, num_classes=CLASSES, seed=4) for _ in range(2))
+    np.testing.assert_array_equal(first.predict_proba(case.test), again.predict_proba(case.test))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_student_predicts_the_same(kind: StudentKind, tmp_path: Path) -> None:
+    case = world()
+    student = fit_student(kind, case.answers, case.public, num_classes=CLASSES)
+    student.save(tmp_path / "student.npz")
+    loaded = load_student(tmp_path / "student.npz")
+    assert loaded.kind == student.kind
+    np.testing.assert_array_equal(loaded.predict_proba(case.test), student.predict_proba(case.test))
+    assert [path.name for path in tmp_path.iterdir()] == ["student.npz"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_answered_query_makes_everything_its_class(kind: StudentKind) -> None:
+    case = world()
+    labels = np.full(10, -1)
+    labels[3] = 2
+    answers = dataclasses.replace(case.answers, labels=labels, noisy_votes=None)
+    student = fit_student(kind, answers, case.public, num_classes=CLASSES)
+    assert set(student.predict(case.test).tolist()) <= {0, 2}
+    assert student.predict(case.public[answers.assignment == 3]).tolist().count(2) >= 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_classes_than_answers_is_fine(kind: StudentKind) -> None:
+    case = world()
+    wide = dataclasses.replace(
+        case.answers, num_classes=40, noisy_votes=np.pad(case.answers.noisy_votes, ((0, 0), (0, 35)))
+    )
+    student = fit_student(kind, wide, case.public, num_classes=40)
+    assert (student.predict(case.test) == case.truth).mean() > 0.8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overwhelming_noise_still_gives_distributions(kind: StudentKind) -> None:
+    case = world(sigma=1e6)
+    probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
+    assert np.isfinite(probabilities).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_public_images_are_enough(kind: StudentKind) -> None:
+    rows = quantised(np.array([[1.0, 0.0, 0.1], [0.0, 1.0, 0.1]]))
+    answers = NoisyAnswers(features=rows, labels=np.array([0, 1]), total_sigma_votes=0.0, num_classes=2)
+    student = fit_student(kind, answers, rows, num_classes=2)
+    assert student.predict(rows).tolist() == [0, 1]
+
+
+def test_nan_features_are_refused() -> None:
+    case = world()
+    broken = case.public.astype(np.float64)
+    broken[7, 3] = np.nan
+    with pytest.raises(BadData, match="NaN"):
+        fit_student("auto", case.answers, broken, num_classes=CLASSES)
+    with pytest.raises(BadData, match="NaN"):
+        fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(broken)
+
+
+def test_features_of_another_backbone_are_refused() -> None:
+    case = world()
+    with pytest.raises(BadData, match="dimension"):
+        fit_student("auto", case.answers, case.public[:, :30], num_classes=CLASSES)
+    with pytest.raises(BadData, match="dimension"):
+        fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(case.test[:, :30])
+
+
+def test_an_assignment_of_another_public_set_is_refused() -> None:
+    case = world()
+    with pytest.raises(BadData, match="400 public images"):
+        fit_student("auto", case.answers, case.public[:399], num_classes=CLASSES)
+
+
+def test_unknown_kinds_and_wrong_class_counts_are_refused() -> None:
+    case = world()
+    with pytest.raises(InvalidSetting, match="unknown student"):
+        fit_student("oracle", case.answers, case.public, num_classes=CLASSES)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="classes"):
+        fit_student("auto", case.answers, case.public, num_classes=CLASSES + 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a student", b"PK\x03\x04 broken"])
+def test_files_that_are_no_students_are_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "student.npz"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match="not a saved student"):
+        load_student(path)
+    with pytest.raises(BadData, match="not a saved student"):
+        load_student(tmp_path / "absent.npz")
