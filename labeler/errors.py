@@ -15,6 +15,7 @@
     │   ├── WrongDigest         it belongs to another task or round
     │   └── DuplicateAgent      an agent sent two different contributions
     └── TryAgain                nothing is wrong with the request            exit 75
+        ├── Interrupted         the user stopped it; it continues
         ├── QuorumNotReached    too few agents answered; nothing was opened
         └── OutputInUse         another process works in the output folder
 
@@ -123,6 +124,12 @@ class TryAgain(LabelerError):
 
     problem_type = "try-again"
     exit_code = 75
+
+
+class Interrupted(TryAgain):
+    """The user stopped the work; the same command continues it."""
+
+    problem_type = "interrupted"
 
 
 class QuorumNotReached(TryAgain):

@@ -139,7 +139,7 @@ class Task(BaseModel):
         if per_share * scale > MAX_SHARE_SIGMA_GRID:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a noise share has a standard deviation of {per_share * scale:.3g} grid "
-                f"units; the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or use a smaller one."
+                f"units; the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or lower it."
             )
         most_votes = self.k if self.method == "knn" else 1
         if self.method == "reverse-knn":

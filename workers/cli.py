@@ -29,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-TRY_AGAIN = 75
-
 T = TypeVar("T", bound=str)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines, nothing else.")]
@@ -50,9 +48,6 @@ def main() -> None:
     except LabelerError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]labeler:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("labeler: interrupted; the same command continues where it stopped")
-        sys.exit(TRY_AGAIN)
 
 
 @app.command()
@@ -345,8 +340,8 @@ def _print_embed(result: dict[str, Any], *, as_json: bool) -> None:
         print_json(result)
         return
     typer.echo(f"{result['records']} images are in {result['out']}")
-    if result["class_names_from_folders"]:
-        typer.echo(f"Classes, from folder names and from now on public: {', '.join(result['classes'])}")
+    for note in result["notes"]:
+        typer.echo(note)
     for skipped in result["skipped"]:
         typer.echo(f"skipped {skipped['source']}: {skipped['reason']}", err=True)
     if result["skipped"]:

@@ -35,11 +35,11 @@ PUBLIC_SHARE = 0.4
 CLASSES = tuple(str(digit) for digit in range(10))
 
 TASK = TaskFile(
-    task=TaskTable(name="Handwritten digits", method="reverse-knn", k=1, epsilon=1.0, delta=1e-4, colluding_agents=1),
-    queries=QueriesTable(strategy="clustered", count=40),
+    task=TaskTable(name="Handwritten digits", method="reverse-knn", k=1, epsilon=0.5, delta=1e-4, colluding_agents=1),
+    queries=QueriesTable(strategy="clustered", count=20),
     student=StudentTable(),
 )
-"""What the demo asks: one question per cluster of public digits, one vote per private digit, epsilon 1."""
+"""What the demo asks: one question per cluster of public digits, one vote per private digit, epsilon 0.5."""
 
 
 def run_demo(

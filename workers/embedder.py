@@ -48,13 +48,15 @@ def embed_images(
     }
 
 
-def embed_queries(source: Path, backbone: str, out: Path, *, progress: ProgressCallback = silent) -> Shard:
-    """Embed public images to ask about, once.
+def embed_queries(
+    source: Path, backbone: str, out: Path, *, classes: tuple[str, ...], progress: ProgressCallback = silent
+) -> Shard:
+    """Embed public images to ask about, once. Folder names outside the task's classes say nothing about the truth.
 
     Raises:
         UnreadableImage: some are no images. A question must not vanish silently, so nothing is asked.
     """
-    result = embed_images(source, backbone, out, public=True, progress=progress)
+    result = embed_images(source, backbone, out, classes=classes, public=True, progress=progress)
     if result["skipped"]:
         first = result["skipped"][0]
         raise UnreadableImage(

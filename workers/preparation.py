@@ -126,7 +126,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         BudgetExceeded: the job costs more than its budget.
     """
     shards = tuple(Shard.open(path) for path in job.shards)
-    asked = open_queries(job, folder, progress=progress)
+    asked = open_queries(job, folder, classes=shards[0].classes, progress=progress)
     scored = [] if job.test is None else [Shard.open(job.test)]
     check_compatible([*shards, asked, *scored])
     _check_roles(shards, [asked, *scored])
@@ -156,7 +156,9 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     return PreparedJob(job, task, cost, shards, public, test, queries, _batches(task, queries.features))
 
 
-def open_queries(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> Shard:
+def open_queries(
+    job: LabellingJob, folder: JobFolder, *, classes: tuple[str, ...], progress: ProgressCallback = silent
+) -> Shard:
     """The public shard; embedded first, once, where the job names a folder of images."""
     if (job.queries / "manifest.json").exists():
         return Shard.open(job.queries)
@@ -167,7 +169,7 @@ def open_queries(job: LabellingJob, folder: JobFolder, *, progress: ProgressCall
         )
     from workers.embedder import embed_queries
 
-    return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", progress=progress)
+    return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", classes=classes, progress=progress)
 
 
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:

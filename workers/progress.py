@@ -10,6 +10,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from labeler.errors import Interrupted
+
 
 class ProgressCallback(Protocol):
     """Called as work goes on: `stage` in words, `done` of `total` steps."""
@@ -39,10 +41,25 @@ class StageClock:
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
-    """Draw one bar per stage on standard error; nothing when quiet."""
-    if quiet:
-        yield silent
-        return
+    """Draw one bar per stage on standard error; nothing when quiet.
+
+    Raises:
+        Interrupted: the user pressed Ctrl-C.
+    """
+    try:
+        with _silence() if quiet else _bars() as progress:
+            yield progress
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command continues where it stopped") from None
+
+
+@contextmanager
+def _silence() -> Iterator[ProgressCallback]:
+    yield silent
+
+
+@contextmanager
+def _bars() -> Iterator[ProgressCallback]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=False) as bars:
         known: dict[str, TaskID] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,9 @@ from workers.scoring import accuracy
 from workers.students import NoisyAnswers, StudentKind, fit_student
 
 FINETUNE = "finetune"
+LEAST_STEPS = 200
+"""Gradient steps a network is tuned for at least, however few public images there are."""
+
 KINDS = (*get_args(StudentKind), FINETUNE)
 
 
@@ -154,7 +158,7 @@ def _fine_tune(
         raise BadData(f"{len(missing)} public images of the job are not in {images}, first {missing[0]!r}")
     simple = fit_student("auto", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
     soft = simple.predict_proba(job.public.features)
-    settings = FineTuning()
+    settings = FineTuning(epochs=max(10, math.ceil(LEAST_STEPS * FineTuning.batch_size / len(job.public))))
     epochs = settings.epochs + settings.warmup_epochs
     tuned = fine_tune(
         network.training_copy(),

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.query_selection import FEATURE_SCALE, select_queries, suggest_count
+from feature_store.quantize import quantize
+from feature_store.query_selection import select_queries, suggest_count
 from labeler.errors import BadData, InvalidSetting
-
-
-def quantised(rows: NDArray[np.float64]) -> NDArray[np.int16]:
-    return np.rint(FEATURE_SCALE * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.int16)
 
 
 @pytest.fixture
 def groups(rng: np.random.Generator) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     centres = rng.standard_normal((6, 40)) * 3
     truth = rng.integers(0, 6, 300)
-    return quantised(centres[truth] + rng.standard_normal((300, 40))), truth
+    return quantize(centres[truth] + rng.standard_normal((300, 40))), truth
 
 
 def test_all_asks_about_every_image_in_order(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
@@ -52,7 +49,7 @@ def test_centres_are_quantised_unit_vectors(groups: tuple[NDArray[np.int16], NDA
     queries = select_queries(groups[0], strategy="clustered", count=25)
     assert queries.features.dtype == np.int16
     norms = np.linalg.norm(queries.features.astype(np.float64), axis=1)
-    assert np.abs(norms - FEATURE_SCALE).max() < 5
+    assert np.abs(norms - 2048).max() < 5
 
 
 @pytest.mark.parametrize("strategy", ["random", "clustered"])
@@ -67,14 +64,14 @@ def test_same_public_seed_same_questions(groups: tuple[NDArray[np.int16], NDArra
 
 
 def test_identical_images_still_give_valid_questions() -> None:
-    features = np.tile(quantised(np.ones((1, 8))), (10, 1))
+    features = np.tile(quantize(np.ones((1, 8))), (10, 1))
     queries = select_queries(features, strategy="random", count=3)
     assert queries.coverage.mean_similarity == pytest.approx(1.0)
     assert queries.coverage.empty_groups == 2
 
 
 def test_one_question_about_two_images() -> None:
-    queries = select_queries(quantised(np.eye(2) + 0.1), strategy="clustered", count=1)
+    queries = select_queries(quantize(np.eye(2) + 0.1), strategy="clustered", count=1)
     assert len(queries) == 1
     assert queries.coverage.largest_group == 2
 

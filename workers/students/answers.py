@@ -133,8 +133,9 @@ def denoise(noisy_votes: NDArray[np.float64], sigma: float, *, most_votes: float
         return np.clip(noisy_votes, 0.0, most_votes)
     bins = int(np.clip(np.ceil(8 * (high - low) / sigma), 1, _MAX_BINS))
     counts, edges = np.histogram(noisy_votes, bins=bins, range=(low, high) if high > low else (low - 0.5, low + 0.5))
-    values = (edges[:-1] + edges[1:]) / 2
-    least = max(sigma / 4, 0.25)
+    occupied = counts > 0
+    counts, values = counts[occupied], ((edges[:-1] + edges[1:]) / 2)[occupied]
+    least = min(max(sigma / 4, 0.25), most_votes / 2)
     top = max(min(max(high, 3 * sigma), most_votes), 2 * least)
     grid = np.concatenate([[0.0], np.geomspace(least, top, _GRID_STEPS)])
     exponent = -0.5 * ((values[:, None] - grid) / sigma) ** 2

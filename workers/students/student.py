@@ -85,14 +85,14 @@ def load_student(path: Path | str) -> Student:
         BadData: no such file, or not a student.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if str(stored["format"]) != _FORMAT:
                 raise BadData(f"{Path(path).name} is a student of another version; train it again")
             kind = str(stored["kind"])
             parameters = {key.removeprefix("model_"): stored[key] for key in stored.files if key.startswith("model_")}
             projection = Projection(stored["mean"], stored["components"])
             return Student(kind, _MODELS[kind](projection, **parameters))
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise BadData(f"{Path(path).name} is not a saved student ({type(error).__name__})") from None
 
 

@@ -1,0 +1,99 @@
+"""The command line, run in this process, and a small federation of real digit images."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from workers.cli import main
+
+CLASSES = ("zero", "one", "two", "three")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunCommand = Callable[..., Outcome]
+
+
+@pytest.fixture
+def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
+    """`labeler(...)` runs the command line with these arguments."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, " ".join(printed.err.split()))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Shards of two agents, a public and a test shard, folders of images, and a task file."""
+
+    root: Path
+
+    @property
+    def agents(self) -> tuple[Path, Path]:
+        return self.root / "agent-1.shard", self.root / "agent-2.shard"
+
+    @property
+    def run_arguments(self) -> list[object]:
+        shards = [part for path in self.agents for part in ("--shard", path)]
+        return [*shards, "--queries", self.root / "public.shard"]
+
+    def task_file(self, folder: Path, *, queries: str = "", more: str = "", **fields: object) -> Path:
+        settings: dict[str, object] = {"name": "digits", "k": 5, "sigma_votes": 3.0, "delta": 1e-4} | fields
+        lines = [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+        path = folder / "task.toml"
+        path.write_text("[task]\n" + "\n".join(lines) + f"\n[queries]\n{queries}\n{more}\n")
+        return path
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Real digits 0 to 3 as image folders, embedded by their pixels."""
+    from workers.embedder import embed_images
+
+    root = tmp_path_factory.mktemp("federation")
+    digits = load_digits(n_class=len(CLASSES))
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    parts = {"agent-1": order[:150], "agent-2": order[150:300], "public": order[300:420], "test": order[420:520]}
+    for name, rows in parts.items():
+        write_images(root / name, digits.images[rows], digits.target[rows], rows)
+        public = name in ("public", "test")
+        embed_images(root / name, "pixels:8", root / f"{name}.shard", classes=CLASSES, public=public)
+    return Federation(root)
+
+
+def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> None:
+    for image, label, row in zip(images, labels, rows, strict=True):
+        path = folder / CLASSES[label] / f"digit-{row:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 15).astype(np.uint8)).save(path)

@@ -1,0 +1,202 @@
+"""Bad input: a clear sentence, the right exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+
+from feature_store.shard import Shard
+from workers.embedder import embed_images
+from workers.job_folder import open_job_folder
+
+
+def refused(result, out, *, code: int, said: str) -> None:
+    assert result.code == code, result
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sigma_votes": 0}, "sigma_votes: Input should be greater than 0"),
+        ({"sigma_votes": -3}, "sigma_votes: Input should be greater than 0"),
+        ({"sigma_votes": math.nan}, "sigma_votes: Input should be a finite number"),
+        ({"sigma_votes": math.inf}, "sigma_votes: Input should be a finite number"),
+        ({"delta": 0}, "delta: Input should be greater than 0"),
+        ({"delta": 1.5}, "delta: Input should be less than 1"),
+        ({"grid_scale": 5}, "the guarantee needs at least 100"),
+        ({"colluding_agents": 2}, "too few agents for the collusion stated"),
+        ({"k": 151}, "more than the records of 2 of 2 shards"),
+        ({"sigm": 3}, "task.sigm: unknown field"),
+        ({"classes": ["no"]}, "classes: Tuple should have at least 2 items"),
+    ],
+)
+def test_a_bad_task_is_refused(labeler, federation, tmp_path, fields, said) -> None:
+    task = federation.task_file(tmp_path, **fields)
+    out = tmp_path / "job"
+    refused(labeler("run", task, *federation.run_arguments, "--out", out), out, code=2, said=said)
+
+
+def test_small_shards_may_vote_when_that_is_wanted(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, k=151, sigma_votes=30.0)
+    arguments = (task, *federation.run_arguments, "--out", tmp_path / "job", "--allow-small-shards")
+    assert labeler("run", *arguments).code == 0
+
+
+def test_shards_of_different_classes_are_refused(labeler, federation, tmp_path) -> None:
+    other = tmp_path / "other.shard"
+    names = ("one", "zero", "two", "three")
+    embed_images(federation.root / "agent-1", "pixels:8", other, classes=names)
+    out = tmp_path / "job"
+    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", other, "--out", out)
+    refused(labeler("run", *arguments), out, code=1, said="different class lists")
+
+
+def test_shards_of_different_backbones_are_refused(labeler, federation, tmp_path) -> None:
+    other = tmp_path / "other.shard"
+    embed_images(federation.root / "agent-1", "pixels:4", other, classes=("zero", "one", "two", "three"))
+    out = tmp_path / "job"
+    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", other, "--out", out)
+    refused(labeler("run", *arguments), out, code=1, said="different backbones")
+
+
+def test_a_damaged_shard_is_refused(labeler, federation, tmp_path) -> None:
+    broken = tmp_path / "broken.shard"
+    shutil.copytree(federation.agents[0], broken)
+    content = bytearray((broken / "features.npy").read_bytes())
+    content[-1] ^= 1
+    (broken / "features.npy").write_bytes(content)
+    out = tmp_path / "job"
+    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", broken, "--out", out)
+    refused(labeler("run", *arguments), out, code=1, said="do not match its checksum")
+
+
+def test_a_private_shard_is_never_asked_about(labeler, federation, tmp_path) -> None:
+    out = tmp_path / "job"
+    one, other = federation.agents
+    arguments = (federation.task_file(tmp_path), "--shard", one, "--queries", other, "--out", out)
+    refused(labeler("run", *arguments), out, code=2, said="private images must never be asked about")
+
+
+def test_an_empty_shard_is_refused(labeler, federation, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "job"
+    arguments = (federation.task_file(tmp_path), "--shard", tmp_path / "empty", *federation.run_arguments, "--out", out)
+    refused(labeler("run", *arguments), out, code=1, said="empty")
+    shard = tmp_path / "nothing.shard"
+    refused(
+        labeler("embed", tmp_path / "empty", "--backbone", "pixels", "--out", shard), shard, code=1, said="no image"
+    )
+
+
+def test_a_one_class_shard_is_refused(labeler, federation, tmp_path) -> None:
+    (tmp_path / "images").mkdir()
+    shutil.copytree(federation.root / "agent-1" / "zero", tmp_path / "images" / "zero")
+    out = tmp_path / "one.shard"
+    result = labeler("embed", tmp_path / "images", "--backbone", "pixels", "--out", out)
+    refused(result, out, code=2, said="a one-class shard labels nothing")
+
+
+def test_a_query_that_is_no_image_is_refused_by_name(labeler, federation, tmp_path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(federation.root / "public", images)
+    (images / "zero" / "notes.png").write_text("not a picture")
+    shards = [part for path in federation.agents for part in ("--shard", path)]
+    out = tmp_path / "job"
+    arguments = (federation.task_file(tmp_path), *shards, "--queries", images, "--backbone", "pixels:8", "--out", out)
+    refused(labeler("run", *arguments), out, code=1, said="notes.png")
+
+
+def test_unreadable_images_are_listed_counted_and_skipped(labeler, federation, tmp_path) -> None:
+    images = tmp_path / "images"
+    shutil.copytree(federation.root / "agent-1", images)
+    (images / "one" / "broken.png").write_bytes(b"\x89PNG broken")
+    arguments = ("embed", images, "--backbone", "pixels", "--out", tmp_path / "a.shard")
+    result = labeler(*arguments)
+    assert result.code == 1
+    assert "broken.png" in result.err
+    assert "1 images could not be read" in result.err
+    assert len(Shard.open(tmp_path / "a.shard")) == 150
+
+
+def test_an_output_folder_in_use_is_refused(labeler, federation, tmp_path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin({})
+        result = labeler("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code == 75
+    assert "another process works on output folder" in result.err
+
+
+def test_an_output_folder_of_another_job_is_refused(labeler, federation, tmp_path) -> None:
+    out = tmp_path / "job"
+    assert labeler("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out).code == 0
+    before = (out / "pseudo_labels.parquet").read_bytes()
+    result = labeler("run", federation.task_file(tmp_path, k=6), *federation.run_arguments, "--out", out)
+    assert result.code == 1
+    assert "holds another job" in result.err
+    assert (out / "pseudo_labels.parquet").read_bytes() == before
+
+
+def test_a_job_over_its_budget_is_refused_with_the_price(labeler, federation, tmp_path) -> None:
+    out = tmp_path / "job"
+    task = federation.task_file(tmp_path, more="[budget]\ninstance_epsilon = 0.5")
+    result = labeler("run", task, *federation.run_arguments, "--out", out)
+    refused(result, out, code=1, said="at instance level (delta 0.0001) and its budget allows 0.5")
+
+
+@pytest.mark.parametrize("engine", ["hnsw", "cagra"])
+def test_an_index_that_depends_on_other_records_is_refused(labeler, federation, tmp_path, engine) -> None:
+    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--out", tmp_path / "job")
+    result = labeler("run", *arguments, "--engine", engine)
+    assert result.code == 1
+    assert "graph" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sigma", 0), "sigma_votes: Input should be greater than 0"),
+        (("--sigma", "nan"), "sigma_votes: Input should be a finite number"),
+        (("--sigma", 3, "--delta", 2), "delta: Input should be less than 1"),
+        (("--sigma", 3, "--agents", 2, "--colluding-agents", 2), "too few agents"),
+        ((), "give the noise as --sigma"),
+        (("--epsilon", 1), "go together"),
+        (("--sigma", 3, "--method", "guess"), "--method must be one of knn, reverse-knn, one-hot"),
+    ],
+)
+def test_a_bad_plan_is_refused(labeler, arguments, said) -> None:
+    result = labeler("plan", *arguments)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_a_plan_has_its_documented_shape(labeler) -> None:
+    setting = {"--queries": 206, "--sigma": 25, "--delta": 1e-4, "--agents": 3, "--colluding-agents": 1}
+    arguments = ["--method", "knn", "--k", 50, *(part for option in setting.items() for part in option)]
+    plan = json.loads(labeler("plan", *arguments, "--json").out)
+    assert round(plan["instance"]["epsilon"], 4) == 2.9757
+    assert round(plan["as_in_paper"]["instance"]["epsilon"], 4) == 3.8143
+    assert plan["agent"]["epsilon"] > 500
+    assert plan["delta"] == 1e-4
+    assert plan["noise_share_sigma"] == pytest.approx(25 / math.sqrt(2))
+
+
+@pytest.mark.parametrize(("wanted", "key"), [("sigma", "sigma_votes"), ("queries", "queries")])
+def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
+    given = ["--sigma", 20] if wanted == "queries" else []
+    plan = json.loads(labeler("plan", "--epsilon", 1, "--solve", wanted, *given, "--json").out)
+    assert 0.98 < plan["instance"]["epsilon"] <= 1
+    assert plan[key] > 1
+
+
+@pytest.mark.parametrize("command", ["demo", "plan", "embed", "pretrain", "run", "student", "bench"])
+def test_every_command_has_help_with_an_example(labeler, command) -> None:
+    result = labeler(command, "--help")
+    assert result.code == 0
+    assert f"labeler {command}" in result.out
+    assert "Example" in result.out

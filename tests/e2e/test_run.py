@@ -1,0 +1,174 @@
+"""`labeler run` end to end on real digits: what it gives back, and what an interruption cannot change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import workers.preparation
+from labeler.pseudo_labels import SCHEMA
+from labeler.release import Release
+from workers.job_folder import JobFolder
+
+
+def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, colluding_agents=1)
+    out = tmp_path / "job"
+    result = labeler(
+        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--out", out, "--json"
+    )
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["labels"] | {"accuracy": None} == {
+        "asked": 120, "answered": 120, "abstained": 0, "refused_budget": 0, "failed_quorum": 0, "accuracy": None,
+    }  # fmt: skip
+    assert summary["labels"]["accuracy"] > 0.5
+    assert summary["student"]["accuracy"] > 0.85
+    assert summary["privacy"]["seeded"] is False
+    assert json.loads((out / "report.json").read_text()) == summary
+    table = pq.read_table(out / "pseudo_labels.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert set(table["ledger_seq"].to_pylist()) == {1}
+    assert set(table["task_digest"].to_pylist()) == {summary["task"]["digest"]}
+    assert all(source.endswith(".png") for source in table["source"].to_pylist())
+    student_labels = pq.read_table(out / "student_labels.parquet")
+    assert len(student_labels) == 120
+    assert "<svg" in (out / "report.html").read_text() or "data:image" in (out / "report.html").read_text()
+    assert not list((out / ".job" / "secrets").iterdir())
+
+
+def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, release="winner")
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code == 0, result.err
+    table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
+    assert table["noisy_votes"].null_count == len(table)
+    stored = [np.load(path) for path in (tmp_path / "job" / ".job" / "releases").iterdir()]
+    assert all("noisy_votes" not in release for release in stored)
+
+
+def test_clusters_of_a_folder_of_images_can_be_asked_about(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(
+        tmp_path, method="reverse-knn", k=1, sigma_votes=2.0, queries='strategy = "clustered"\ncount = 12'
+    )
+    shards = [part for path in federation.agents for part in ("--shard", path)]
+    result = labeler(
+        "run",
+        task,
+        *shards,
+        "--queries",
+        federation.root / "public",
+        "--backbone",
+        "pixels:8",
+        "--out",
+        tmp_path / "job",
+    )
+    assert result.code == 0, result.err
+    table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
+    assert len(table) == 12
+    assert table["query_id"][0].as_py() == "cluster-000000"
+
+
+def test_a_seeded_run_is_reproducible_and_says_that_it_protects_nobody(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path)
+    votes = []
+    for name in ("one", "two"):
+        result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / name, "--seed", 7, "--json")
+        assert json.loads(result.out)["privacy"]["seeded"] is True
+        table = pq.read_table(tmp_path / name / "pseudo_labels.parquet")
+        assert json.loads(table.schema.metadata[b"seeded"]) is True
+        votes.append(table["noisy_votes"].to_pylist())
+    assert votes[0] == votes[1]
+    assert "simulation" in (tmp_path / "one" / "report.html").read_text()
+
+
+def test_two_real_runs_draw_different_noise(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path)
+    votes = []
+    for name in ("one", "two"):
+        labeler("run", task, *federation.run_arguments, "--out", tmp_path / name)
+        votes.append(pq.read_table(tmp_path / name / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
+    assert np.mean(np.array(votes[0]) != np.array(votes[1])) > 0.99
+
+
+@pytest.mark.parametrize("stage", ["before the charge", "after the charge", "after opening"])
+def test_an_interrupted_run_continues_with_the_same_noise(
+    labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """The process stops in the third of six rounds; the answers it had and would have had are the final ones."""
+    monkeypatch.setattr(workers.preparation, "BATCH_QUERIES", 20)
+    opened: dict[int, Release] = {}
+    store, post = JobFolder.store_release, JobFolder.post
+
+    def stop_at_third(folder: JobFolder, batch: int, release: Release) -> None:
+        opened[batch] = release
+        if batch == 2 and stage == "after opening":
+            raise KeyboardInterrupt
+        store(folder, batch, release)
+
+    def stop_at_charge(folder: JobFolder, entry: dict[str, object]) -> int:
+        third = len(folder.ledger()) == 2
+        if third and stage == "before the charge":
+            raise KeyboardInterrupt
+        number = post(folder, entry)
+        if third and stage == "after the charge":
+            raise KeyboardInterrupt
+        return number
+
+    task = federation.task_file(tmp_path)
+    arguments = ("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    with monkeypatch.context() as patched:
+        patched.setattr(JobFolder, "store_release", stop_at_third)
+        patched.setattr(JobFolder, "post", stop_at_charge)
+        interrupted = labeler(*arguments)
+    assert interrupted.code == 75
+    assert "continues" in interrupted.err
+    assert not (tmp_path / "job" / "pseudo_labels.parquet").exists()
+
+    assert labeler(*arguments).code == 0
+    table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
+    votes = np.array(table["noisy_votes"].to_pylist())
+    for batch, release in opened.items():
+        assert np.array_equal(votes[20 * batch : 20 * batch + 20], release.noisy_votes)
+    assert table["ledger_seq"].to_pylist() == [1 + row // 20 for row in range(120)]
+    ledger = json.loads((tmp_path / "job" / ".job" / "plan.json").read_text())["ledger"]
+    assert len(ledger) == len({entry["id"] for entry in ledger}) == 6
+
+
+def test_a_finished_job_is_not_run_again(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path)
+    arguments = ("run", task, *federation.run_arguments, "--out", tmp_path / "job", "--json")
+    first, second = (json.loads(labeler(*arguments).out) for _ in range(2))
+    assert first["job_id"] == second["job_id"]
+    assert first["labels"] == second["labels"]
+
+
+def test_the_student_command_trains_every_kind(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path)
+    out = tmp_path / "job"
+    labeler("run", task, *federation.run_arguments, "--out", out)
+    for kind in ("auto", "prototypes", "linear-probe", "spreading"):
+        result = labeler("student", out, "--kind", kind, "--test", federation.root / "test.shard", "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["accuracy"] > 0.85
+    assert labeler("student", out, "--kind", "wizard").code == 2
+    assert labeler("student", tmp_path).code == 1
+
+
+def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path)
+    out, backbone = tmp_path / "job", tmp_path / "backbone.safetensors"
+    labeler("run", task, *federation.run_arguments, "--out", out)
+    assert labeler("pretrain", federation.root / "public", "--out", backbone, "--epochs", 2).code == 0
+    arguments = ["--kind", "finetune", "--images", federation.root / "public", "--backbone", backbone, "--json"]
+    result = labeler("student", out, *arguments, "--test", federation.root / "test")
+    assert result.code == 0, result.err
+    tuned = json.loads(result.out)
+    assert tuned["kind"] == "finetune"
+    assert tuned["accuracy"] > 0.5
+    assert Path(tuned["path"]).exists()
+    assert labeler("student", out, "--kind", "finetune").code == 2
