@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import workers.preparation
+from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
+from feature_store.images import open_source
 from labeler.pseudo_labels import SCHEMA
 from labeler.release import Release
 from workers.job_folder import JobFolder
@@ -159,16 +161,27 @@ def test_the_student_command_trains_every_kind(labeler, federation, tmp_path) ->
     assert labeler("student", tmp_path).code == 1
 
 
+def test_a_backbone_can_be_pretrained_on_public_images(labeler, federation, tmp_path) -> None:
+    out = tmp_path / "backbone.safetensors"
+    arguments = ("pretrain", federation.root / "public", "--out", out, "--epochs", 1, "--json")
+    first, again = (json.loads(labeler(*arguments).out) for _ in range(2))
+    assert first == again
+    embedded = labeler("embed", federation.root / "test", "--backbone", out, "--out", tmp_path / "t.shard", "--json")
+    assert json.loads(embedded.out)["fingerprint"] == first["fingerprint"]
+
+
 def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path)
     out, backbone = tmp_path / "job", tmp_path / "backbone.safetensors"
     labeler("run", task, *federation.run_arguments, "--out", out)
-    assert labeler("pretrain", federation.root / "public", "--out", backbone, "--epochs", 2).code == 0
+    source = open_source(federation.root / "public")
+    config = DIGITS_CONFIG.model_copy(update={"epochs": 3})
+    pretrain([source.read(number) for number in range(120)], config=config, seed=0, checkpoint=backbone)
     arguments = ["--kind", "finetune", "--images", federation.root / "public", "--backbone", backbone, "--json"]
     result = labeler("student", out, *arguments, "--test", federation.root / "test")
     assert result.code == 0, result.err
     tuned = json.loads(result.out)
     assert tuned["kind"] == "finetune"
-    assert tuned["accuracy"] > 0.5
+    assert tuned["accuracy"] > 0.7
     assert Path(tuned["path"]).exists()
     assert labeler("student", out, "--kind", "finetune").code == 2

@@ -85,9 +85,9 @@ class Setting:
 
 
 CANDIDATES: dict[str, tuple[Setting, ...]] = {
-    "reverse-knn histogram": tuple(Setting("reverse-knn", 1, count) for count in (10, 20, 40)),
-    "reverse-knn winner": tuple(Setting("reverse-knn", 1, count, "winner") for count in (10, 20, 40)),
-    "knn histogram": tuple(Setting("knn", k, count) for k in (40, 80) for count in (10, 20)),
+    "reverse-knn histogram": tuple(Setting("reverse-knn", 1, count) for count in (10, 20, 30)),
+    "reverse-knn winner": tuple(Setting("reverse-knn", 1, count, "winner") for count in (10, 20, 30)),
+    "knn histogram": tuple(Setting("knn", k, count) for k in (60, 100) for count in (10, 20)),
 }
 FAMILIES_AT = {
     "reverse-knn histogram": EPSILONS,

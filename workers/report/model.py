@@ -214,9 +214,8 @@ class JobReport:
         contributors: how many agents took part.
         public_images: how many public images the requester holds.
         student: None where none was trained.
-        curve, references: accuracy against instance epsilon, where truth is known. Each point of the curve is a
-            labelling run with a price of its own: make one from data that need no protection (a demo, a
-            benchmark), never by asking real agents again.
+        curve, references: accuracy against instance epsilon, where truth is known. The curve must cost
+            nothing: students of this job's answers with more noise added, or data that need no protection.
         coverage: None where it was not computed.
         seconds: per stage, in order.
         versions: of this project and what the result depends on.

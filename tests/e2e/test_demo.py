@@ -1,0 +1,24 @@
+"""`labeler demo` does what the README says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_demo_labels_real_digits_well_at_a_small_price(labeler, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    result = labeler("demo", "--out", out, "--seed", 0, "--json")
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["student"]["accuracy"] >= 0.85
+    assert summary["privacy"]["instance"]["epsilon"] <= 2
+    assert summary["privacy"]["delta"] == 1e-4
+    assert summary["agents"]["number"] == 5
+    assert {"pretrain backbone", "embed", "label", "train student"} <= set(summary["seconds"])
+    for name in ("report.json", "report.html", "pseudo_labels.parquet", "accuracy_vs_epsilon.png"):
+        assert (out / name).stat().st_size > 1000
+    assert "http://" not in (out / "report.html").read_text().replace("http://www.w3.org", "")
