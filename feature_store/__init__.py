@@ -1,1 +1,1 @@
-
+"""What is kept: features of images, and finding neighbours among them."""

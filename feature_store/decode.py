@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,19 @@ MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
 
 _BACKGROUND = (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that was left out, and why.
+
+    Attributes:
+        source: its name within the source.
+        reason: a short sentence.
+    """
+
+    source: str
+    reason: str
 
 
 def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:

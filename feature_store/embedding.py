@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.backbones.backbone import Backbone
-from feature_store.decode import png_thumbnail
-from feature_store.images import ImageSource, Skipped, open_source, source_digest
+from feature_store.decode import Skipped, png_thumbnail
+from feature_store.images import ImageSource, open_source, source_digest
 from feature_store.quantize import usable_rows
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter

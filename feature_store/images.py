@@ -10,7 +10,6 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,21 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from feature_store.decode import MAX_PIXELS, decode_image
+from feature_store.decode import MAX_PIXELS, Skipped, decode_image
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """An image that was left out, and why.
-
-    Attributes:
-        source: its name within the source.
-        reason: a short sentence.
-    """
-
-    source: str
-    reason: str
 
 
 class ImageSource(Protocol):

@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.decode import Skipped
 from feature_store.durable import exclusive
-from feature_store.images import Skipped
 from feature_store.manifest import Manifest, read_manifest, sum_file, write_manifest
 from feature_store.quantize import largest_square_length
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from feature_store.decode import Skipped
 from feature_store.durable import exclusive, replace_file, sync_folder
-from feature_store.images import Skipped
 from feature_store.manifest import Manifest, sum_file, write_manifest
 from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels

@@ -10,8 +10,7 @@ import numpy as np
 import torchvision
 from PIL import Image
 
-from feature_store.decode import to_rgb
-from feature_store.images import Skipped
+from feature_store.decode import Skipped, to_rgb
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone
 from feature_store.backbones.pixels import PixelBackbone
+from feature_store.decode import Skipped
 from feature_store.embedding import embed_source
-from feature_store.images import Skipped, open_source
+from feature_store.images import open_source
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting

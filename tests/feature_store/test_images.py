@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feature_store.decode import decode_image, png_thumbnail
-from feature_store.images import Skipped, open_source, source_digest
+from feature_store.decode import Skipped, decode_image, png_thumbnail
+from feature_store.images import open_source, source_digest
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 

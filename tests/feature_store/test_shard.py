@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.decode import Skipped
 from feature_store.durable import exclusive
-from feature_store.images import Skipped
 from feature_store.quantize import quantize
 from feature_store.shard import Shard, check_compatible
 from feature_store.shard_writer import ShardWriter

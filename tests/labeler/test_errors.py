@@ -1,0 +1,25 @@
+"""The error tree is complete, drawn as it is, and stable."""
+
+from __future__ import annotations
+
+import labeler.errors
+from labeler.errors import LabelerError
+
+
+def every_error(root: type[LabelerError] = LabelerError) -> list[type[LabelerError]]:
+    return [root, *(error for child in root.__subclasses__() for error in every_error(child))]
+
+
+def test_every_error_stands_in_the_drawn_tree() -> None:
+    drawn = labeler.errors.__doc__ or ""
+    assert [error.__name__ for error in every_error() if error.__name__ not in drawn] == []
+
+
+def test_every_error_has_its_own_problem_type_and_a_documented_exit_code() -> None:
+    types = [error.problem_type for error in every_error()]
+    assert len(set(types)) == len(types)
+    assert {error.exit_code for error in every_error()} == {1, 2, 75}
+
+
+def test_every_error_lives_in_the_one_tree() -> None:
+    assert {error.__module__ for error in every_error()} == {"labeler.errors"}
