@@ -6,7 +6,7 @@ first, hardly noisier than the release, is judged on the second, unbiasedly and 
 query; the mean over a few z takes most of the added noise away again.
 
 It is a ladder: prototypes, linear probe, spreading. A richer student is taken only if it is contradicted by
-at least a quarter fewer votes, and by more than half the standard error of that difference: with few
+at least a quarter fewer votes, and by more than one standard error of that difference: with few
 questions or much noise the simplest is also the best, and a little more agreement with the votes is
 mostly agreement with the other agents' domains.
 
@@ -32,7 +32,7 @@ Predict = Callable[[NoisyAnswers], NDArray[np.int64]]
 """Fits on answers and returns the predicted class of every public image."""
 
 LEAST_GAIN = 0.25
-LEAST_STANDARD_ERRORS = 0.5
+LEAST_STANDARD_ERRORS = 1.0
 TAU = 0.5
 FOLDS = 5
 LEAST_QUERIES_PER_CLASS = 5
