@@ -29,7 +29,7 @@ imports: install
 	$(BIN)/lint-imports
 
 bench: install  ## the measurements of BENCHMARKS.md that need no photo sets
-	$(BIN)/labeler bench speed
+	$(BIN)/labeler bench speed --full
 
 clean:
 	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

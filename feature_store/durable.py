@@ -61,4 +61,7 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputInUse(f"another process works on {what}; wait for it, or choose another place") from None
+        if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            # Its last owner removed the file after we opened it: this lock is on a file that nobody else sees.
+            raise OutputInUse(f"another process just left {what}; try again")
         yield

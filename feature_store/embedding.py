@@ -102,6 +102,11 @@ def embed_source(
         raise InvalidSetting("pictures are kept in public shards only; leave thumbnails out for private images")
     keep_thumbnails = public if thumbnails is None else thumbnails
     images = open_source(source) if isinstance(source, str | Path) else source
+    if classes is None and not public and images.label_names and not images.names_are_declared:
+        raise InvalidSetting(
+            "name the public class list (--classes): this source only knows the labels of its own records, and a list "
+            "read off private records would tell which classes are present"
+        )
     names = tuple(images.label_names if classes is None else classes)
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
@@ -147,6 +152,11 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
     table = np.array([place.get(name, -1) for name in known] + [-1], dtype=np.int16)
     labels = table[np.array([-1 if label is None else label for label in images.labels], dtype=np.int64)]
     missing = int((labels < 0).sum())
+    if missing and not public and not known:
+        raise BadData(
+            "these images carry no labels; put private images into one folder per class (or a Parquet file with a "
+            "column label), or pass --public if they are public"
+        )
     if missing and not public:
         raise BadData(
             f"{missing} of {len(labels)} private images have no label in the class list of {len(classes)} names; "

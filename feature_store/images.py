@@ -29,6 +29,8 @@ class ImageSource(Protocol):
         names: one name per image, relative to the source; the order never changes.
         labels: label_names index per image, or None where there is none.
         label_names: names of the labels the source knows, in the source's order; empty without labels.
+        names_are_declared: whether label_names stand in the source itself (folders, metadata), and were not
+            collected from the labels of its records, which would change when a record does.
         left_out: what lies in the source but is no image of it.
     """
 
@@ -40,6 +42,9 @@ class ImageSource(Protocol):
 
     @property
     def label_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def names_are_declared(self) -> bool: ...
 
     @property
     def left_out(self) -> tuple[Skipped, ...]: ...
@@ -77,7 +82,7 @@ def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSou
 def source_digest(source: ImageSource) -> str:
     """SHA-256 over names and labels: whether an interrupted job goes on with the list it began with."""
     listed = [list(source.names), list(source.labels), list(source.label_names)]
-    return hashlib.sha256(json.dumps(listed, ensure_ascii=False).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(listed, ensure_ascii=False).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class FolderSource:
@@ -94,6 +99,7 @@ class FolderSource:
         folders = [entry for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if entry.is_file()]
         self.label_names = tuple(folder.name for folder in folders)
+        self.names_are_declared = True
         self.left_out: tuple[Skipped, ...] = ()
         labelled: list[tuple[Path, int | None]] = [(file, None) for file in files]
         if folders:
@@ -147,6 +153,7 @@ class ParquetSource:
         self.left_out: tuple[Skipped, ...] = ()
         self.names = self._read_names(path, schema)
         self.labels, self.label_names = self._read_labels(path, schema)
+        self.names_are_declared = bool(_metadata_label_names(schema))
         self._lock = threading.Lock()
         self._group: tuple[int, list[Any]] = (-1, [])
 

@@ -135,8 +135,9 @@ class Shard:
         return self._manifest.records - len(self._manifest.deleted)
 
     def __repr__(self) -> str:
-        role = self._manifest.role
-        return f"<{role} shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
+        if not self.is_public:
+            return f"<private shard {self.path.name!r}: dimension {self.dimension}, records and labels not shown>"
+        return f"<public shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
 
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""

@@ -38,6 +38,7 @@ _NOISE_REACH = 14.0
 """No noise sample is further from zero than this many standard deviations (see labeler.noise)."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(gt=0, ge=1e-6, le=1e12, allow_inf_nan=False)]
 
 
 class Task(BaseModel):
@@ -71,7 +72,7 @@ class Task(BaseModel):
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)]
     method: Method = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    sigma_votes: PositiveFinite
+    sigma_votes: Sigma
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     max_queries: Annotated[int, Field(ge=1, le=100_000_000)]
     release: ReleaseKind = "histogram"

@@ -6,13 +6,14 @@ after the agent itself has checked the task and charged its own budget.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import numpy as np
-from feature_store.shard import Shard
 from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
+from feature_store.shard import Shard
 from labeler.ballots import knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.budget import Account
@@ -29,7 +30,10 @@ class Agent:
 
     An answer is a function of the agent's secret, the task, the batch and the version of its shard:
     asked twice, it sends the same bytes, so a retry tells nobody anything new. If a record was
-    deleted in between, the version differs, fresh noise is drawn and the agent charges again.
+    deleted in between, the agent refuses: the other agents would replay their noise, and the difference of
+    the two releases would carry this agent's noise alone. The batch can be asked in a new task, in which
+    everybody draws anew and is charged anew. (What was answered is remembered in this object; a process that
+    may restart must keep it durably.)
 
     Args:
         agent_id: the name under which talliers count it.
@@ -63,8 +67,9 @@ class Agent:
         self._is_seeded = is_seeded
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
-        self._index: NeighborIndex | None = None
-        self._records: tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]] | None = None
+        self._answering = threading.Lock()
+        self._answered: dict[str, str] = {}
+        self._index: tuple[str, NeighborIndex] | None = None
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
@@ -74,50 +79,69 @@ class Agent:
 
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
+            InvalidSetting: the batch does not belong to the task, or the task needs a trained model.
+            PrivacyRefusal: records were deleted since this batch was first answered, or the price is not covered.
             BudgetExceeded: an account has too little left; nothing was computed.
         """
-        self._check(task)
-        self._charge(task, batch)
+        with self._answering:
+            self._check(task, batch)
+            self._charge(task, batch)
+            ballots = self.ballots(task, batch)
         context = (task.digest.encode(), batch.digest.encode(), self._shard.version.encode())
         source = keyed_source(derive_key(self._secret, b"noise and masks", *context), is_seeded=self._is_seeded)
-        ballots = self.ballots(task, batch)
         return input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
 
     def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
         """Votes without noise, shape (num_queries, num_classes). Private: for this agent's own eyes."""
         features, record_ids, labels = self._alive()
         if task.method == "knn":
-            if self._index is None:
-                self._index = build_index(
-                    features, record_ids, engine=self._engine, memory_limit_bytes=self._memory_limit_bytes
-                )
-            rows = self._index.search(batch.features, task.k).rows
+            rows = self._search(features, record_ids).search(batch.features, task.k).rows
             return knn_ballots(np.append(labels, np.int16(-1))[rows], num_classes=task.num_classes)
-        if task.method == "reverse-knn":
-            if task.max_agent_records is not None and len(labels) > task.max_agent_records:
-                kept = np.argsort(record_ids)[: task.max_agent_records]
-                features, labels = features[kept], labels[kept]
-            queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine)
-            nearest = queries.search(features, min(task.k, len(batch))).record_ids
-            return reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
-        raise InvalidSetting(f"an agent with records cannot vote by method {task.method!r}; it needs a trained model")
+        if task.max_agent_records is not None and len(labels) > task.max_agent_records:
+            kept = np.argsort(record_ids)[: task.max_agent_records]
+            features, labels = features[kept], labels[kept]
+        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine)
+        nearest = queries.search(features, min(task.k, len(batch))).record_ids
+        return reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
+
+    def _search(self, features: NDArray[np.int16], record_ids: NDArray[np.int64]) -> NeighborIndex:
+        """The index over the records as they are now; an index of an older version would let deleted ones vote."""
+        version = self._shard.version
+        if self._index is None or self._index[0] != version:
+            limit = self._memory_limit_bytes
+            index = build_index(features, record_ids, engine=self._engine, memory_limit_bytes=limit)
+            self._index = (version, index)
+        return self._index[1]
 
     def _alive(self) -> tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]]:
-        if self._records is None:
-            alive = self._shard.alive
-            everything = bool(alive.all())
-            features, ids, labels = self._shard.features, self._shard.record_ids, self._shard.labels
-            self._records = (
-                features if everything else features[alive],
-                ids if everything else ids[alive],
-                labels if everything else labels[alive],
-            )
-        return self._records
+        features, ids, labels = self._shard.features, self._shard.record_ids, self._shard.labels
+        alive = self._shard.alive
+        if alive.all():
+            return features, ids, labels
+        return features[alive], ids[alive], labels[alive]
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: Task, batch: QueryBatch) -> None:
+        if task.method == "one-hot":
+            raise InvalidSetting("an agent with records cannot cast one-hot ballots; it needs a trained model")
+        if batch.features.shape[1] != self._shard.dimension:
+            raise MixedShards(
+                f"agent {self.agent_id}: the queries have dimension {batch.features.shape[1]}, "
+                f"its shard {self._shard.dimension}"
+            )
+        if batch.first_query + len(batch) > task.max_queries:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: the task's price is for {task.max_queries} queries, and this batch would "
+                f"reach query {batch.first_query + len(batch)}"
+            )
+        round_digest = round_of(task, batch).digest
+        if self._answered.setdefault(round_digest, self._shard.version) != self._shard.version:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: records were deleted since it answered this batch; the noise of the other "
+                "agents would be the same again. Ask in a new task (a new nonce), which is charged anew"
+            )
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
-        if task.backbone_fingerprint and task.backbone_fingerprint != self._shard.fingerprint:
+        if task.backbone_fingerprint != self._shard.fingerprint:
             raise MixedShards(
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labeler.errors import InvalidSetting, LabelerError
+from labeler.errors import Interrupted, InvalidSetting, LabelerError
 from labeler.task import ReleaseKind
 
 app = typer.Typer(
@@ -33,7 +33,8 @@ T = TypeVar("T", bound=str)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines, nothing else.")]
 Engine = Annotated[
-    str, typer.Option(help="Exact index engine: auto, numpy, faiss, faiss-gpu or torch. All give equal neighbours.")
+    str,
+    typer.Option(help="Index engine: auto, numpy, faiss, faiss-gpu, torch, torch-gpu. All give equal neighbours."),
 ]
 MemoryLimit = Annotated[
     int | None,
@@ -46,8 +47,20 @@ def main() -> None:
     try:
         app()
     except LabelerError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]labeler:[/] {_escape(str(error))}", soft_wrap=True)
+        _complain(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        _complain(f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        sys.exit(Interrupted.exit_code)
+
+
+def _complain(sentence: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print("labeler:", style="bold red", end=" ")
+    console.print(sentence, markup=False, emoji=False)
 
 
 @app.command()
@@ -130,7 +143,7 @@ def plan(
 @app.command()
 def embed(
     source: Annotated[str, typer.Argument(help="Folder of class folders, Parquet file, or torchvision:NAME?root=DIR.")],
-    backbone: Annotated[str, typer.Option(help="Backbone file (TOML), checkpoint folder, or timm architecture.")],
+    backbone: Annotated[str, typer.Option(help="Backbone file (TOML), SimCLR checkpoint, timm name, or pixels.")],
     out: Annotated[Path, typer.Option(help="The shard to write.")],
     classes: Annotated[
         str | None, typer.Option(help="Public class names, comma separated, in label order. Default: folder names.")
@@ -188,7 +201,7 @@ def pretrain(
 def run(
     task: Annotated[Path, typer.Argument(help="Task file (TOML); every field is in docs/task-file.md.")],
     shard: Annotated[list[Path], typer.Option(help="An agent's shard; repeat for each agent.")],
-    queries: Annotated[Path, typer.Option(help="Public shard, or a folder of public images.")],
+    queries: Annotated[Path, typer.Option(help="Public shard, or public images (then name --backbone).")],
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")],
     test: Annotated[Path | None, typer.Option(help="Labelled public shard on which to score the student.")] = None,
     backbone: Annotated[
@@ -235,7 +248,9 @@ def run(
 def student(
     job: Annotated[Path, typer.Argument(help="Output folder of a finished job.")],
     kind: Annotated[str, typer.Option(help="auto, prototypes, spreading, linear-probe or finetune.")] = "auto",
-    test: Annotated[Path | None, typer.Option(help="Labelled public shard to score on.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")
+    ] = None,
     images: Annotated[
         str | None, typer.Option(help="finetune only: the source of public images the job asked about.")
     ] = None,
@@ -308,7 +323,7 @@ def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
         f"{say_epsilon(agent) if agent is not None else 'none'} per agent (delta {privacy['delta']:g})"
     )
-    console.print(f"Report    {out / 'report.html'}")
+    console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
 
 
 def _print_plan(result: dict[str, Any]) -> None:
@@ -368,7 +383,3 @@ def _one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
     if value not in allowed:
         raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value!r}")
     return value
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from feature_store.backbones import load_backbone
 from feature_store.embedding import embed_source
-from feature_store.images import open_source
+from feature_store.images import ImageSource, open_source
 from feature_store.shard import Shard
 from labeler.errors import UnreadableImage
 from workers.progress import ProgressCallback, silent
@@ -66,6 +68,16 @@ def embed_queries(
     return Shard.open(out)
 
 
+def _read_all(images: ImageSource) -> list[Image.Image]:
+    pictures = []
+    for number, name in enumerate(images.names):
+        try:
+            pictures.append(images.read(number))
+        except UnreadableImage as error:
+            raise UnreadableImage(f"public image {name!r} cannot be read: {error}. Take it out and try again") from None
+    return pictures
+
+
 def pretrain_backbone(
     source: str | Path,
     out: Path,
@@ -86,8 +98,9 @@ def pretrain_backbone(
     from feature_store.backbones.simclr import SimCLRConfig, pretrain
 
     images = open_source(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
     backbone = pretrain(
-        [images.read(number) for number in range(len(images.names))],
+        _read_all(images),
         config=SimCLRConfig(architecture=architecture, epochs=epochs),
         seed=seed,
         checkpoint=out,

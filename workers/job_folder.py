@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.durable import exclusive, replace_file, replacing
-from labeler.errors import BadData
+from feature_store.durable import exclusive, replace_file, replacing, sync_folder
+from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
 
 PLAN_FORMAT = "labeler-job/1"
+SECRET_BYTES = 32
 
 
 class JobFolder:
@@ -47,7 +48,7 @@ class JobFolder:
         """
         path = self._state / "plan.json"
         if path.exists():
-            found = json.loads(path.read_text())
+            found = self._read_state()
             differing = sorted(key for key in plan if found.get("plan", {}).get(key) != plan[key])
             if found.get("format") != PLAN_FORMAT or differing:
                 raise BadData(
@@ -65,37 +66,51 @@ class JobFolder:
         """
         path = self._state / "secrets" / agent_id
         if path.exists():
-            return path.read_bytes()
+            secret = path.read_bytes()
+            if len(secret) != SECRET_BYTES or not any(secret):
+                raise BadData(f"the noise secret of {agent_id} in {self.out} is damaged; start in an empty folder")
+            return secret
         if self.ledger():
             raise BadData(
                 f"the noise secret of {agent_id} is gone from {self.out}, so its noise cannot be replayed; "
                 "start again in an empty folder, which is charged anew"
             )
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        secret = secrets.token_bytes(32)
+        secret = secrets.token_bytes(SECRET_BYTES)
         replace_file(path, secret, mode=0o600)
         return secret
 
     def destroy_secrets(self) -> None:
         """Forget every noise secret."""
-        for path in sorted((self._state / "secrets").glob("*")):
-            path.write_bytes(bytes(32))
+        folder = self._state / "secrets"
+        for path in sorted(folder.glob("*")):
             path.unlink()
+        if folder.exists():
+            sync_folder(folder)
 
     def ledger(self) -> list[dict[str, Any]]:
         """Charges posted so far, oldest first."""
-        entries: list[dict[str, Any]] = json.loads((self._state / "plan.json").read_text())["ledger"]
+        entries: list[dict[str, Any]] = self._read_state()["ledger"]
         return entries
 
     def post(self, entry: dict[str, Any]) -> int:
-        """Append a charge, durably, before what it pays for is opened. The same id twice is one entry.
+        """Append a charge, durably, before what it pays for is opened. The same entry twice is one.
 
         Returns:
             The entry's sequence number, from 1.
+
+        Raises:
+            PrivacyRefusal: an entry of that id stands for something else, for example other contributors: two sums of
+                one round under the same noise would differ by single ballots.
         """
         path = self._state / "plan.json"
-        state = json.loads(path.read_text())
+        state = self._read_state()
         for number, known in enumerate(state["ledger"], start=1):
+            if known["id"] == entry["id"] and known != entry:
+                raise PrivacyRefusal(
+                    "this batch was charged before for another set of agents or another price; opening it again would "
+                    "release the difference. Start again in an empty folder, which is charged anew"
+                )
             if known["id"] == entry["id"]:
                 return number
         state["ledger"].append(entry)
@@ -131,6 +146,15 @@ class JobFolder:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
 
+    def _read_state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads((self._state / "plan.json").read_bytes())
+        except ValueError:
+            state = {}
+        if not isinstance(state, dict) or not {"format", "plan", "ledger"} <= state.keys():
+            raise BadData(f"the plan of {self.out} is damaged; start again in an empty folder, which is charged anew")
+        return state
+
     def _release_path(self, batch: int) -> Path:
         return self._state / "releases" / f"{batch:06d}.npz"
 
@@ -149,12 +173,15 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
     try:
         (out / ".job").mkdir(parents=True, exist_ok=True)
         with exclusive(out / ".job" / "lock", f"output folder {out}"):
-            yield JobFolder(out)
+            try:
+                yield JobFolder(out)
+            except LabelerError as error:
+                # Only the owner may clean up, and only a refusal: what an interruption leaves is continued.
+                if missing and not isinstance(error, TryAgain) and not (out / ".job" / "plan.json").exists():
+                    _remove_unused(out, missing)
+                raise
     except OSError as error:
         raise BadData(f"cannot write to output folder {out}: {error.strerror or error}") from None
-    finally:
-        if missing and not (out / ".job" / "plan.json").exists():
-            _remove_unused(out, missing)
 
 
 def _remove_unused(out: Path, made: list[Path]) -> None:

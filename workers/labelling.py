@@ -11,17 +11,16 @@ continues, replays the same noise, and charges nothing twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from labeler.batch import QueryBatch
-from labeler.budget import Account
-from labeler.planning import integer_event
+from labeler.budget import Account, budget_for
 from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.task import Level, Task
 from workers.agent import Agent
 from workers.job_folder import JobFolder, open_job_folder
-from workers.preparation import LabellingJob, PreparedJob, prepare
+from workers.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.publishing import publish
 from workers.round import run_round
@@ -82,13 +81,6 @@ def agent_ids(task: Task) -> list[str]:
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
 
 
-def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:
-    """What one batch costs, in nano-units of mu^2, at the levels at which it has a price."""
-    levels: tuple[Level, Level] = ("instance", "agent")
-    events = {level: integer_event(task, level, len(batch)) for level in levels}
-    return {level: event.charge_nano for level, event in events.items() if event is not None}
-
-
 def _label_batch(
     prepared: PreparedJob,
     folder: JobFolder,
@@ -97,8 +89,11 @@ def _label_batch(
     agents: Sequence[Agent],
     progress: ProgressCallback,
 ) -> Release:
-    def post() -> None:
-        folder.post({"id": batch.digest, "queries": len(batch), "charge_nano": batch_charges(prepared.task, batch)})
+    def post(contributors: frozenset[str]) -> int:
+        charge = batch_charges(prepared.task, batch)
+        return folder.post(
+            {"id": batch.digest, "queries": len(batch), "charge_nano": charge, "contributors": sorted(contributors)}
+        )
 
     release = run_round(prepared.task, batch, agents, post_charge=post, progress=progress)
     folder.store_release(number, release)
@@ -113,8 +108,9 @@ def _noise_secret(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> by
 
 def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:
     """An agent's own accounts: the caps of the task file, else exactly what this job costs."""
-    caps: dict[Level, int] = {}
-    for batch in prepared.batches:
-        for level, charge in batch_charges(prepared.task, batch).items():
-            caps[level] = caps.get(level, 0) + charge
+    budget = prepared.job.file.budget
+    caps = job_charges(prepared.task, prepared.batches)
+    for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
+        if epsilon is not None:
+            caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)
     return {level: Account(agent_id, level, cap) for level, cap in caps.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
-from labeler.planning import Price, price
+from labeler.planning import Price, integer_event, price
 from labeler.task import Level, Task
 from workers.job_folder import JobFolder
 from workers.progress import ProgressCallback, silent
@@ -125,11 +126,13 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         InvalidSetting: a setting is out of bounds, or k is larger than a shard.
         BudgetExceeded: the job costs more than its budget.
     """
+    load_engine(job.engine)
     shards = tuple(Shard.open(path) for path in job.shards)
     asked = open_queries(job, folder, classes=shards[0].classes, progress=progress)
     scored = [] if job.test is None else [Shard.open(job.test)]
     check_compatible([*shards, asked, *scored])
     _check_roles(shards, [asked, *scored])
+    _check_no_record_twice(job, shards)
     public = PublicImages.of(asked)
     test = PublicImages.labelled(scored[0]) if scored else None
     if test is not None and not len(test):
@@ -152,8 +155,9 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
     _check_k(job, task, shards)
     cost = price(task)
-    _check_budget(job, task, cost)
-    return PreparedJob(job, task, cost, shards, public, test, queries, _batches(task, queries.features))
+    batches = _batches(task, queries.features)
+    _check_budget(job, task, cost, job_charges(task, batches))
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches)
 
 
 def open_queries(
@@ -170,6 +174,22 @@ def open_queries(
     from workers.embedder import embed_queries
 
     return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", classes=classes, progress=progress)
+
+
+def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:
+    """What one batch costs, in nano-units of mu^2, at the levels at which it has a price."""
+    levels: tuple[Level, Level] = ("instance", "agent")
+    events = {level: integer_event(task, level, len(batch)) for level in levels}
+    return {level: event.charge_nano for level, event in events.items() if event is not None}
+
+
+def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
+    """What all batches cost together, each rounded up as it will be charged."""
+    total: dict[Level, int] = {}
+    for batch in batches:
+        for level, charge in batch_charges(task, batch).items():
+            total[level] = total.get(level, 0) + charge
+    return total
 
 
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
@@ -189,6 +209,20 @@ def _check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:
             )
 
 
+def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
+    """A record at two agents would vote twice, and the price is for one vote."""
+    owner = np.repeat(np.arange(len(shards)), [len(shard.record_ids) for shard in shards])
+    ids = np.concatenate([shard.record_ids for shard in shards])
+    order = np.argsort(ids, kind="stable")
+    again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(again):
+        first, second = (job.shards[owner[order[again[0] + step]]] for step in (0, 1))
+        raise InvalidSetting(
+            f"shards {first} and {second} hold the same records (one is a copy of the other); a record with two votes "
+            "would be protected half as well as stated. Name each shard once"
+        )
+
+
 def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
     if task.method == "reverse-knn" and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
@@ -200,7 +234,7 @@ def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
         )
 
 
-def _check_budget(job: LabellingJob, task: Task, cost: Price) -> None:
+def _check_budget(job: LabellingJob, task: Task, cost: Price, charges: Mapping[Level, int]) -> None:
     caps: tuple[tuple[Level, float | None], ...] = (
         ("instance", job.file.budget.instance_epsilon),
         ("agent", job.file.budget.agent_epsilon),
@@ -209,7 +243,7 @@ def _check_budget(job: LabellingJob, task: Task, cost: Price) -> None:
         if cap is None:
             continue
         statement = cost.statement(level)
-        too_much = statement.charge_nano is None or statement.charge_nano > budget_for(cap, task.delta)
+        too_much = level not in charges or charges[level] > budget_for(cap, task.delta)
         if too_much or not statement.epsilon <= cap:
             asked = f"epsilon {statement.epsilon:.4g}" if math.isfinite(statement.epsilon) else "no finite epsilon"
             raise BudgetExceeded(

@@ -24,7 +24,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class StageClock:
-    """Seconds spent per stage, in order of first appearance; also forwards progress."""
+    """Seconds spent per stage, in order of first appearance."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,7 +50,7 @@ def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
         with _silence() if quiet else _bars() as progress:
             yield progress
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command continues where it stopped") from None
+        raise Interrupted("interrupted; run the same command again, and it continues where it can") from None
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _silence() -> Iterator[ProgressCallback]:
 
 @contextmanager
 def _bars() -> Iterator[ProgressCallback]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=False) as bars:
         known: dict[str, TaskID] = {}
 

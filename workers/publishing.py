@@ -71,10 +71,11 @@ def publish(
             is_seeded=is_seeded,
             contributors=min(len(release.contributors) for release in releases),
         )
-        report = replace(report, seconds={name: round(spent, 3) for name, spent in clock.seconds.items()})
+        # A tenth of a second: finer times would tell how many records the agents searched.
+        report = replace(report, seconds={name: round(spent, 1) for name, spent in clock.seconds.items()})
         write_report(report, folder.out)
-        summary = report_json(report)
-        replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
+    summary = report_json(replace(report, seconds={name: round(spent, 1) for name, spent in clock.seconds.items()}))
+    replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
     return summary
 
 
@@ -84,25 +85,21 @@ def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> Noisy
     votes = None
     if task.release == "histogram":
         votes = np.concatenate([release.noisy_votes for release in releases if release.noisy_votes is not None])
-    # With fewer contributors there is less noise; expecting the most is the cautious guess.
-    contributors = max(len(release.contributors) for release in releases)
-    return NoisyAnswers(
+    return NoisyAnswers.of(
+        task,
         features=prepared.queries.features,
-        noisy_votes=votes,
         labels=np.concatenate([release.labels for release in releases]).astype(np.int16),
-        total_sigma_votes=task.sigma_votes * math.sqrt(contributors / task.noise_contributors),
-        k=task.k,
-        num_classes=task.num_classes,
-        agents=task.agents,
-        method=task.method,
+        noisy_votes=votes,
         assignment=prepared.queries.assignment,
+        # Batches may differ in who answered; expecting the most noise is the cautious guess.
+        contributors=max(len(release.contributors) for release in releases),
     )
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a Parquet file whole or not at all."""
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        pq.write_table(table, file)
 
 
 def _fit(prepared: PreparedJob, answers: NoisyAnswers, *, kind: str | None = None) -> Student:
@@ -137,11 +134,7 @@ def _write_pseudo_labels(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,
         created_at=created_at,
-        privacy={
-            "delta": task.delta,
-            "instance": {"epsilon": finite(prepared.price.instance.epsilon), "method": METHOD},
-            "agent": {"epsilon": finite(prepared.price.agent.epsilon), "method": METHOD},
-        },
+        privacy=_privacy(prepared),
         is_seeded=is_seeded,
     )
     table = pseudo_label_table(
@@ -155,6 +148,15 @@ def _write_pseudo_labels(
         noisy_votes=answers.noisy_votes,
     )
     write_table(table, folder.out / "pseudo_labels.parquet")
+
+
+def _privacy(prepared: PreparedJob) -> dict[str, object]:
+    """The job's data-independent guarantee, for the metadata of files that travel alone."""
+    return {
+        "delta": prepared.task.delta,
+        "instance": {"epsilon": finite(prepared.price.instance.epsilon), "method": METHOD},
+        "agent": {"epsilon": finite(prepared.price.agent.epsilon), "method": METHOD},
+    }
 
 
 def _write_questions(prepared: PreparedJob, out: Path) -> None:
@@ -175,7 +177,12 @@ def _write_student_labels(prepared: PreparedJob, student: Student, out: Path) ->
         "label_name": pa.array(prepared.task.classes).take(pa.array(labels)),
         "probability": pa.array(probabilities.max(axis=1), pa.float32()),
     }
-    write_table(pa.table(columns), out / "student_labels.parquet")
+    metadata = {
+        "task_digest": prepared.task.digest,
+        "privacy": json.dumps(_privacy(prepared), sort_keys=True),
+        "seeded": json.dumps(prepared.job.seed is not None),
+    }
+    write_table(pa.table(columns, metadata=metadata), out / "student_labels.parquet")
 
 
 def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:

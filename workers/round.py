@@ -22,7 +22,7 @@ def run_round(
     batch: QueryBatch,
     agents: Sequence[Agent],
     *,
-    post_charge: Callable[[], None],
+    post_charge: Callable[[frozenset[str]], object],
     progress: ProgressCallback = silent,
 ) -> Release:
     """Ask every agent, add up at the talliers, open what the task releases.
@@ -31,7 +31,8 @@ def run_round(
         task: the task.
         batch: the public queries.
         agents: those that take part.
-        post_charge: makes the charge durable; called after the talliers agreed and before they open.
+        post_charge: makes the charge for this round and these contributors durable, and refuses a round it knows
+            with other contributors; called after the talliers agreed and before they open.
         progress: told how many agents have answered.
 
     Raises:
@@ -44,6 +45,6 @@ def run_round(
             tallier.receive(share)
         progress("Agents answer", count, len(agents))
     contributors = agree_on_contributors(talliers)
-    post_charge()
+    post_charge(contributors)
     sums = [tallier.aggregate_share(contributors) for tallier in talliers]
     return open_histogram(sums, task) if task.release == "histogram" else open_winner(sums, task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -50,29 +51,21 @@ def read_job(folder: Path) -> FinishedJob:
     """
     try:
         table = pq.read_table(folder / "pseudo_labels.parquet")
-        place = json.loads((folder / "job.json").read_text())
+        place = json.loads((folder / "job.json").read_text())["public_shard"]
+        task = parse_task(json.loads(table.schema.metadata[b"task"]))
         with np.load(folder / "queries.npz", allow_pickle=False) as stored:
             features, assignment = stored["features"], stored["assignment"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
-    task = parse_task(json.loads(table.schema.metadata[b"task"]))
-    shard = Shard.open(folder / place["public_shard"])
+    shard = Shard.open(folder / place)
     public = PublicImages.of(shard)
     if shard.fingerprint != task.backbone_fingerprint or len(public) != len(assignment):
         raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
     votes = None
     if task.release == "histogram":
         votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
-    answers = NoisyAnswers(
-        features=features,
-        labels=table["label"].to_numpy(),
-        noisy_votes=votes,
-        total_sigma_votes=task.total_sigma_votes,
-        num_classes=task.num_classes,
-        k=task.k,
-        agents=task.agents,
-        method=task.method,
-        assignment=assignment,
+    answers = NoisyAnswers.of(
+        task, features=features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=assignment
     )
     return FinishedJob(task, answers, public)
 
@@ -114,6 +107,7 @@ def train_student(
                 "finetune needs --images, the public images, and --backbone, the network to start from"
             )
         return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
+    scored = None if test is None else _labelled_shard(test, job)
     student = fit_student(
         kind,  # type: ignore[arg-type]  # checked against the same list above
         job.answers,
@@ -121,15 +115,23 @@ def train_student(
         num_classes=job.task.num_classes,
         seed=seed,
     )
-    path = folder / "student.npz"
+    path = folder / f"student-{kind}.npz"
     student.save(path)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
-    if test is None:
+    if scored is None:
         return result
-    shard = Shard.open(test)
-    check_compatible([job.public.shard, shard])
-    scored = PublicImages.labelled(shard)
     return result | {"accuracy": accuracy(student, scored), "test_images": len(scored)}
+
+
+def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
+    shard = Shard.open(path)
+    check_compatible([job.public.shard, shard])
+    if not shard.is_public:
+        raise InvalidSetting(f"{shard!r} cannot be scored on: truth that may be read off an accuracy must be public")
+    scored = PublicImages.labelled(shard)
+    if not len(scored):
+        raise BadData(f"no image of {path} has a known label, so no student can be scored on it")
+    return scored
 
 
 def _fine_tune(
@@ -158,6 +160,13 @@ def _fine_tune(
         raise BadData(f"{len(missing)} public images of the job are not in {images}, first {missing[0]!r}")
     simple = fit_student("auto", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
     soft = simple.predict_proba(job.public.features)
+    labelled = None
+    if test is not None:
+        labelled = open_source(test)
+        truth = _labels_of(labelled.labels, labelled.label_names, job.task.classes)
+        known = np.flatnonzero(truth >= 0)
+        if not len(known):
+            raise BadData(f"no image of {test} has a label among the task's classes")
     settings = FineTuning(epochs=max(10, math.ceil(LEAST_STEPS * FineTuning.batch_size / len(job.public))))
     epochs = settings.epochs + settings.warmup_epochs
     tuned = fine_tune(
@@ -168,16 +177,11 @@ def _fine_tune(
         seed=seed,
         on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
     )
-    path = folder / "student.safetensors"
+    path = folder / "student-finetune.safetensors"
     tuned.save(path)
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
-    if test is None:
+    if labelled is None:
         return result
-    labelled = open_source(test)
-    truth = _labels_of(labelled.labels, labelled.label_names, job.task.classes)
-    known = np.flatnonzero(truth >= 0)
-    if not len(known):
-        raise BadData(f"no image of {test} has a label among the task's classes")
     predicted = tuned.predict(network.tensors([labelled.read(int(number)) for number in known]))
     return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from labeler.errors import InvalidTask
 from labeler.planning import solve_sigma
-from labeler.task import Method, PositiveFinite, ReleaseKind, Task, describe_validation, parse_task
+from labeler.task import PositiveFinite, ReleaseKind, Task, describe_validation, parse_task
 
 SelectionStrategy = Literal["all", "random", "clustered"]
 StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
@@ -44,7 +44,7 @@ class TaskTable(_Table):
     """
 
     name: str
-    method: Method = "knn"
+    method: Literal["knn", "reverse-knn"] = "knn"
     k: int = 1
     sigma_votes: PositiveFinite | None = None
     epsilon: PositiveFinite | None = None

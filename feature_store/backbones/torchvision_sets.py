@@ -43,6 +43,7 @@ class TorchvisionSource:
             raise BadData(f"torchvision's {name} holds no image in split {self._split!r}")
         self.names = [f"{name}/{self._split}/{row}" for row in range(count)]
         self.label_names = tuple(str(label) for label in getattr(self._data, "classes", ()))
+        self.names_are_declared = bool(self.label_names)
         self.labels = self._read_labels(count)
         self.left_out: tuple[Skipped, ...] = ()
 

@@ -12,7 +12,7 @@ Start with `build_index`; what it promises is in `protocol`.
 
 from __future__ import annotations
 
-from feature_store.index.build import ENGINES, build_index
+from feature_store.index.build import ENGINES, build_index, load_engine
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, NeighborIndex, Neighbors
 from feature_store.index.quantizer import PublicQuantizer, train_public_quantizer
 from feature_store.index.reference import nearest_by_definition
@@ -26,6 +26,7 @@ __all__ = [
     "Neighbors",
     "PublicQuantizer",
     "build_index",
+    "load_engine",
     "nearest_by_definition",
     "refuse_unsafe",
     "train_public_quantizer",

@@ -97,7 +97,7 @@ class MemoryBudget:
                 query_rows, block_rows = 1, max(1, block_rows)
             else:
                 raise InvalidSetting(
-                    f"memory_limit_bytes {self.limit_bytes} is too small for {self.num_records} records of dimension "
+                    f"memory_limit_bytes {self.limit_bytes} is too small for records of dimension "
                     f"{self.dimension} and {found} neighbours: not even one record and one query fit; raise it"
                 )
         return BlockPlan(None if resident else block_rows, query_rows, room_for_queries)

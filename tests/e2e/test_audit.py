@@ -51,6 +51,7 @@ def audited_task(**changes: object) -> Task:
         "max_queries": TRIALS,
         "agents": 2,
         "colluding_agents": 1,
+        "backbone_fingerprint": "audit",
     }
     return parse_task(fields | changes)
 
@@ -84,7 +85,7 @@ def released_scores(task: Task, folder: Path, *, canary: bool, colluder_noise: N
         for number, own in enumerate(records)
     ]
     batch = QueryBatch(np.repeat(quantize(np.eye(1, DIMENSION)), task.max_queries, axis=0))
-    release = run_round(task, batch, agents, post_charge=lambda: None)
+    release = run_round(task, batch, agents, post_charge=lambda _: None)
     assert release.noisy_votes is not None
     return release.noisy_votes[:, 1] - release.noisy_votes[:, 0]
 

@@ -83,6 +83,15 @@ def test_a_private_shard_is_never_asked_about(labeler, federation, tmp_path) -> 
     refused(labeler("run", *arguments), out, code=2, said="private images must never be asked about")
 
 
+def test_a_shard_given_twice_is_refused(labeler, federation, tmp_path) -> None:
+    copy = tmp_path / "copy.shard"
+    shutil.copytree(federation.agents[0], copy)
+    for second in (federation.agents[0], copy):
+        out = tmp_path / "job"
+        arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", second, "--out", out)
+        refused(labeler("run", *arguments), out, code=2, said="hold the same records")
+
+
 def test_an_empty_shard_is_refused(labeler, federation, tmp_path) -> None:
     (tmp_path / "empty").mkdir()
     out = tmp_path / "job"

@@ -128,7 +128,7 @@ def test_an_interrupted_run_continues_with_the_same_noise(
         patched.setattr(JobFolder, "post", stop_at_charge)
         interrupted = labeler(*arguments)
     assert interrupted.code == 75
-    assert "continues" in interrupted.err
+    assert "it continues" in interrupted.err
     assert not (tmp_path / "job" / "pseudo_labels.parquet").exists()
 
     assert labeler(*arguments).code == 0

@@ -27,6 +27,15 @@ def test_bytes_shape_and_place_all_count() -> None:
     assert len({batch.digest for batch in batches}) == 4
 
 
+def test_a_batch_cannot_be_changed_under_its_digest() -> None:
+    features = FEATURES.copy()
+    batch = QueryBatch(features)
+    features[0, 0] += 1
+    assert batch.features[0, 0] == FEATURES[0, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        batch.features[0, 0] = 1
+
+
 @pytest.mark.parametrize("features", [FEATURES.astype(np.float32), FEATURES[:0], FEATURES[0]])
 def test_what_is_no_batch_of_quantised_features_is_refused(features: np.ndarray) -> None:
     with pytest.raises(InvalidSetting, match="int16 array"):

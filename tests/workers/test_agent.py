@@ -70,16 +70,38 @@ def test_asked_twice_it_sends_the_same_bytes_and_charges_once(make_shard, batch)
     assert agent.accounts["instance"].spent == price(task).instance.charge_nano
 
 
-def test_after_a_deletion_it_draws_fresh_noise_and_charges_again(make_shard, batch) -> None:
+def test_after_a_deletion_a_batch_is_answered_in_a_new_task_only(make_shard, batch) -> None:
+    """The other agents would replay their noise, so two releases of one batch would differ by this agent alone."""
     shard = make_shard("own")
     task = task_for(shard)
-    before = agent_for(shard)
-    noise_before = opened(before.answer(task, batch)) - task.scale * before.ballots(task, batch)
+    agent = agent_for(shard)
+    noise_before = opened(agent.answer(task, batch)) - task.scale * agent.ballots(task, batch)
     shard.delete(shard.record_ids[:1])
-    after = Agent("a", shard, noise_secret=SECRET, accounts=before.accounts, is_seeded=True, engine="numpy")
-    noise_after = opened(after.answer(task, batch)) - task.scale * after.ballots(task, batch)
+    with pytest.raises(PrivacyRefusal, match="Ask in a new task"):
+        agent.answer(task, batch)
+    again = task.model_copy(update={"nonce": "after the deletion"})
+    noise_after = opened(agent.answer(again, batch)) - task.scale * agent.ballots(again, batch)
     assert (noise_before != noise_after).mean() > 0.9
-    assert after.accounts["instance"].spent == 2 * price(task).instance.charge_nano
+    assert agent.accounts["instance"].spent == 2 * price(task).instance.charge_nano
+
+
+def test_a_living_agent_forgets_a_deleted_record_at_once(make_shard, batch) -> None:
+    shard = make_shard("own", records=6)
+    task = task_for(shard, k=6)
+    agent = agent_for(shard)
+    agent.answer(task, batch)
+    shard.delete(shard.record_ids[:2])
+    assert agent.ballots(task, batch).sum(axis=1).tolist() == [4] * len(batch)
+
+
+def test_a_batch_beyond_the_queries_paid_for_is_refused_uncharged(make_shard, batch) -> None:
+    shard = make_shard("own")
+    agent = agent_for(shard)
+    with pytest.raises(PrivacyRefusal, match="would reach query 10"):
+        agent.answer(task_for(shard), QueryBatch(batch.features, first_query=1))
+    with pytest.raises(MixedShards, match="dimension 15"):
+        agent.answer(task_for(shard), QueryBatch(batch.features[:, :-1]))
+    assert agent.accounts["instance"].spent == 0
 
 
 def test_a_deleted_record_no_longer_votes(make_shard, batch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labeler.errors import BadData, OutputInUse
+from labeler.errors import BadData, InvalidSetting, OutputInUse, PrivacyRefusal
 from labeler.release import Release
 from workers.job_folder import open_job_folder
 
@@ -42,8 +42,8 @@ def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), open_job_folder(tmp_path / "a" / "b"):
-        raise ZeroDivisionError
+    with pytest.raises(InvalidSetting), open_job_folder(tmp_path / "a" / "b"):
+        raise InvalidSetting("no")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,6 +61,42 @@ def test_a_charge_is_one_entry_however_often_it_is_posted(tmp_path: Path) -> Non
         folder.begin(PLAN)
         assert [folder.post({"id": name}) for name in ("one", "two", "one")] == [1, 2, 1]
         assert [entry["id"] for entry in folder.ledger()] == ["one", "two"]
+
+
+def test_a_charge_for_other_contributors_is_refused(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        folder.post({"id": "one", "contributors": ["a", "b"]})
+        with pytest.raises(PrivacyRefusal, match="another set of agents"):
+            folder.post({"id": "one", "contributors": ["a"]})
+
+
+def test_a_refused_latecomer_leaves_the_owner_alone(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job"):
+        with pytest.raises(OutputInUse), open_job_folder(tmp_path / "job"):
+            pass
+        assert (tmp_path / "job" / ".job" / "lock").exists()
+
+
+def test_an_interruption_before_the_plan_keeps_what_was_made(tmp_path: Path) -> None:
+    def work() -> None:
+        with open_job_folder(tmp_path / "job"):
+            (tmp_path / "job" / ".job" / "checkpoint").write_text("half a backbone")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert (tmp_path / "job" / ".job" / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("damaged", [bytes(32), b"short"])
+def test_a_damaged_secret_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        folder.noise_secret("agent-1")
+        (tmp_path / "job" / ".job" / "secrets" / "agent-1").write_bytes(damaged)
+        with pytest.raises(BadData, match="is damaged"):
+            folder.noise_secret("agent-1")
 
 
 def test_secrets_are_made_once_kept_private_and_destroyed(tmp_path: Path) -> None:

@@ -212,16 +212,12 @@ class Arena:
             task = self._task(
                 server, setting, f"split {split}, draw {draw}", len(questions), epsilon=epsilon, sigma=sigma
             )
-            release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda: None)
-            answers = NoisyAnswers(
+            release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda _: None)
+            answers = NoisyAnswers.of(
+                task,
                 features=questions.features,
                 labels=release.labels,
                 noisy_votes=release.noisy_votes,
-                total_sigma_votes=task.total_sigma_votes,
-                num_classes=task.num_classes,
-                k=task.k,
-                agents=task.agents,
-                method=task.method,
                 assignment=questions.assignment,
             )
             features, labels = self._shards[server].features, np.asarray(self._shards[server].labels)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("private-labeler", "faiss-gpu", "torch", "torchvision", "timm", "numpy", "scikit-learn", "dp-accounting")
+PACKAGES = (
+    "private-labeler",
+    "faiss-gpu",
+    "faiss-cpu",
+    "torch",
+    "torchvision",
+    "timm",
+    "numpy",
+    "scikit-learn",
+    "dp-accounting",
+)
 
 
 @dataclass(frozen=True)
@@ -44,5 +55,14 @@ def bench_document(name: str, rows: list[BenchRow], seconds: float) -> dict[str,
         "name": name,
         "rows": [asdict(row) for row in rows],
         "seconds": round(seconds, 3),
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": installed_versions(),
     }
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what results depend on, of those that are installed."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -46,7 +46,7 @@ def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> l
         progress("Speed", 2, steps)
         rows.append(_price())
         progress("Speed", 3, steps)
-        rows += _memory(Path(folder), records=20_000 if full else 5_000)
+        rows += _memory(Path(folder), records=20_000)
         progress("Speed", steps, steps)
     return rows
 

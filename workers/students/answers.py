@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.task import Method
+from labeler.task import Method, Task
 
 _GRID_STEPS = 40
 _EM_ROUNDS = 60
@@ -76,6 +76,31 @@ class NoisyAnswers:
             self.assignment.ndim != 1 or self.assignment.size == 0 or not _within(self.assignment, num_queries)
         ):
             raise BadData(f"every public image must be assigned to one of the {num_queries} queries")
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        *,
+        features: NDArray[np.generic],
+        labels: NDArray[np.integer],
+        noisy_votes: NDArray[np.float64] | None,
+        assignment: NDArray[np.integer] | None,
+        contributors: int | None = None,
+    ) -> NoisyAnswers:
+        """The answers of a task's release; with fewer contributors than agents there is less noise in it."""
+        present = task.agents if contributors is None else contributors
+        return cls(
+            features=features,
+            labels=labels,
+            noisy_votes=noisy_votes,
+            total_sigma_votes=task.sigma_votes * math.sqrt(present / task.noise_contributors),
+            num_classes=task.num_classes,
+            k=task.k,
+            agents=task.agents,
+            method=task.method,
+            assignment=assignment,
+        )
 
     @property
     def answered(self) -> NDArray[np.bool_]:
