@@ -31,6 +31,9 @@ DEFAULT_SHARE_SIGMA_GRID = 1600.0
 MAX_SHARE_SIGMA_GRID = 100_000.0
 """Largest standard deviation of a noise share, in grid units, that the exact sampler of labeler.noise tabulates."""
 
+LEAST_SIGMA_VOTES = 1e-6
+"""Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
+
 MAX_GRID_SUM = 2**62
 """Sums stay below this, so that addition modulo 2^64 never wraps (the noise is truncated far below it)."""
 
@@ -38,7 +41,7 @@ _NOISE_REACH = 14.0
 """No noise sample is further from zero than this many standard deviations (see labeler.noise)."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Sigma = Annotated[float, Field(gt=0, ge=1e-6, le=1e12, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
 class Task(BaseModel):
@@ -87,6 +90,8 @@ class Task(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Task:
+        if self.sigma_votes < LEAST_SIGMA_VOTES:
+            raise ValueError(f"sigma_votes must be at least {LEAST_SIGMA_VOTES:g} votes, found {self.sigma_votes:g}")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must be different from each other")
         if any(not name for name in self.classes):

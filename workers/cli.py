@@ -327,7 +327,7 @@ def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
 
 
 def _print_plan(result: dict[str, Any]) -> None:
-    from workers.report.words import say_epsilon
+    from workers.report.words import say_epsilon, say_estimate
 
     table = Table(title=None, show_edge=False)
     for heading in ("", "per private image", "per agent"):
@@ -337,7 +337,8 @@ def _print_plan(result: dict[str, Any]) -> None:
         ("as computed in the papers", "as_in_paper"),
     ):
         levels = result if key is None else result[key]
-        table.add_row(name, *(say_epsilon(levels[level]["epsilon"]) for level in ("instance", "agent")))
+        say = say_epsilon if key is None else say_estimate
+        table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in ("instance", "agent")))
     console = Console(highlight=False)
     console.print(table)
     console.print(

@@ -199,7 +199,7 @@ def test_a_plan_has_its_documented_shape(labeler) -> None:
 def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
     given = ["--sigma", 20] if wanted == "queries" else []
     plan = json.loads(labeler("plan", "--epsilon", 1, "--solve", wanted, *given, "--json").out)
-    assert 0.98 < plan["instance"]["epsilon"] <= 1
+    assert 0.95 < plan["instance"]["epsilon"] <= 1
     assert plan[key] > 1
 
 

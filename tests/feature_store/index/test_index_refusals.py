@@ -153,7 +153,7 @@ def test_a_memory_limit_is_a_positive_integer(limit: object) -> None:
 
 
 def test_a_memory_limit_without_room_for_one_record_is_refused_at_once() -> None:
-    with pytest.raises(InvalidSetting, match="memory_limit_bytes 1000 is too small for 500 records"):
+    with pytest.raises(InvalidSetting, match="memory_limit_bytes 1000 is too small for records"):
         build_index(np.zeros((500, 64), np.int16), np.arange(500), engine="numpy", memory_limit_bytes=1000)
 
 
