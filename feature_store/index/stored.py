@@ -213,8 +213,11 @@ class StoredIndex:
         order = np.argsort(ranks)
         ranks, rows = ranks[order], rows[order]
         step = max(1, GATHER_BYTES // (4 * self.dimension))
+        # Shards keep their rows in this order, and a slice is converted without a copy in between.
+        in_order = len(rows) > 0 and int(rows[-1] - rows[0]) + 1 == len(rows) and bool((np.diff(rows) == 1).all())
         for start in range(0, len(rows), step):
-            into[start : start + step] = self._features[rows[start : start + step]]
+            some = rows[start : start + step]
+            into[start : start + step] = self._features[some[0] : some[-1] + 1] if in_order else self._features[some]
         unmap_pages(self._features)
         return _Piece(self._engine.load(into), ranks, list_number)
 
