@@ -124,7 +124,15 @@ class Account:
         for reservation_id in self.reservations:
             _check_id(reservation_id)
         if self.spent > self.cap:
-            raise BudgetExceeded(f"account {self.name!r}, {self.level} level: {self.spent} is spent of {self.cap}")
+            raise BudgetExceeded(
+                f"account {self.name!r}, {self.level} level: {self.spent} is spent of {self.cap}",
+                account=self.name,
+                level=self.level,
+                asked=self.spent,
+                left=0,
+                cap=self.cap,
+                last_spenders=self._last_spenders(),
+            )
 
     @property
     def spent(self) -> int:
@@ -159,7 +167,7 @@ class Account:
         known = self.reservations.get(reservation_id)
         if known is None:
             if amount > self.left:
-                raise BudgetExceeded(self._refusal(amount))
+                raise self._refusal(amount)
             return self._with(reservation_id, Reservation(amount))
         if known.amount != amount:
             raise ProtocolViolation(
@@ -216,13 +224,23 @@ class Account:
     def _with(self, reservation_id: str, reservation: Reservation) -> Account:
         return replace(self, reservations={**self.reservations, reservation_id: reservation})
 
-    def _refusal(self, asked: int) -> str:
+    def _last_spenders(self) -> tuple[tuple[str, int], ...]:
         live = [(name, entry.amount) for name, entry in self.reservations.items() if entry.state != "void"]
-        spenders = ", ".join(f"{name} ({amount})" for name, amount in live[-_LAST_SPENDERS:]) or "nobody yet"
-        return (
+        return tuple(live[-_LAST_SPENDERS:])
+
+    def _refusal(self, asked: int) -> BudgetExceeded:
+        last_spenders = self._last_spenders()
+        named = ", ".join(f"{name} ({amount})" for name, amount in last_spenders) or "nobody yet"
+        return BudgetExceeded(
             f"account {self.name!r}, {self.level} level: {asked} nano-units of mu^2 were asked for and {self.left} "
-            f"of {self.cap} are left. Last spenders: {spenders}. "
-            "Ask fewer queries, raise sigma_votes, or raise the budget."
+            f"of {self.cap} are left. Last spenders: {named}. "
+            "Ask fewer queries, raise sigma_votes, or raise the budget.",
+            account=self.name,
+            level=self.level,
+            asked=asked,
+            left=self.left,
+            cap=self.cap,
+            last_spenders=last_spenders,
         )
 
 

@@ -3,21 +3,40 @@
     LabelerError
     ├── InvalidSetting          a setting is outside its bounds             exit 2
     │   ├── InvalidTask         a task file or task message is malformed
-    │   └── UnsafeGrid          the noise grid is too coarse to prove anything
+    │   ├── UnsafeGrid          the noise grid is too coarse to prove anything
+    │   ├── TooLarge            a message, file or image is larger than is taken
+    │   └── IdempotencyMismatch an idempotency key was used for another request
     ├── BadData                 a file is not what it should be              exit 1
     │   ├── DamagedShard        a shard's bytes do not match its manifest
     │   ├── MixedShards         shards that must agree (classes, backbone) do not
-    │   └── UnreadableImage     a file that should hold an image does not
+    │   ├── UnreadableImage     a file that should hold an image does not
+    │   ├── JournalBroken       the journal was edited, or its chain does not hold
+    │   ├── JournalBehind       the journal is older than what was known of it
+    │   └── UnsafeStorage       the storage does not keep what it says it keeps
     ├── PrivacyRefusal          doing it would void or exceed the guarantee  exit 1
     │   ├── BudgetExceeded      the price is higher than what is left
+    │   ├── PolicyRefusal       the site's own policy does not allow it
     │   └── UnsafeIndex         the index depends on private data
     ├── ProtocolViolation       a message breaks the rules of the round      exit 1
     │   ├── WrongDigest         it belongs to another task or round
-    │   └── DuplicateAgent      an agent sent two different contributions
+    │   ├── DuplicateAgent      an agent sent two different contributions
+    │   ├── LateShare           it came after the sum of its round was made
+    │   ├── Forged              its signature or seal does not hold
+    │   ├── Replayed            its sequence number was seen before
+    │   └── NotEnrolled         its sender is unknown, or its key was revoked
+    ├── AccessRefused           who asks may not have it                     exit 1
+    │   ├── NotAuthenticated    no token, or one that is not known
+    │   └── NotAllowed          the token's role does not reach this far
+    ├── NotFound                there is nothing of that name                exit 1
+    ├── NotReady                it exists, and is not in the state for this  exit 1
     └── TryAgain                nothing is wrong with the request            exit 75
         ├── Interrupted         the user stopped it; it continues
         ├── QuorumNotReached    too few agents answered; nothing was opened
-        └── OutputInUse         another process works in the output folder
+        ├── OutputInUse         another process works in the output folder
+        ├── JournalInUse        another process holds the journal
+        ├── AwaitingApproval    a person at the site has to approve first
+        ├── RateLimited         too many requests for one token
+        └── Unavailable         a part of the service cannot be reached now
 
 A message says what was wrong, the bound, what was found and what to do next. It never holds a
 vote, a share, a private label or a private feature.
@@ -59,6 +78,18 @@ class UnsafeGrid(InvalidSetting):
     problem_type = "unsafe-grid"
 
 
+class TooLarge(InvalidSetting):
+    """A message, file or image is larger than is taken."""
+
+    problem_type = "too-large"
+
+
+class IdempotencyMismatch(InvalidSetting):
+    """An idempotency key came again with another request."""
+
+    problem_type = "idempotency-mismatch"
+
+
 class BadData(LabelerError):
     """A file is not what it should be."""
 
@@ -83,6 +114,24 @@ class UnreadableImage(BadData):
     problem_type = "unreadable-image"
 
 
+class JournalBroken(BadData):
+    """The journal was edited or damaged: its chain of hashes does not hold."""
+
+    problem_type = "journal-broken"
+
+
+class JournalBehind(BadData):
+    """The journal is older than what was already known of it, so charges are missing from it."""
+
+    problem_type = "journal-behind"
+
+
+class UnsafeStorage(BadData):
+    """The storage does not keep what it says it keeps, so a charge could be lost."""
+
+    problem_type = "unsafe-storage"
+
+
 class PrivacyRefusal(LabelerError):
     """Going on would void or exceed a stated guarantee."""
 
@@ -90,9 +139,43 @@ class PrivacyRefusal(LabelerError):
 
 
 class BudgetExceeded(PrivacyRefusal):
-    """The price of what was asked is higher than what is left."""
+    """The price of what was asked is higher than what is left.
+
+    Attributes:
+        account: whose budget; empty where the refusal is about no single account.
+        level: "instance" or "agent"; empty as above.
+        asked: nano-units of mu^2.
+        left: nano-units of mu^2.
+        cap: nano-units of mu^2.
+        last_spenders: (reservation id, nano-units) of the last charges, oldest first.
+    """
 
     problem_type = "budget-exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        account: str = "",
+        level: str = "",
+        asked: int = 0,
+        left: int = 0,
+        cap: int = 0,
+        last_spenders: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.account = account
+        self.level = level
+        self.asked = asked
+        self.left = left
+        self.cap = cap
+        self.last_spenders = last_spenders
+
+
+class PolicyRefusal(PrivacyRefusal):
+    """The policy of the site that owns the records does not allow it."""
+
+    problem_type = "policy-refusal"
 
 
 class UnsafeIndex(PrivacyRefusal):
@@ -119,6 +202,60 @@ class DuplicateAgent(ProtocolViolation):
     problem_type = "duplicate-agent"
 
 
+class LateShare(ProtocolViolation):
+    """A share came after the sum of its round was made."""
+
+    problem_type = "late-share"
+
+
+class Forged(ProtocolViolation):
+    """The signature or the seal of a message does not hold."""
+
+    problem_type = "forged"
+
+
+class Replayed(ProtocolViolation):
+    """A message with this or a later sequence number was taken from its sender before."""
+
+    problem_type = "replayed"
+
+
+class NotEnrolled(ProtocolViolation):
+    """The sender is unknown, or its key was revoked."""
+
+    problem_type = "not-enrolled"
+
+
+class AccessRefused(LabelerError):
+    """Who asks may not have it."""
+
+    problem_type = "access-refused"
+
+
+class NotAuthenticated(AccessRefused):
+    """There is no token, or it is not known."""
+
+    problem_type = "not-authenticated"
+
+
+class NotAllowed(AccessRefused):
+    """The role of the token does not reach this far."""
+
+    problem_type = "not-allowed"
+
+
+class NotFound(LabelerError):
+    """There is nothing of that name."""
+
+    problem_type = "not-found"
+
+
+class NotReady(LabelerError):
+    """It exists, and is not in the state in which this can be done."""
+
+    problem_type = "not-ready"
+
+
 class TryAgain(LabelerError):
     """Nothing is wrong with the request; later it may go through."""
 
@@ -142,3 +279,27 @@ class OutputInUse(TryAgain):
     """Another process is working in the output folder."""
 
     problem_type = "output-in-use"
+
+
+class JournalInUse(TryAgain):
+    """Another process holds the journal."""
+
+    problem_type = "journal-in-use"
+
+
+class AwaitingApproval(TryAgain):
+    """A person at the site has to approve the task first."""
+
+    problem_type = "awaiting-approval"
+
+
+class RateLimited(TryAgain):
+    """Too many requests came with one token."""
+
+    problem_type = "rate-limited"
+
+
+class Unavailable(TryAgain):
+    """A part of the service cannot be reached now."""
+
+    problem_type = "unavailable"

@@ -11,7 +11,8 @@
 
 Why a round is summed once: sums over two contributor sets of one round differ by single ballots with
 the same noise shares, so whoever saw both could subtract. A tallier therefore answers for one set and
-refuses any other. It keeps this in memory; a process that may restart must keep it durably.
+refuses any other. It keeps this in memory; a process that may restart must keep it durably, before it
+answers, and goes on with `Tallier.resume`.
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
 cannot be inspected; the agent checks, see labeler.contribution).
@@ -33,8 +34,10 @@ from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
 from labeler.errors import (
+    BadData,
     DuplicateAgent,
     InvalidSetting,
+    LateShare,
     PrivacyRefusal,
     ProtocolViolation,
     QuorumNotReached,
@@ -170,6 +173,55 @@ class Tallier:
         self._excluded: set[str] = set()
         self._aggregate: AggregateShare | None = None
 
+    @classmethod
+    def resume(
+        cls,
+        index: int,
+        round: Round,
+        *,
+        shares: Mapping[str, ShareVector],
+        excluded: Collection[str],
+        aggregate: AggregateShare | None,
+        sharing_ids: Mapping[str, bytes] | None,
+        fingerprints: Mapping[str, bytes] | None = None,
+    ) -> Tallier:
+        """The tallier that died, from what it had kept: it answers every message as that one would have.
+
+        Args:
+            index: which tallier it was.
+            round: the round it summed.
+            shares: of each agent from which it took one; may be empty once the sum is made.
+            excluded: agents that had sent two different shares.
+            aggregate: the sum, if it was made.
+            sharing_ids: of each agent summed, where its share was not kept; None for those of `shares`.
+            fingerprints: `ShareVector.fingerprint` of every share ever taken whose share was not kept, so that a
+                retry of it is told from a share that is late or different; None for those of `shares`.
+
+        Raises:
+            BadData: these do not belong to one tallier of one round.
+            InvalidSetting: the index is not 0, 1 or 2.
+        """
+        tallier = cls(index, round)
+        tallier._excluded = set(excluded)
+        held = {agent: share for agent, share in shares.items() if agent not in tallier._excluded}
+        if any(share.shape != (round.num_queries, round.num_classes) for share in held.values()):
+            raise BadData("a share that a tallier kept does not have the shape of its round")
+        tallier._fingerprints = _merge({agent: share.fingerprint() for agent, share in held.items()}, fingerprints)
+        known_ids = _merge({agent: share.sharing_id for agent, share in held.items()}, sharing_ids)
+        if aggregate is None:
+            if (tallier._fingerprints.keys() | known_ids.keys()) - held.keys() - tallier._excluded:
+                raise BadData("a tallier has lost a share of a round that is not summed yet; the round cannot go on")
+            tallier._shares = held
+            tallier._sharing_ids = {agent: share.sharing_id for agent, share in held.items()}
+            return tallier
+        summed = {agent: known_ids.get(agent, b"") for agent in sorted(aggregate.contributors)}
+        if (aggregate.tallier, aggregate.round, aggregate.sharings_digest) != (index, round, _sharings_digest(summed)):
+            raise BadData("the sum that a tallier kept is of another tallier, round or set of shares")
+        if aggregate.contributors & tallier._excluded:
+            raise BadData("a tallier has summed an agent that it had excluded")
+        tallier._aggregate, tallier._sharing_ids = aggregate, summed
+        return tallier
+
     @property
     def index(self) -> int:
         """Which tallier this is, from 0."""
@@ -202,7 +254,8 @@ class Tallier:
 
         Raises:
             WrongDigest: the share belongs to another round.
-            ProtocolViolation: it is meant for another tallier, has another shape, or comes after the sum was made.
+            ProtocolViolation: it is meant for another tallier, or has another shape.
+            LateShare: it comes after the sum was made, from an agent that had sent none before.
             DuplicateAgent: the agent has sent a different share before.
         """
         agent, share = input_share.agent_id, input_share.share
@@ -232,7 +285,7 @@ class Tallier:
         if known is not None:
             return
         if self._aggregate is not None:
-            raise ProtocolViolation(
+            raise LateShare(
                 f"the share of agent {agent!r} came after the sum of this round was made; it can take part in the next"
             )
         self._fingerprints[agent] = fingerprint
@@ -322,6 +375,13 @@ def _check_quorum(count: int, round: Round) -> None:
             f"{count} agents contributed, the quorum is {round.quorum}; nothing is opened, because the noise of "
             "fewer agents does not add up to what was promised. Wait for more agents, or start a new task."
         )
+
+
+def _merge(held: Mapping[str, bytes], kept: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    kept = kept or {}
+    if any(kept.get(agent, value) != value for agent, value in held.items()):
+        raise BadData("a share that a tallier kept is not the one it had taken")
+    return {**kept, **held}
 
 
 def _sharings_digest(sharings: Mapping[str, bytes]) -> str:

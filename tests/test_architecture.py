@@ -21,8 +21,16 @@ PLANTED = {
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
     "torchvision outside its door": ("workers/agent.py", "import torchvision", "timm and torchvision have one door"),
     "sql outside its door": ("workers/agent.py", "import sqlalchemy", "SQL has one door"),
+    "postgresql outside its door": ("workers/agent.py", "import psycopg", "SQL has one door"),
+    "sql in the coordinator's decisions": ("api/coordinator/service.py", "import sqlalchemy", "SQL has one door"),
     "fastapi outside its door": ("workers/agent.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
+    "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
+    "nacl outside its door": ("workers/agent.py", "import nacl", "PyNaCl has one door"),
+    "an agent imports the coordinator": ("workers/agent.py", "import api.coordinator.service", "Arrows point down"),
+    "the supervisor imports the server": ("workers/up.py", "import api.server", "Arrows point down"),
+    "another command imports the client": ("workers/commands/keys.py", "import api.client", "Arrows point down"),
+    "the client's commands import the server": ("workers/commands/client.py", "import api.app", "Arrows point down"),
 }
 
 
@@ -69,10 +77,30 @@ def test_a_planted_violation_is_caught(copy: Path, plant: str) -> None:
     assert any(contract in row for row in broken), result.stdout
 
 
-def test_labeler_and_shards_load_without_any_learning_library() -> None:
-    code = (
-        "import sys, labeler.planning, labeler.tally, labeler.release, labeler.contribution, feature_store.shard; "
-        "print(*sorted({'torch','timm','faiss','torchvision','sklearn'} & set(sys.modules)))"
-    )
+LEARNING = ("torch", "timm", "faiss", "sklearn", "torchvision")
+
+
+def learning_libraries_after(imports: str) -> list[str]:
+    """Learning libraries that a fresh interpreter has loaded after a line of imports."""
+    code = f"import sys\n{imports}\nprint(*sorted(set({LEARNING!r}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert result.stdout.split() == []
+    return result.stdout.split()
+
+
+def test_labeler_and_shards_load_without_any_learning_library() -> None:
+    modules = "labeler.planning, labeler.tally, labeler.release, labeler.contribution, feature_store.shard"
+    assert learning_libraries_after(f"import {modules}") == []
+
+
+def test_the_coordinator_loads_without_any_learning_library() -> None:
+    parts = sorted(path.stem for path in (ROOT / "api" / "coordinator").glob("*.py") if path.stem != "__init__")
+    modules = ", ".join(("workers.serve", "api.app", *(f"api.coordinator.{part}" for part in parts)))
+    assert learning_libraries_after(f"import {modules}") == []
+
+
+def test_a_tallier_loads_without_any_learning_library() -> None:
+    assert learning_libraries_after("import workers.tallier_service") == []
+
+
+def test_the_command_line_loads_without_any_learning_library() -> None:
+    assert learning_libraries_after("import workers.cli") == []

@@ -1,13 +1,12 @@
-"""One organisation's agent: its records, its index, its noise secret, its own account of what it has spent.
+"""One organisation's agent: its records, its index, its noise secret, and the ledger that says what it may answer.
 
 Everything private stays in this object. What leaves it is one secret share per tallier, and only
-after the agent itself has checked the task and charged its own budget.
+after the agent itself has checked the task and its own ledger has taken the price.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,13 @@ from feature_store.index import NeighborIndex, build_index
 from feature_store.shard import Shard
 from labeler.ballots import knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
-from labeler.budget import Account
+from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
-from labeler.planning import integer_event
 from labeler.randomness import derive_key, keyed_source
 from labeler.tally import InputShare, round_of
-from labeler.task import Level, Task
+from labeler.task import Task
+from workers.agent_ledger import ANSWERED_BEFORE, AgentLedger
 
 
 class Agent:
@@ -30,16 +29,18 @@ class Agent:
 
     An answer is a function of the agent's secret, the task, the batch and the version of its shard:
     asked twice, it sends the same bytes, so a retry tells nobody anything new. If a record was
-    deleted in between, the agent refuses: the other agents would replay their noise, and the difference of
+    deleted in between, the ledger refuses: the other agents would replay their noise, and the difference of
     the two releases would carry this agent's noise alone. The batch can be asked in a new task, in which
-    everybody draws anew and is charged anew. (What was answered is remembered in this object; a process that
-    may restart must keep it durably.)
+    everybody draws anew and is charged anew.
+
+    Answering is two steps. What `charge` raises was decided from public things and may be told to whoever asked;
+    what `shares` raises may depend on the records and may not.
 
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
         noise_secret: 32 bytes known to nobody else; whoever knows it can subtract this agent's noise.
-        accounts: what the agent itself allows to be spent, at one level or both.
+        ledger: what the agent itself allows, and remembers (workers.agent_ledger).
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
@@ -51,7 +52,7 @@ class Agent:
         shard: Shard,
         *,
         noise_secret: bytes,
-        accounts: Mapping[Level, Account],
+        ledger: AgentLedger,
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
@@ -59,23 +60,30 @@ class Agent:
         if len(noise_secret) != 32:
             raise InvalidSetting(f"a noise secret is 32 bytes long, found {len(noise_secret)}")
         self.agent_id = agent_id
-        if "instance" not in accounts:
-            raise InvalidSetting(f"agent {agent_id} has no instance-level account, so it could not refuse anything")
-        self.accounts: dict[Level, Account] = dict(accounts)
+        self._ledger = ledger
         self._shard = shard
         self._secret = noise_secret
         self._is_seeded = is_seeded
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
         self._answering = threading.Lock()
-        self._answered: dict[str, str] = {}
         self._index: tuple[str, NeighborIndex] | None = None
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
 
     def answer(self, task: Task, batch: QueryBatch) -> tuple[InputShare, ...]:
-        """Check the task, charge the own accounts, vote, add noise, split into one share per tallier.
+        """Check the task, charge the own ledger, vote, add noise, split into one share per tallier.
+
+        Raises:
+            LabelerError: see `charge` and `shares`.
+        """
+        with self._answering:
+            version = self._charge(task, batch)
+            return self._shares(task, batch, version)
+
+    def charge(self, task: Task, batch: QueryBatch) -> None:
+        """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
@@ -84,10 +92,34 @@ class Agent:
             BudgetExceeded: an account has too little left; nothing was computed.
         """
         with self._answering:
-            self._check(task, batch)
             self._charge(task, batch)
-            ballots = self.ballots(task, batch)
-        context = (task.digest.encode(), batch.digest.encode(), self._shard.version.encode())
+
+    def shares(self, task: Task, batch: QueryBatch) -> tuple[InputShare, ...]:
+        """The answer itself, one share per tallier, of a batch that `charge` has accepted.
+
+        It asks the ledger again, which changes nothing for a batch that was paid for and refuses any other.
+        """
+        return self.answer(task, batch)
+
+    def _charge(self, task: Task, batch: QueryBatch) -> str:
+        version = self._shard.version
+        self._check(task, batch)
+        round_digest = round_of(task, batch).digest
+        self._ledger.charge(
+            round_digest=round_digest,
+            shard_version=version,
+            reservation_id=round_digest,
+            charges=round_charges(task, len(batch)),
+            task=task,
+            num_queries=len(batch),
+        )
+        return version
+
+    def _shares(self, task: Task, batch: QueryBatch, version: str) -> tuple[InputShare, ...]:
+        ballots = self.ballots(task, batch)
+        if self._shard.version != version:
+            raise PrivacyRefusal(ANSWERED_BEFORE)
+        context = (task.digest.encode(), batch.digest.encode(), version.encode())
         source = keyed_source(derive_key(self._secret, b"noise and masks", *context), is_seeded=self._is_seeded)
         return input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
 
@@ -133,12 +165,6 @@ class Agent:
                 f"agent {self.agent_id}: the task's price is for {task.max_queries} queries, and this batch would "
                 f"reach query {batch.first_query + len(batch)}"
             )
-        round_digest = round_of(task, batch).digest
-        if self._answered.setdefault(round_digest, self._shard.version) != self._shard.version:
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: records were deleted since it answered this batch; the noise of the other "
-                "agents would be the same again. Ask in a new task (a new nonce), which is charged anew"
-            )
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:
@@ -146,19 +172,8 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-
-    def _charge(self, task: Task, batch: QueryBatch) -> None:
         if task.method == "reverse-knn" and len(batch) != task.max_queries:
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a reverse-knn task is answered in one batch of all its {task.max_queries} "
                 f"queries; every batch costs the whole price, and this one has {len(batch)}"
             )
-        entry = f"{task.digest}:{batch.digest}:{self._shard.version}"
-        for level, account in self.accounts.items():
-            event = integer_event(task, level, len(batch))
-            if event is None:
-                raise PrivacyRefusal(
-                    f"agent {self.agent_id}: this task has no finite {level}-level price, so no "
-                    f"{level}-level budget can pay it; give the task max_agent_records"
-                )
-            self.accounts[level] = account.reserve(entry, event.charge_nano).post(entry)

@@ -19,6 +19,7 @@ from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.task import Level, Task
 from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
 from workers.job_folder import JobFolder, open_job_folder
 from workers.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
 from workers.progress import ProgressCallback, StageClock, silent
@@ -60,7 +61,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
                 agent_id,
                 shard,
                 noise_secret=_noise_secret(prepared, folder, agent_id),
-                accounts=_accounts(prepared, agent_id),
+                ledger=InMemoryLedger(_accounts(prepared, agent_id)),
                 is_seeded=prepared.job.seed is not None,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
+from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
-from labeler.planning import Price, integer_event, price
+from labeler.planning import Price, price
 from labeler.task import Level, Task
 from workers.job_folder import JobFolder
 from workers.progress import ProgressCallback, silent
 from workers.public_images import PublicImages
 from workers.task_file import TaskFile
-
-BATCH_QUERIES = 4096
-"""Queries asked in one round: large enough that searching is one matrix product, small enough to resume from."""
 
 
 @dataclass(frozen=True)
@@ -178,26 +177,18 @@ def open_queries(
 
 def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:
     """What one batch costs, in nano-units of mu^2, at the levels at which it has a price."""
-    levels: tuple[Level, Level] = ("instance", "agent")
-    events = {level: integer_event(task, level, len(batch)) for level in levels}
-    return {level: event.charge_nano for level, event in events.items() if event is not None}
+    return round_charges(task, len(batch))
 
 
 def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
     """What all batches cost together, each rounded up as it will be charged."""
-    total: dict[Level, int] = {}
-    for batch in batches:
-        for level, charge in batch_charges(task, batch).items():
-            total[level] = total.get(level, 0) + charge
-    return total
+    return total_charges(task, [len(batch) for batch in batches])
 
 
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
-    # Reverse-knn is one composition per batch, so all its queries go in one.
-    size = len(features) if task.method == "reverse-knn" else BATCH_QUERIES
-    return tuple(
-        QueryBatch(features[start : start + size], first_query=start) for start in range(0, len(features), size)
-    )
+    sizes = round_sizes(task, len(features), batch_queries=BATCH_QUERIES)
+    starts = np.cumsum((0, *sizes)).tolist()
+    return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
 
 
 def _check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:

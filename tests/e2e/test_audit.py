@@ -32,6 +32,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
 from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
 from workers.round import run_round
 
 TRIALS = 20_000
@@ -78,7 +79,7 @@ def released_scores(task: Task, folder: Path, *, canary: bool, colluder_noise: N
             f"agent-{number}",
             own,
             noise_secret=seeded_source(f"audit {canary} {number}".encode()).bytes(32),
-            accounts={"instance": Account(f"agent-{number}", "instance", 10**18)},
+            ledger=InMemoryLedger({"instance": Account(f"agent-{number}", "instance", 10**18)}),
             is_seeded=True,
             engine="numpy",
         )

@@ -102,6 +102,9 @@ def test_a_refusal_names_account_level_what_is_left_what_was_asked_and_the_last_
     ):
         assert part in message
     assert "tuesday" not in message
+    found = refusal.value
+    assert (found.account, found.level, found.asked, found.left, found.cap) == ("hospital-1", "agent", 41, 40, 100)
+    assert found.last_spenders == (("monday", 20), ("wednesday", 20), ("thursday", 20))
     assert account.reserve("friday", 40).left == 0
 
 
@@ -128,8 +131,9 @@ def test_nothing_but_an_int_is_a_cap(bad: Any) -> None:
 
 
 def test_an_account_that_is_overdrawn_from_the_start_is_refused() -> None:
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceeded) as refusal:
         Account("a", "instance", 10, {"job": Reservation(11)})
+    assert (refusal.value.asked, refusal.value.left, refusal.value.last_spenders) == (11, 0, (("job", 11),))
     assert Account("a", "instance", 10, {"job": Reservation(11, "void")}).left == 10
 
 

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import (
+    BadData,
     DuplicateAgent,
     InvalidSetting,
+    LateShare,
     PrivacyRefusal,
     ProtocolViolation,
     QuorumNotReached,
@@ -131,7 +133,7 @@ def test_a_late_agent_is_refused_and_not_counted() -> None:
     contributors = agree_on_contributors(talliers)
     assert opened(talliers, contributors) == 111
     for tallier, share in zip(talliers, send(3, 1000), strict=True):
-        with pytest.raises(ProtocolViolation, match="after the sum"):
+        with pytest.raises(LateShare, match="after the sum"):
             tallier.receive(share)
     assert opened(talliers, agree_on_contributors(talliers)) == 111
 
@@ -332,3 +334,106 @@ def test_whatever_order_messages_come_in_an_agent_counts_once_or_not_at_all(
     contributors = agree_on_contributors(talliers)
     assert contributors == {f"agent-{agent}" for agent in complete}
     assert opened(talliers, contributors) == sum(10**agent for agent in complete)
+
+
+def resumed(tallier: Tallier, *, keep_shares: bool = True, **changes: object) -> Tallier:
+    """What a tallier's process makes of its durable state; this reads the state where the process would store it."""
+    state = {
+        "shares": dict(tallier._shares) if keep_shares else {},
+        "excluded": set(tallier._excluded),
+        "aggregate": tallier._aggregate,
+        "sharing_ids": dict(tallier.holdings),
+        "fingerprints": dict(tallier._fingerprints),
+    }
+    return Tallier.resume(tallier.index, tallier.round, **(state | changes))  # type: ignore[arg-type]  # tests change it
+
+
+def answer(tallier: Tallier, share: InputShare) -> str:
+    try:
+        tallier.receive(share)
+    except ProtocolViolation as error:
+        return type(error).__name__
+    return "taken"
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.sampled_from(["share", "other share", "sum", "die"]), st.integers(0, 4)), min_size=1, max_size=25
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_a_tallier_that_dies_at_any_time_answers_as_one_that_never_did(events: list[tuple[str, int]]) -> None:
+    steady, mortal = Tallier(0, ROUND), Tallier(0, ROUND)
+    shares = {"share": [send(i, 10**i)[0] for i in range(5)], "other share": [send(i, 10**i)[0] for i in range(5)]}
+    for event, agent in events:
+        if event == "die":
+            mortal = resumed(mortal)
+        elif event == "sum":
+            if len(steady.contributors) >= ROUND.quorum:
+                expected, found = (tallier.aggregate_share(steady.contributors) for tallier in (steady, mortal))
+                assert (found.words == expected.words).all()
+                assert found.sharings_digest == expected.sharings_digest
+        else:
+            share = shares[event][agent]
+            assert answer(mortal, share) == answer(steady, share)
+        assert mortal.holdings == steady.holdings
+
+
+def test_a_resumed_tallier_refuses_another_set_of_agents_for_ever() -> None:
+    tallier = make_talliers()[0]
+    first = tallier.aggregate_share(["agent-0", "agent-1", "agent-2"])
+    again = resumed(resumed(tallier))
+    with pytest.raises(PrivacyRefusal, match="for ever"):
+        again.aggregate_share(["agent-0", "agent-1", "agent-3"])
+    assert again.aggregate_share(["agent-2", "agent-1", "agent-0"]) is first
+
+
+def test_a_tallier_resumes_with_the_shares_alone() -> None:
+    talliers = make_talliers()
+    talliers[0] = Tallier.resume(0, ROUND, shares=talliers[0]._shares, excluded=[], aggregate=None, sharing_ids=None)
+    assert opened(talliers, agree_on_contributors(talliers)) == 1111
+
+
+def test_after_the_sum_a_late_share_is_late_and_a_retry_is_none() -> None:
+    tallier = Tallier(0, ROUND)
+    shares = [send(agent, 10**agent)[0] for agent in range(4)]
+    for share in shares[:3]:
+        tallier.receive(share)
+    tallier.aggregate_share(tallier.contributors)
+    again = resumed(tallier, keep_shares=False)
+    assert [answer(again, share) for share in shares] == ["taken", "taken", "taken", "LateShare"]
+    assert answer(again, send(1, 10)[0]) == "DuplicateAgent"
+
+
+def test_a_tallier_that_lost_a_share_before_the_sum_does_not_go_on() -> None:
+    """It would take the agent's retry for one it holds, and the agent would be counted nowhere."""
+    tallier = make_talliers()[0]
+    with pytest.raises(BadData, match="lost a share"):
+        resumed(tallier, keep_shares=False)
+
+
+def test_state_of_another_tallier_or_round_is_refused() -> None:
+    talliers = make_talliers()
+    for tallier in talliers:
+        tallier.aggregate_share(tallier.contributors)
+    other = make_talliers()[0]
+    other.aggregate_share(other.contributors)
+    with pytest.raises(BadData, match="another tallier"):
+        resumed(talliers[0], aggregate=talliers[1]._aggregate)
+    with pytest.raises(BadData, match="set of shares"):
+        resumed(talliers[0], aggregate=other._aggregate)
+    with pytest.raises(BadData, match="excluded"):
+        resumed(talliers[0], excluded={"agent-1"})
+    with pytest.raises(BadData, match="not the one"):
+        Tallier.resume(
+            0,
+            ROUND,
+            shares={"agent-1": send(1, 10)[0].share},
+            excluded=[],
+            aggregate=None,
+            sharing_ids=None,
+            fingerprints={"agent-1": bytes(32)},
+        )
+    wide = replace(ROUND, num_queries=5)
+    with pytest.raises(BadData, match="shape"):
+        Tallier.resume(0, wide, shares={"agent-1": send(1, 10)[0].share}, excluded=[], aggregate=None, sharing_ids=None)

@@ -1,15 +1,28 @@
-"""Small real shards for tests of what runs."""
+"""Small real shards for tests of what runs, and a coordinator that only relays, for tests of one party."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from feature_store.keys import PartyKeys, PublicKeys, verify
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from labeler.bodies import Mail, Poll
+from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.randomness import seeded_source
 
 CLASSES = ("cat", "dog", "eel")
@@ -49,3 +62,175 @@ def make_shard(tmp_path: Path) -> MakeShard:
         return Shard.open(tmp_path / name)
 
     return make
+
+
+class Relay:
+    """What a coordinator does with frames, over real HTTP on loopback, and nothing else: checks signatures, relays,
+    keeps what was meant for the coordinator. Tests write its mail and read its inbox.
+
+    Attributes:
+        url: where it listens.
+        keys: of the coordinator.
+        inbox: messages for the coordinator, in order of arrival.
+        polls: bodies of the polls it got.
+        enrolled: party id -> its public keys.
+        failures: answers given instead of the next ones: (status, headers, body).
+        lost_answers: how many of the next posts are taken without an answer that says so.
+        head: of the journal it claims to have.
+    """
+
+    def __init__(self) -> None:
+        self.keys = PartyKeys.generate()
+        self.inbox: list[Message] = []
+        self.polls: list[Poll] = []
+        self.enrolled: dict[str, PublicKeys] = {}
+        self.failures: list[tuple[int, dict[str, str], bytes]] = []
+        self.lost_answers = 0
+        self.head: tuple[int, str] = (0, "")
+        self.sequence = 0
+        self.url = ""
+        self._mail: dict[str, list[bytes]] = defaultdict(list)
+        self._dropped: dict[str, int] = defaultdict(int)
+        self._taken: dict[tuple[str, str], int] = defaultdict(int)
+
+    def send(
+        self, kind: Kind, recipient: str, body: bytes, *, task: str = "", round: str = "", **changes: Any
+    ) -> Message:
+        """Put a signed message of the coordinator into somebody's mail."""
+        message = self.sign(kind, recipient, body, task=task, round=round, **changes)
+        self.put(recipient, message)
+        return message
+
+    def sign(
+        self, kind: Kind, recipient: str, body: bytes, *, task: str = "", round: str = "", **changes: Any
+    ) -> Message:
+        self.sequence += 1
+        fields = {"sender": COORDINATOR, "recipient": recipient, "sequence": self.sequence} | changes
+        return self.keys.message(kind, task_digest=task, round_digest=round, body=body, **fields)
+
+    def put(self, recipient: str, message: Message) -> None:
+        self._mail[recipient].append(frame([message]))
+
+    def received(self, kind: str) -> list[Message]:
+        return [message for message in self.inbox if message.header.kind == kind]
+
+    def wait_for(self, kind: str, count: int = 1, *, seconds: float = 20.0) -> list[Message]:
+        """The first `count` messages of a kind, once they are there."""
+        end = time.monotonic() + seconds
+        while len(self.received(kind)) < count:
+            assert time.monotonic() < end, f"waited {seconds} s for {count} x {kind}, got {self.inbox}"
+            time.sleep(0.02)
+        return self.received(kind)
+
+    def wait_for_poll(self, *, seconds: float = 20.0) -> None:
+        """Until a party has asked for its mail."""
+        end = time.monotonic() + seconds
+        while not self.polls:
+            assert time.monotonic() < end, f"waited {seconds} s for a poll"
+            time.sleep(0.02)
+
+    def mail_of(self, recipient: str) -> list[Message]:
+        return [message for data in self._mail[recipient] for message in read_frames(data, max_messages=1)]
+
+    async def _post(self, request: Request) -> Response:
+        data = await request.body()
+        if self.failures:
+            status, headers, body = self.failures.pop(0)
+            return Response(body, status, headers)
+        for message in read_frames(data, max_messages=256):
+            header = message.header
+            verify(message, self.enrolled[header.sender].verify_key)
+            if header.sequence <= self._taken[header.sender, header.recipient]:
+                problem = b'{"type": "urn:labeler:problem:replayed", "detail": "seen before"}'
+                return Response(problem, 409)
+            self._taken[header.sender, header.recipient] = header.sequence
+            if header.recipient == COORDINATOR:
+                self.inbox.append(message)
+            else:
+                self.put(header.recipient, message)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return Response(b"", 502)
+        return Response(b'{"taken": 1}', 202)
+
+    async def _poll(self, request: Request) -> Response:
+        (message,) = read_frames(await request.body(), max_messages=1)
+        if self.failures:
+            status, headers, body = self.failures.pop(0)
+            return Response(body, status, headers)
+        party = message.header.sender
+        verify(message, self.enrolled[party].verify_key)
+        poll = Poll.decode(self.keys.open(message))
+        self.polls.append(poll)
+        start = int(poll.after.partition("-")[0] or 0)
+        until = time.monotonic() + poll.wait_s
+        while len(self._mail[party]) <= start and time.monotonic() < until and not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        mail = self._mail[party][start : start + 16]
+        body = Mail(f"{start + len(mail)}-0", *self.head).encode()
+        return Response(frame([self.sign("poll", party, body)]) + b"".join(mail), 200)
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/messages", self._post, methods=["POST"]),
+                Route("/v1/messages:poll", self._poll, methods=["POST"]),
+            ]
+        )
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    """A relay that listens on a free port."""
+    relay = Relay()
+    server = uvicorn.Server(uvicorn.Config(relay.app(), host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    relay.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield relay
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+class Running:
+    """A party's process, here a thread: what it does until it is told to stop, and how it ended."""
+
+    def __init__(self, work: Callable[[threading.Event], None]) -> None:
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,))
+        self._thread.start()
+
+    def _run(self, work: Callable[[threading.Event], None]) -> None:
+        try:
+            work(self.stop)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Stop it, and fail if it had failed."""
+        self.stop.set()
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    def join(self) -> None:
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive(), "it did not stop"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Callable[[threading.Event], None]], Running]]:
+    """Start work in a thread; whatever still runs at the end of a test is stopped."""
+    started: list[Running] = []
+
+    def begin(work: Callable[[threading.Event], None]) -> Running:
+        started.append(Running(work))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.stop.set()
+        running.join()

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
-from labeler.budget import Account
-from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.budget import Account, budget_for
+from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.sharing import unshard
 from labeler.tally import InputShare
-from labeler.task import Task, parse_task
+from labeler.task import Level, Task, parse_task
 from workers.agent import Agent
+from workers.agent_ledger import AgentLedger, InMemoryLedger
+from workers.durable_ledger import DurableLedger
+from workers.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)
 
@@ -33,15 +45,12 @@ def task_for(shard: Shard, **changes: object) -> Task:
     return parse_task(fields | changes)
 
 
-def agent_for(shard: Shard, *, cap: int = 10**15, engine: str = "numpy") -> Agent:
-    return Agent(
-        "a",
-        shard,
-        noise_secret=SECRET,
-        accounts={"instance": Account("a", "instance", cap)},
-        is_seeded=True,
-        engine=engine,
-    )
+def ledger_of(cap: int = 10**15) -> InMemoryLedger:
+    return InMemoryLedger({"instance": Account("a", "instance", cap)})
+
+
+def agent_for(shard: Shard, *, ledger: InMemoryLedger | None = None, engine: str = "numpy") -> Agent:
+    return Agent("a", shard, noise_secret=SECRET, ledger=ledger or ledger_of(), is_seeded=True, engine=engine)
 
 
 def opened(shares: tuple[InputShare, ...]) -> np.ndarray:
@@ -64,17 +73,19 @@ def test_shares_add_up_to_votes_plus_noise(make_shard, batch) -> None:
 def test_asked_twice_it_sends_the_same_bytes_and_charges_once(make_shard, batch) -> None:
     shard = make_shard("own")
     task = task_for(shard)
-    agent = agent_for(shard)
+    ledger = ledger_of()
+    agent = agent_for(shard, ledger=ledger)
     first, second = agent.answer(task, batch), agent.answer(task, batch)
     assert [m.share.fingerprint() for m in first] == [m.share.fingerprint() for m in second]
-    assert agent.accounts["instance"].spent == price(task).instance.charge_nano
+    assert ledger.accounts["instance"].spent == price(task).instance.charge_nano
 
 
 def test_after_a_deletion_a_batch_is_answered_in_a_new_task_only(make_shard, batch) -> None:
     """The other agents would replay their noise, so two releases of one batch would differ by this agent alone."""
     shard = make_shard("own")
     task = task_for(shard)
-    agent = agent_for(shard)
+    ledger = ledger_of()
+    agent = agent_for(shard, ledger=ledger)
     noise_before = opened(agent.answer(task, batch)) - task.scale * agent.ballots(task, batch)
     shard.delete(shard.record_ids[:1])
     with pytest.raises(PrivacyRefusal, match="Ask in a new task"):
@@ -82,7 +93,7 @@ def test_after_a_deletion_a_batch_is_answered_in_a_new_task_only(make_shard, bat
     again = task.model_copy(update={"nonce": "after the deletion"})
     noise_after = opened(agent.answer(again, batch)) - task.scale * agent.ballots(again, batch)
     assert (noise_before != noise_after).mean() > 0.9
-    assert agent.accounts["instance"].spent == 2 * price(task).instance.charge_nano
+    assert ledger.accounts["instance"].spent == 2 * price(task).instance.charge_nano
 
 
 def test_a_living_agent_forgets_a_deleted_record_at_once(make_shard, batch) -> None:
@@ -96,12 +107,13 @@ def test_a_living_agent_forgets_a_deleted_record_at_once(make_shard, batch) -> N
 
 def test_a_batch_beyond_the_queries_paid_for_is_refused_uncharged(make_shard, batch) -> None:
     shard = make_shard("own")
-    agent = agent_for(shard)
+    ledger = ledger_of()
+    agent = agent_for(shard, ledger=ledger)
     with pytest.raises(PrivacyRefusal, match="would reach query 10"):
         agent.answer(task_for(shard), QueryBatch(batch.features, first_query=1))
     with pytest.raises(MixedShards, match="dimension 15"):
         agent.answer(task_for(shard), QueryBatch(batch.features[:, :-1]))
-    assert agent.accounts["instance"].spent == 0
+    assert ledger.accounts["instance"].spent == 0
 
 
 def test_a_deleted_record_no_longer_votes(make_shard, batch) -> None:
@@ -137,22 +149,33 @@ def test_a_cap_on_records_holds(make_shard, batch) -> None:
 def test_an_exhausted_account_refuses_and_nothing_is_charged(make_shard, batch) -> None:
     shard = make_shard("own")
     task = task_for(shard)
-    agent = agent_for(shard, cap=(price(task).instance.charge_nano or 0) - 1)
+    ledger = ledger_of((price(task).instance.charge_nano or 0) - 1)
+    agent = agent_for(shard, ledger=ledger)
     with pytest.raises(BudgetExceeded, match="'a'"):
         agent.answer(task, batch)
-    assert agent.accounts["instance"].spent == 0
+    assert ledger.accounts["instance"].spent == 0
 
 
-def test_an_agent_needs_an_instance_level_account(make_shard) -> None:
-    with pytest.raises(InvalidSetting, match="no instance-level account"):
-        Agent("a", make_shard("own"), noise_secret=SECRET, accounts={})
+def test_shares_of_a_batch_that_was_charged_are_those_of_its_answer(make_shard, batch) -> None:
+    """The agent process charges first and computes afterwards, with a fault point between."""
+    shard = make_shard("own")
+    task = task_for(shard)
+    ledger = ledger_of()
+    agent = agent_for(shard, ledger=ledger)
+    agent.charge(task, batch)
+    assert ledger.accounts["instance"].spent == price(task).instance.charge_nano
+    shares = agent.shares(task, batch)
+    assert [m.share.fingerprint() for m in shares] == [
+        m.share.fingerprint() for m in agent_for(shard).answer(task, batch)
+    ]
+    assert ledger.accounts["instance"].spent == price(task).instance.charge_nano
 
 
 def test_a_level_without_a_finite_price_is_refused_where_it_is_budgeted(make_shard, batch) -> None:
     shard = make_shard("own")
     task = task_for(shard, method="reverse-knn", k=1)
     accounts = {"instance": Account("a", "instance", 10**15), "agent": Account("a", "agent", 10**15)}
-    agent = Agent("a", shard, noise_secret=SECRET, accounts=accounts, engine="numpy")
+    agent = agent_for(shard, ledger=InMemoryLedger(accounts))
     with pytest.raises(PrivacyRefusal, match="no finite agent-level price"):
         agent.answer(task, batch)
 
@@ -173,9 +196,166 @@ def test_a_task_for_other_classes_or_another_backbone_is_refused(make_shard, bat
 
 def test_nothing_private_prints(make_shard, batch) -> None:
     shard = make_shard("own")
-    agent = agent_for(shard)
+    ledger = ledger_of()
+    agent = agent_for(shard, ledger=ledger)
     agent.answer(task_for(shard), batch)
-    shown = f"{agent!r} {agent} {agent.accounts!r}"
+    shown = f"{agent!r} {agent} {ledger!r}"
     assert "60" not in repr(agent)
     assert SECRET.hex() not in shown
     assert repr(SECRET) not in shown
+
+
+# One suite for both ledgers.
+
+CAPS = {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5}
+
+
+def policy_with(**budget: object) -> Policy:
+    return Policy.model_validate(
+        {
+            "budget": CAPS | budget,
+            "allow": {
+                "backbones": ["backbone"],
+                "tasks": "any",
+                "methods": ["knn", "reverse-knn"],
+                "max_queries_per_day": 100,
+                "approval": False,
+            },
+            "talliers": {},
+            "coordinator": {"verify_key": "0" * 64},
+        }
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class DurableParts:
+    """A durable ledger on a real SQLite journal, with its policy and clock in reach."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = Clock()
+        self.policy = policy_with()
+        self.database = open_database(path, anchor=path.with_suffix(".head"), allow_unsynced=True)
+        self.journal = Ledger(self.database, clock=self.clock)
+        self.ledger = DurableLedger(
+            AgentMemory(self.database, self.journal),
+            self.journal,
+            account="agent:a",
+            read_policy=lambda: self.policy,
+            clock=self.clock,
+        )
+        self.ledger.open_accounts()
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Iterator[DurableParts]:
+    parts = DurableParts(tmp_path / "journal.db")
+    yield parts
+    parts.database.close()
+
+
+@dataclass
+class Twin:
+    ledger: AgentLedger
+    spent: Callable[[], int]
+    cap: int
+
+
+@pytest.fixture(params=["in memory", "durable"])
+def twin(request: pytest.FixtureRequest, durable: DurableParts) -> Twin:
+    cap = budget_for(2.0, 1e-5)
+    if request.param == "durable":
+        return Twin(durable.ledger, lambda: durable.journal.balance("agent:a", "instance").spent, cap)
+    ledger = ledger_of(cap)
+    return Twin(ledger, lambda: ledger.accounts["instance"].spent, cap)
+
+
+def charge(ledger: AgentLedger, amount: int | None, *, name: str = "r", version: str = "v", queries: int = 9) -> None:
+    charges: dict[Level, int] = {} if amount is None else {"instance": amount}
+    task = parse_task(
+        {"name": "t", "classes": ["a", "b"], "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 900, "agents": 1}
+    )
+    ledger.charge(
+        round_digest=sha256(name.encode()).hexdigest(),
+        shard_version=version,
+        reservation_id=sha256(name.encode()).hexdigest(),
+        charges=charges,
+        task=task,
+        num_queries=queries,
+    )
+
+
+def test_a_round_is_charged_once_however_often_it_is_asked(twin: Twin) -> None:
+    for _ in range(3):
+        charge(twin.ledger, 5)
+    assert twin.spent() == 5
+
+
+def test_a_round_is_refused_once_its_records_have_changed(twin: Twin) -> None:
+    charge(twin.ledger, 5)
+    with pytest.raises(PrivacyRefusal, match="Ask in a new task"):
+        charge(twin.ledger, 5, version="w")
+    charge(twin.ledger, 5)
+    assert twin.spent() == 5
+
+
+def test_the_cap_can_be_spent_to_the_last_unit_and_not_beyond(twin: Twin) -> None:
+    charge(twin.ledger, twin.cap - 1)
+    with pytest.raises(BudgetExceeded):
+        charge(twin.ledger, 2, name="two")
+    charge(twin.ledger, 1, name="one")
+    with pytest.raises(BudgetExceeded):
+        charge(twin.ledger, 1, name="another")
+    assert twin.spent() == twin.cap
+
+
+def test_a_refused_round_is_not_remembered_as_answered(twin: Twin) -> None:
+    with pytest.raises(BudgetExceeded):
+        charge(twin.ledger, twin.cap + 1)
+    charge(twin.ledger, 1, version="w")
+    assert twin.spent() == 1
+
+
+def test_a_limited_level_without_a_price_is_refused(twin: Twin) -> None:
+    with pytest.raises(PrivacyRefusal, match="no finite instance-level price"):
+        charge(twin.ledger, None)
+    assert twin.spent() == 0
+
+
+def test_a_ledger_in_memory_must_cover_the_instance_level() -> None:
+    with pytest.raises(InvalidSetting, match="no instance-level account"):
+        InMemoryLedger({})
+
+
+def test_the_days_queries_are_limited_and_a_repetition_is_not_counted(durable: DurableParts) -> None:
+    charge(durable.ledger, 1, name="morning", queries=60)
+    with pytest.raises(
+        PolicyRefusal, match=r"allow\.max_queries_per_day: .* 100 queries in 24 hours, 60 were answered"
+    ):
+        charge(durable.ledger, 1, name="noon", queries=41)
+    charge(durable.ledger, 1, name="morning", queries=60)
+    charge(durable.ledger, 1, name="noon", queries=40)
+    durable.clock.now += timedelta(hours=25)
+    charge(durable.ledger, 1, name="next day", queries=100)
+
+
+def test_a_policy_tightened_while_the_agent_runs_holds_at_once(durable: DurableParts) -> None:
+    charge(durable.ledger, 10)
+    durable.policy = policy_with(instance_epsilon=1e-6)
+    with pytest.raises(BudgetExceeded, match="below that"):
+        charge(durable.ledger, 1, name="next")
+    durable.policy = policy_with()
+    charge(durable.ledger, 1, name="next")
+    assert durable.journal.balance("agent:a", "instance").spent == 11
+
+
+def test_an_unlimited_level_is_recorded_all_the_same(durable: DurableParts) -> None:
+    durable.policy = policy_with(instance_epsilon="unlimited")
+    charge(durable.ledger, 10**15)
+    assert durable.journal.balance("agent:a", "instance").spent == 10**15

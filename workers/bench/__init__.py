@@ -20,7 +20,7 @@ def run_bench(
     """Run a bench.
 
     Args:
-        name: office-caltech, digits or speed.
+        name: office-caltech, digits, speed or ledger.
         data: folder of the real data sets, where the bench needs one.
         full: all repetitions; else a quick version of the same.
         progress: told how far it is.
@@ -44,8 +44,12 @@ def run_bench(
         from workers.bench.digits import bench_digits
 
         rows = bench_digits(full=full, progress=progress)
+    elif name == "ledger":
+        from workers.bench.ledger import bench_ledger
+
+        rows = bench_ledger(data=data, full=full, progress=progress)
     else:
-        raise InvalidSetting(f"no bench is called {name!r}; choose office-caltech, digits or speed")
+        raise InvalidSetting(f"no bench is called {name!r}; choose office-caltech, digits or speed, or ledger")
     return bench_document(name, rows, time.perf_counter() - started)
 
 

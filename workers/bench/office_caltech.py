@@ -35,6 +35,7 @@ from labeler.planning import price, solve_sigma
 from labeler.randomness import seeded_source
 from labeler.task import Method, ReleaseKind, Task, parse_task
 from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
 from workers.bench.rows import BenchRow
 from workers.progress import ProgressCallback, silent
 from workers.round import run_round
@@ -186,7 +187,7 @@ class Arena:
                 domain,
                 shard,
                 noise_secret=seeded_source(f"office-caltech10 {domain}".encode()).bytes(32),
-                accounts={"instance": Account(domain, "instance", 10**30)},
+                ledger=InMemoryLedger({"instance": Account(domain, "instance", 10**30)}),
                 is_seeded=True,
             )
             for domain, shard in shards.items()

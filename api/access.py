@@ -1,0 +1,131 @@
+"""Who may call what: one table from route to the least role, and the gate that reads it before a body is read.
+
+A token is looked up by its SHA-256 (in feature_store.journal), never compared here, never logged. Routes for agents and
+talliers carry no token: every message is signed by its sender, and the coordinator checks that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from api.rate_limit import RateLimits
+from api.schema import Role
+from labeler.errors import NotAllowed, NotAuthenticated
+
+if TYPE_CHECKING:
+    from feature_store.journal.tokens import TokenRecord, TokenStore
+
+Need = Literal["open", "local", "signed", "viewer", "requester", "admin"]
+"""`open`: anybody. `local`: anybody on this machine, else a viewer. `signed`: a party, by its signature."""
+
+ACCESS: dict[tuple[str, str], Need] = {
+    ("GET", "/healthz"): "open",
+    ("GET", "/readyz"): "open",
+    ("GET", "/openapi.json"): "open",
+    ("GET", "/dashboard"): "open",
+    ("GET", "/dashboard/{asset:path}"): "open",
+    ("GET", "/metrics"): "local",
+    ("POST", "/v1/messages"): "signed",
+    ("POST", "/v1/messages:poll"): "signed",
+    ("GET", "/v1/whoami"): "viewer",
+    ("GET", "/v1/tasks"): "viewer",
+    ("GET", "/v1/tasks/{task_id}"): "viewer",
+    ("POST", "/v1/tasks"): "requester",
+    ("POST", "/v1/jobs:estimate"): "viewer",
+    ("POST", "/v1/jobs"): "requester",
+    ("GET", "/v1/jobs"): "viewer",
+    ("GET", "/v1/jobs/{job_id}"): "viewer",
+    ("DELETE", "/v1/jobs/{job_id}"): "requester",
+    ("GET", "/v1/jobs/{job_id}/labels"): "viewer",
+    ("GET", "/v1/jobs/{job_id}/events"): "viewer",
+    ("POST", "/v1/labels"): "requester",
+    ("GET", "/v1/budget"): "viewer",
+    ("GET", "/v1/budget/agents/{agent_id}"): "viewer",
+    ("GET", "/v1/ledger"): "viewer",
+    ("GET", "/v1/parties"): "viewer",
+    ("POST", "/v1/parties"): "admin",
+    ("POST", "/v1/parties/{party_id}:rotate"): "admin",
+    ("DELETE", "/v1/parties/{party_id}"): "admin",
+    ("GET", "/v1/tokens"): "admin",
+    ("POST", "/v1/tokens"): "admin",
+    ("DELETE", "/v1/tokens/{token_id}"): "admin",
+}
+"""The dashboard's files hold no data: the page asks its reader for a token and calls /v1 with it. Released labels are
+public to whoever may read at all, so a viewer may download them. A price is free, so a viewer may ask for it."""
+
+_RANK: dict[Role, int] = {"viewer": 0, "requester": 1, "admin": 2}
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+MAX_TOKEN_CHARS = 200
+
+
+def reaches(role: Role, need: Role) -> bool:
+    """Whether a token of `role` may do what needs `need`."""
+    return _RANK[role] >= _RANK[need]
+
+
+class Gate:
+    """Lets a request through, or says why not.
+
+    Args:
+        tokens: where tokens are looked up.
+        limits: how often one token may call, and how often one address may fail to show a good one.
+    """
+
+    def __init__(self, tokens: TokenStore, limits: RateLimits) -> None:
+        self._tokens = tokens
+        self._limits = limits
+
+    async def admit(self, request: Request, path: str) -> None:
+        """Check the token of a request against the table; leaves the token's record in `request.state.token`.
+
+        Raises:
+            NotAuthenticated: no token, or one that is unknown or revoked.
+            NotAllowed: the role of the token does not reach this route, or the table has no row for it.
+            RateLimited: too many requests of this token, or too many failures of this address.
+        """
+        request.state.token = None
+        need = ACCESS.get((request.method, path))
+        if need is None:
+            raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
+        if need in ("open", "signed") or (need == "local" and _address(request) in _LOOPBACK):
+            return
+        secret = _bearer(request)
+        record: TokenRecord | None = None
+        if secret is not None:
+            record = await run_in_threadpool(self._tokens.find, secret)
+        if record is None or record.revoked_at is not None:
+            self._limits.failed(_address(request))
+            raise NotAuthenticated(
+                "this needs a bearer token: send the header 'Authorization: Bearer lab_...'. "
+                + ("None was sent." if secret is None else "The one that was sent is unknown or was revoked.")
+            )
+        request.state.token = record
+        self._limits.spend(record.token_id)
+        least: Role = "viewer" if need == "local" else cast(Role, need)
+        role = record.role
+        if not reaches(role, least):
+            raise NotAllowed(
+                f"{request.method} {path} needs a token of role {least} or higher; this token is a {role}. "
+                "Ask an administrator for another token."
+            )
+
+
+def caller(request: Request) -> str:
+    """Id of the token a request came with: what a job's `created_by` says."""
+    record: TokenRecord = request.state.token
+    return record.token_id
+
+
+def _bearer(request: Request) -> str | None:
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret or len(secret) > MAX_TOKEN_CHARS or not secret.isascii():
+        return None
+    return secret
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""

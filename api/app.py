@@ -1,0 +1,88 @@
+"""The coordinator as an HTTP application: routes, refusals, metrics and the document that describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from api import refusals
+from api.access import Gate
+from api.documentation import document
+from api.metrics import Metrics
+from api.rate_limit import RateLimits
+from api.request_context import RequestContext
+from api.routes.budget import budget_routes
+from api.routes.jobs import job_routes
+from api.routes.labels import label_routes
+from api.routes.messages import message_routes
+from api.routes.operations import operation_routes
+from api.routes.parties import party_routes
+from api.routes.tasks import task_routes
+from api.routes.tokens import token_routes
+from api.schema import JobRequest, Problem
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+_DESCRIPTION = """
+Label public images with the private images of several organisations. What leaves them carries a proven
+differential-privacy bound, and every query is paid for from a budget.
+
+Send a token as `Authorization: Bearer lab_...`. Refusals are problem documents (RFC 9457) with a stable `type`.
+"""
+
+
+def create_app(coordinator: Coordinator) -> FastAPI:
+    """Build the application.
+
+    Args:
+        coordinator: an opened coordinator; whoever calls this starts and stops it.
+    """
+    metrics = Metrics(coordinator)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.stopping = asyncio.Event()
+        yield
+        app.state.stopping.set()
+        await coordinator.aclose()
+
+    app = FastAPI(
+        title="private-labeler",
+        version=version("private-labeler"),
+        summary="A private labeling service",
+        description=_DESCRIPTION.strip(),
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
+    app.state.limits = limits
+    app.state.gate = Gate(coordinator.tokens, limits)
+    app.state.delta = coordinator.config.delta
+    for router in (
+        task_routes(coordinator),
+        job_routes(coordinator),
+        label_routes(coordinator),
+        budget_routes(coordinator),
+        party_routes(coordinator),
+        token_routes(coordinator),
+        message_routes(coordinator),
+        operation_routes(coordinator, metrics),
+    ):
+        app.include_router(router)
+    refusals.install(app)
+    app.add_middleware(RequestContext, metrics=metrics)
+
+    def openapi() -> dict[str, Any]:
+        return document(app, JobRequest, Problem)
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way FastAPI documents
+    return app

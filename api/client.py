@@ -1,0 +1,360 @@
+"""The Python client: price, submit, wait, download, and look at budgets.
+
+with Client("https://labels.example.org", token) as service:
+    job = service.submit(task_id, images=Path("photos"))
+    service.wait(job.job_id)
+    service.labels(job.job_id, Path("labels.parquet"))
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import BaseModel
+
+from api.client_http import Connection, ServiceBusy, ServiceProblem
+from api.form_body import FormBody, Part
+from api.schema import (
+    FINISHED,
+    BudgetView,
+    EstimateRequest,
+    EstimateView,
+    JobPage,
+    JobRequest,
+    JobState,
+    JobView,
+    KeysRequest,
+    LabelFormat,
+    LabelsRequest,
+    LabelsView,
+    LedgerEntryView,
+    LedgerPage,
+    PartiesView,
+    PartyRequest,
+    PartyView,
+    ReadinessView,
+    Role,
+    Selection,
+    TaskPage,
+    TaskRequest,
+    TaskView,
+    TokenPage,
+    TokenRequest,
+    TokenView,
+)
+from labeler.errors import InvalidSetting
+
+__all__ = ["Client", "ServiceBusy", "ServiceProblem"]
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_PAUSE_S = 0.2
+_STREAM_HEADERS = {"Accept": "text/event-stream"}
+
+View = TypeVar("View", bound=BaseModel)
+
+
+class Client:
+    """A typed client of one service; close it, or use it as a context manager.
+
+    Args:
+        url: of the service: https://..., or http:// on this machine.
+        token: access token.
+        timeout_s: longest silence within one request.
+        patience_s: how long a request that may be repeated is tried again.
+        ca_file: PEM file of the authority behind the service's certificate; the system's when None.
+    """
+
+    def __init__(
+        self, url: str, token: str, *, timeout_s: float = 60.0, patience_s: float = 60.0, ca_file: Path | None = None
+    ) -> None:
+        self._connection = Connection(url, token, timeout_s=timeout_s, patience_s=patience_s, ca_file=ca_file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._connection.url!r})"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connection.close()
+
+    # Tasks and prices
+
+    def create_task(self, request: TaskRequest) -> TaskView:
+        """Make a task. Sent twice, because an answer was lost, it makes two; neither costs anything."""
+        return self._post(TaskView, "/v1/tasks", request)
+
+    def task(self, task_id: str) -> TaskView:
+        """Read a task."""
+        return self._get(TaskView, f"/v1/tasks/{quote(task_id, safe='')}")
+
+    def tasks(self) -> Iterator[TaskView]:
+        """All tasks, newest first."""
+        for page in self._pages(TaskPage, "/v1/tasks"):
+            yield from page.items
+
+    def estimate(self, request: EstimateRequest) -> EstimateView:
+        """What a job would cost, and whether the budgets cover it. Charges nothing."""
+        return self._post(EstimateView, "/v1/jobs:estimate", request)
+
+    # Jobs
+
+    def submit(
+        self,
+        task_id: str,
+        *,
+        images: Path | Sequence[Path] | None = None,
+        features: ArrayLike | None = None,
+        query_ids: Sequence[str] | None = None,
+        backbone_fingerprint: str | None = None,
+        selection: Selection | None = None,
+        name: str = "",
+        deadline_s: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> JobView:
+        """Submit a job. Sent twice, because an answer was lost, it is still one job.
+
+        Args:
+            task_id: the task under whose price and noise it runs.
+            images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it.
+            features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`.
+            query_ids: of the vectors.
+            backbone_fingerprint: of the backbone that made the vectors.
+            selection: which images are asked about; all when None.
+            name: for people.
+            deadline_s: after which the job expires; the service's own when None.
+            idempotency_key: give one to make a script safe to run twice; a random one when None.
+
+        Raises:
+            InvalidSetting: not exactly one of images and features was given, or there is no image.
+            ServiceProblem: the service refused, for example because the budget does not cover it.
+        """
+        if (images is None) == (features is None):
+            raise InvalidSetting("give exactly one of images (files) and features (vectors)")
+        request = JobRequest(
+            task_id=task_id,
+            name=name,
+            selection=selection or Selection(),
+            deadline_s=deadline_s,
+            features=None if features is None else np.asarray(features, dtype=np.float64).tolist(),
+            query_ids=None if query_ids is None else list(query_ids),
+            backbone_fingerprint=backbone_fingerprint,
+        )
+        key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
+        if images is None:
+            return self._post(JobView, "/v1/jobs", request, headers=key)
+        written = request.model_dump_json(exclude_none=True).encode()
+        form = FormBody([Part("request", written), *_image_parts(images)])
+        answer = self._connection.call("POST", "/v1/jobs", content=form, headers=form.headers | key, repeat=True)
+        return JobView.model_validate_json(answer.content)
+
+    def ask(self, request: LabelsRequest, *, idempotency_key: str | None = None) -> LabelsView:
+        """Labels of up to 64 vectors, if they come within `request.wait_s`; else only the job's id and state."""
+        key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
+        return self._post(LabelsView, "/v1/labels", request, headers=key, timeout_s=request.wait_s + 30)
+
+    def job(self, job_id: str) -> JobView:
+        """Read a job."""
+        return self._get(JobView, _job_path(job_id))
+
+    def jobs(self, *, states: Sequence[JobState] = ()) -> Iterator[JobView]:
+        """All jobs, newest first, or those in some states."""
+        for page in self._pages(JobPage, "/v1/jobs", state=list(states) or None):
+            yield from page.items
+
+    def cancel(self, job_id: str) -> JobView:
+        """Cancel a job; rounds nobody was asked about are refunded."""
+        answer = self._connection.call("DELETE", _job_path(job_id), repeat=True)
+        return JobView.model_validate_json(answer.content)
+
+    def wait(self, job_id: str, on_change: Callable[[JobView], None] | None = None) -> JobView:
+        """Wait until a job is finished; goes on through lost connections and restarts of the service.
+
+        Args:
+            job_id: the job.
+            on_change: called with the job at once and at every change.
+
+        Returns:
+            The finished job, whatever its state: completed, failed, refused, cancelled or expired.
+        """
+        seen = ""
+        while True:
+            for attempt in self._connection.again():
+                try:
+                    for identity, job in self._events(job_id, seen):
+                        seen = identity
+                        if on_change is not None:
+                            on_change(job)
+                        if job.state in FINISHED:
+                            return job
+                    # The stream ended well and early: the service is restarting, or nothing was new.
+                    job = self.job(job_id)
+                    if job.state in FINISHED:
+                        return job
+                    time.sleep(_PAUSE_S)
+                    break
+                except ServiceBusy as error:
+                    attempt.failed(error)
+
+    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet") -> Path:
+        """Download the labels of a completed job; the file appears under its name once it is whole.
+
+        Raises:
+            ServiceProblem: the job is not completed.
+        """
+        part = path.with_name(path.name + ".part")
+        for attempt in self._connection.again():
+            try:
+                with (
+                    self._connection.stream(f"{_job_path(job_id)}/labels", params={"format": format}) as response,
+                    part.open("wb") as file,
+                ):
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
+            except ServiceBusy as error:
+                part.unlink(missing_ok=True)
+                attempt.failed(error)
+                continue
+            except ServiceProblem:
+                part.unlink(missing_ok=True)
+                raise
+            part.replace(path)
+            break
+        return path
+
+    # Budgets
+
+    def budget(self) -> BudgetView:
+        """All accounts."""
+        return self._get(BudgetView, "/v1/budget")
+
+    def agent_budget(self, agent_id: str) -> BudgetView:
+        """The accounts of one agent."""
+        return self._get(BudgetView, f"/v1/budget/agents/{quote(agent_id, safe='')}")
+
+    def ledger(
+        self, *, after: int = 0, account: str | None = None, search: str | None = None
+    ) -> Iterator[LedgerEntryView]:
+        """Entries of the ledger after a sequence number, in order."""
+        for page in self._pages(LedgerPage, "/v1/ledger", start=str(after), account=account, search=search):
+            yield from page.items
+
+    # Administration
+
+    def parties(self) -> PartiesView:
+        """Agents and talliers."""
+        return self._get(PartiesView, "/v1/parties")
+
+    def enrol(self, request: PartyRequest) -> PartyView:
+        """Enrol an agent or a tallier; the same again changes nothing."""
+        return self._post(PartyView, "/v1/parties", request)
+
+    def rotate(self, party_id: str, keys: KeysRequest) -> PartyView:
+        """Give a party new keys."""
+        return self._post(PartyView, f"/v1/parties/{quote(party_id, safe='')}:rotate", keys)
+
+    def revoke_party(self, party_id: str) -> PartyView:
+        """Take nothing from a party any more."""
+        answer = self._connection.call("DELETE", f"/v1/parties/{quote(party_id, safe='')}", repeat=True)
+        return PartyView.model_validate_json(answer.content)
+
+    def whoami(self) -> TokenView:
+        """Name and role of this client's token."""
+        return self._get(TokenView, "/v1/whoami")
+
+    def tokens(self) -> Iterator[TokenView]:
+        """All tokens, without their secrets."""
+        for page in self._pages(TokenPage, "/v1/tokens"):
+            yield from page.items
+
+    def create_token(self, name: str, role: Role) -> TokenView:
+        """Make a token; its secret is in the answer and nowhere else. Not repeated when the answer is lost."""
+        return self._post(TokenView, "/v1/tokens", TokenRequest(name=name, role=role), repeat=False)
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        """Refuse a token from now on."""
+        answer = self._connection.call("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", repeat=True)
+        return TokenView.model_validate_json(answer.content)
+
+    def readiness(self) -> ReadinessView:
+        """Whether jobs can be taken, and what is missing."""
+        return ReadinessView.model_validate_json(self._connection.readiness())
+
+    def _get(self, view: type[View], path: str, **params: Any) -> View:
+        answer = self._connection.call("GET", path, params=params, repeat=True)
+        return view.model_validate_json(answer.content)
+
+    def _post(
+        self,
+        view: type[View],
+        path: str,
+        request: BaseModel,
+        *,
+        headers: dict[str, str] | None = None,
+        repeat: bool = True,
+        timeout_s: float | None = None,
+    ) -> View:
+        written = request.model_dump(mode="json", exclude_none=True)
+        answer = self._connection.call("POST", path, json=written, headers=headers, repeat=repeat, timeout_s=timeout_s)
+        return view.model_validate_json(answer.content)
+
+    def _pages(self, view: type[View], path: str, *, start: str | None = None, **params: Any) -> Iterator[View]:
+        after = start
+        while True:
+            page = self._get(view, path, after=after, **params)
+            yield page
+            after = page.next  # type: ignore[attr-defined]  # every page has it
+            if after is None:
+                return
+
+    def _events(self, job_id: str, seen: str) -> Iterator[tuple[str, JobView]]:
+        headers = _STREAM_HEADERS | ({"Last-Event-ID": seen} if seen else {})
+        identity, data = "", ""
+        with self._connection.stream(f"{_job_path(job_id)}/events", headers=headers) as response:
+            for line in response.iter_lines():
+                if line.startswith("id:"):
+                    identity = line[3:].strip()
+                elif line.startswith("data:"):
+                    data += line[5:]
+                elif not line and data:
+                    yield identity, JobView.model_validate_json(data)
+                    data = ""
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _image_parts(images: Path | Sequence[Path]) -> list[Part]:
+    if not isinstance(images, Path):
+        return _parts([(path, path.name) for path in images])
+    if images.is_dir():
+        found = sorted(path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+        return _parts([(path, path.relative_to(images).as_posix()) for path in found])
+    if not images.is_file():
+        raise InvalidSetting(f"there is no file or folder {images.name!r}")
+    field = {".zip": "archive", ".parquet": "parquet"}.get(images.suffix.lower(), "images")
+    return [Part(field, images, images.name)]
+
+
+def _parts(files: list[tuple[Path, str]]) -> list[Part]:
+    if not files:
+        raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(IMAGE_SUFFIXES))}")
+    names = [name for _, name in files]
+    if len(set(names)) != len(names):
+        raise InvalidSetting("two images have the same name; names tell the labels apart, so give a folder instead")
+    return [Part("images", path, name) for path, name in files]

@@ -1,0 +1,257 @@
+"""How the client speaks: HTTPS with a token, tries again where that is safe, and raises what the service says.
+
+Only requests that mean the same when they arrive twice are repeated: reads, cancellations, enrolments, and submissions,
+which carry an idempotency key. A refusal is never repeated, but for "too many requests" and "not now".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from api.schema import Problem
+from labeler.errors import InvalidSetting, LabelerError, TryAgain
+
+AGAIN = frozenset({429, 502, 503, 504})
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_MAX_PROBLEM_BYTES = 64 * 1024
+
+
+class ServiceProblem(LabelerError):
+    """The service refused.
+
+    Attributes:
+        type: stable name of the reason, "urn:labeler:problem:..."; empty where the service sent no problem document.
+        status: HTTP status; 0 where no answer came.
+        title: the reason in a few words.
+        detail: the reason in a sentence.
+        members: further members of the document, for example account, level, left_nano of a refusal for budget.
+    """
+
+    problem_type = "service-problem"
+
+    def __init__(
+        self, *, type: str, status: int, title: str, detail: str, members: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{title}: {detail}" if detail else title)
+        self.type = type
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.members = dict(members or {})
+
+
+class ServiceBusy(ServiceProblem, TryAgain):
+    """The service could not be reached or could not answer now; the same call may go through later."""
+
+    problem_type = "service-busy"
+    exit_code = 75
+
+
+class Connection:
+    """A connection to one service.
+
+    Args:
+        url: https://..., or http:// to this machine only: a token must not travel in clear.
+        token: access token; never printed.
+        timeout_s: longest silence within one request.
+        patience_s: how long a repeatable request is tried again.
+        ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
+
+    Raises:
+        InvalidSetting: the URL or the file cannot be used.
+    """
+
+    def __init__(self, url: str, token: str, *, timeout_s: float, patience_s: float, ca_file: Path | None) -> None:
+        base = _checked(url)
+        try:
+            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+        except OSError as error:
+            raise InvalidSetting(f"the CA file cannot be used: {error.strerror or 'malformed'}") from None
+        self.url = url.rstrip("/")
+        self._patience_s = patience_s
+        self._http = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}", "User-Agent": "private-labeler"},
+            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
+            verify=context,
+            trust_env=not _is_loopback(base.host),
+        )
+
+    def __repr__(self) -> str:
+        return f"Connection({self.url!r})"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        repeat: bool,
+        timeout_s: float | None = None,
+    ) -> httpx2.Response:
+        """Send a request and return its whole answer.
+
+        Args:
+            method, path, json, headers, params: the request.
+            content: a body that can be iterated again for every try.
+            repeat: whether the request means the same when it arrives twice.
+            timeout_s: instead of the connection's.
+
+        Raises:
+            ServiceProblem: the service refused.
+            ServiceBusy: no answer within the patience.
+        """
+        asked: dict[str, Any] = {"headers": dict(headers or {}), "params": _present(params), "json": json}
+        if timeout_s is not None:
+            asked["timeout"] = timeout_s
+        for attempt in self._pauses(repeat=repeat):
+            try:
+                # A fresh iterator for every try: the body may have been half sent.
+                body = None if content is None else iter(content)
+                with self._http.stream(method, path, content=body, **asked) as response:
+                    response.read()
+            except httpx2.RequestError as error:
+                attempt.failed(self._unreachable(error))
+                continue
+            if response.status_code in AGAIN:
+                attempt.failed(problem_in(response), retry_after(response))
+                continue
+            if response.is_error:
+                raise problem_in(response)
+            return response
+        raise AssertionError("the last pause raises")
+
+    def readiness(self) -> bytes:
+        """The body of /readyz: 503 is an answer there, and none to wait on."""
+        try:
+            response = self._http.get("/readyz")
+        except httpx2.RequestError as error:
+            raise self._unreachable(error) from None
+        if response.status_code not in (200, 503) or "checks" not in response.text:
+            raise problem_in(response)
+        return response.content
+
+    @contextmanager
+    def stream(
+        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx2.Response]:
+        """Read an answer as it comes; one try.
+
+        Raises:
+            ServiceProblem: the service refused.
+            ServiceBusy: it cannot be reached, or the answer broke off.
+        """
+        try:
+            with self._http.stream("GET", path, params=_present(params), headers=dict(headers or {})) as response:
+                if response.is_error:
+                    response.read()
+                    raise problem_in(response)
+                yield response
+        except httpx2.RequestError as error:
+            raise self._unreachable(error) from None
+
+    def again(self) -> Iterator[Try]:
+        """Tries of something that may be repeated, with pauses that grow; see Try."""
+        return self._pauses(repeat=True)
+
+    def _pauses(self, *, repeat: bool) -> Iterator[Try]:
+        until = time.monotonic() + (self._patience_s if repeat else 0)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            current = Try()
+            yield current
+            error = current.error
+            if error is None:
+                raise AssertionError("a try ends in return, raise, or failed()")
+            # Jitter, so that a hundred clients of a restarted service do not come back together.
+            wait_s = max(current.retry_after_s, pause_s * (0.5 + random.random()))
+            if time.monotonic() + wait_s > until:
+                raise error
+            time.sleep(wait_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _unreachable(self, error: httpx2.RequestError) -> ServiceBusy:
+        reason = type(error).__name__
+        return ServiceBusy(
+            type="", status=0, title=f"no answer from {self.url}", detail=f"{reason}; is the service running there?"
+        )
+
+
+class Try:
+    """One try; tell it when it failed, so that the next comes after a pause, or the last raises its error."""
+
+    def __init__(self) -> None:
+        self.error: LabelerError | None = None
+        self.retry_after_s = 0.0
+
+    def failed(self, error: LabelerError, retry_after_s: float = 0.0) -> None:
+        """Note why this try failed."""
+        self.error = error
+        self.retry_after_s = retry_after_s
+
+
+def problem_in(response: httpx2.Response) -> ServiceProblem:
+    """What a refusal says; a refusal of a proxy, which is no problem document, is told by its status."""
+    kind = ServiceBusy if response.status_code in AGAIN else ServiceProblem
+    if len(response.content) <= _MAX_PROBLEM_BYTES:
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValueError:
+            pass
+        else:
+            return kind(
+                type=problem.type,
+                status=problem.status,
+                title=problem.title,
+                detail=problem.detail,
+                members=problem.model_extra,
+            )
+    title = f"the service answered {response.status_code} {response.reason_phrase}"
+    return kind(type="", status=response.status_code, title=title, detail="")
+
+
+def retry_after(response: httpx2.Response) -> float:
+    """Seconds the service asks to wait; 0 where it does not say."""
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else 0.0
+
+
+def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (params or {}).items() if value is not None}
+
+
+def _checked(url: str) -> httpx2.URL:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        raise InvalidSetting("the service's URL is malformed; it looks like https://labels.example.org") from None
+    if parsed.scheme == "https" or (parsed.scheme == "http" and _is_loopback(parsed.host)):
+        return parsed
+    raise InvalidSetting(
+        f"the service's URL must be https://..., or http:// to this machine; found {parsed.scheme}://{parsed.host}. "
+        "A token sent in clear could be read on the way."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,232 @@
+"""Budgets as people read them: accounts in epsilon, the ledger in pages, and a refusal in words.
+
+The ledger counts nano-units of mu^2, which add up whatever order tasks came in. Here they are turned back into the
+epsilon that everything charged so far amounts to together, at the coordinator's delta.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import lru_cache
+
+from api.coordinator.config import CoordinatorConfig
+from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
+from feature_store.journal.charges import Balance
+from feature_store.journal.ledger import Ledger
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.batching import LEVELS
+from labeler.budget import NANO, budget_for
+from labeler.errors import BudgetExceeded, NotFound
+
+FEDERATION = "federation"
+"""The account of everybody together."""
+
+UNBOUNDED_NANO = 10**13
+"""What a round is recorded as at a level at which it has no finite price: 10,000 units of mu^2.
+
+It is above every cap that a configuration can name. So an account that such a round was charged to cannot be given
+a finite cap afterwards (the ledger refuses a cap below what is spent), and its epsilon is shown as unbounded."""
+
+_MARGIN = 1e-7
+_REPLAY = 1000
+_MAX_PLACES = 256
+
+
+def agent_account(agent_id: str) -> str:
+    """The coordinator's account of one agent."""
+    return f"agent:{agent_id}"
+
+
+def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable[str] = ()) -> None:
+    """Open the federation's account and those of agents, or give them the caps that the configuration has now.
+
+    Raises:
+        BudgetExceeded: a cap is below what is spent.
+    """
+    accounts = [(FEDERATION, config.federation), *((agent_account(one), config.agents) for one in agent_ids)]
+    for account, caps in accounts:
+        for level in LEVELS:
+            ledger.open_account(account, level, caps.cap_nano(level, config.delta))
+
+
+@lru_cache(maxsize=65_536)
+def epsilon_spent(nano: int, delta: float) -> float | None:
+    """An epsilon such that everything charged together is (epsilon, delta)-DP: the inverse of `budget_for`, rounded up.
+
+    Charges are mu^2 rounded up, so all of them together are mu-GDP with mu^2 = nano / 1e9, except for the imperfection
+    of the noise sampler. As in `budget_for`, one part in 1e7 of epsilon and of delta is kept back for that and for
+    floating-point error: `budget_for(epsilon_spent(n, delta), delta) >= n`, so a cap is never shown as overdrawn.
+
+    Args:
+        nano: what is charged, nano-units of mu^2, at least 0.
+        delta: in (0, 1).
+
+    Returns:
+        The bound; None where something without a finite price was charged.
+    """
+    if nano <= 0:
+        return 0.0
+    if nano >= UNBOUNDED_NANO:
+        return None
+    mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
+    epsilon = epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
+    while budget_for(epsilon, delta) < nano:
+        epsilon = epsilon * (1 + 1e-12) + 1e-15
+    return epsilon
+
+
+@lru_cache(maxsize=4096)
+def cap_as_written(cap: int, delta: float) -> float | None:
+    """The shortest number whose cap this is: what the operator wrote, before it was rounded down to whole units."""
+    epsilon = epsilon_spent(cap, delta)
+    if epsilon is None:
+        return None
+    shorter = (float(f"{epsilon:.{digits}g}") for digits in range(1, 10))
+    return next((one for one in shorter if budget_for(one, delta) == cap), epsilon)
+
+
+def epsilon_text(nano: int, delta: float) -> str:
+    """A charge in words: "epsilon 0.41"."""
+    epsilon = epsilon_spent(nano, delta)
+    return "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
+
+
+def balance_view(balance: Balance, delta: float) -> BalanceView:
+    """One account at one level."""
+    return BalanceView(
+        account=balance.account,
+        level=balance.level,
+        cap_nano=balance.cap,
+        posted_nano=balance.posted,
+        reserved_nano=balance.reserved,
+        left_nano=balance.left,
+        delta=delta,
+        cap_epsilon=None if balance.cap is None else cap_as_written(balance.cap, delta),
+        spent_epsilon=epsilon_spent(balance.spent, delta),
+        left_fraction=balance.left / balance.cap if balance.cap and balance.left is not None else None,
+    )
+
+
+def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> BudgetView:
+    """Every account, or both levels of one.
+
+    Raises:
+        NotFound: there is no such account.
+    """
+    balances = [one for one in ledger.balances() if account is None or one.account == account]
+    if account is not None and not balances:
+        raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
+    head = ledger.head()
+    return BudgetView(
+        accounts=tuple(balance_view(balance, delta) for balance in balances),
+        head_seq=head.seq,
+        head_hash=head.hash,
+        delta=delta,
+    )
+
+
+def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded:
+    """The ledger's refusal, worded in epsilons for a requester.
+
+    Args:
+        error: names account, level, asked (0 where no finite charge exists), left, cap and last spenders.
+        what: what was asked for, for example "a job of 200 queries".
+        delta: at which the epsilons are stated.
+    """
+    spenders = ", ".join(f"{name} ({epsilon_text(amount, delta)})" for name, amount in error.last_spenders)
+    costs = epsilon_text(error.asked, delta) if error.asked else "no finite epsilon"
+    way_out = (
+        "Ask fewer queries, make a task with more noise (sigma_votes), or ask the operator about the budget"
+        if error.asked
+        else "Give the task max_agent_records or more noise, or ask the operator to leave this account unlimited"
+    )
+    return BudgetExceeded(
+        f"account {error.account!r}, {error.level} level: {what} costs {costs} ({error.asked or 'unbounded'} "
+        f"nano-units of mu^2, delta {delta:g}); left are {error.left} of {error.cap} nano-units, worth "
+        f"{epsilon_text(error.left, delta)} of {epsilon_text(error.cap, delta)}. Nobody was asked. "
+        + (f"Last spenders: {spenders}. " if spenders else "")
+        + f"{way_out}.",
+        account=error.account,
+        level=error.level,
+        asked=error.asked,
+        left=error.left,
+        cap=error.cap,
+        last_spenders=error.last_spenders,
+    )
+
+
+class LedgerPages:
+    """The ledger page by page, with what each account had spent after each entry.
+
+    The running sums are made by reading from the last place that was remembered; entries never change, so a
+    remembered place stays true for ever.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._places: OrderedDict[tuple[str | None, int], dict[tuple[str, str], int]] = OrderedDict()
+
+    def page(self, *, after: int, limit: int, account: str | None = None, search: str | None = None) -> LedgerPage:
+        """Entries in order of sequence number.
+
+        Args:
+            after: the last sequence number already seen, 0 at first.
+            limit: most entries.
+            account: only of this account.
+            search: only with this text; running sums are then left out, since entries between are.
+        """
+        found = self._ledger.entries(after=after, limit=limit, account=account, search=search)
+        spent = None if search else self._spent_at(account, after)
+        items = []
+        for entry in found:
+            running = None
+            if spent is not None:
+                running = _add(spent, entry.account, entry.level, entry.kind, entry.amount)
+            items.append(
+                LedgerEntryView(
+                    seq=entry.seq,
+                    at=entry.at,
+                    kind=entry.kind,
+                    account=entry.account,
+                    level=entry.level,
+                    reservation_id=entry.reservation_id,
+                    amount_nano=entry.amount,
+                    spent_after_nano=running,
+                    detail=dict(entry.detail),
+                    hash=entry.hash,
+                )
+            )
+        if spent is not None and found:
+            self._remember(account, found[-1].seq, spent)
+        return LedgerPage(items=tuple(items), next=str(found[-1].seq) if len(found) == limit else None)
+
+    def _spent_at(self, account: str | None, seq: int) -> dict[tuple[str, str], int]:
+        with self._lock:
+            known = [place for of, place in self._places if of == account and place <= seq]
+            at = max(known, default=0)
+            spent = dict(self._places.get((account, at), {}))
+        while at < seq:
+            found = [
+                entry for entry in self._ledger.entries(after=at, limit=_REPLAY, account=account) if entry.seq <= seq
+            ]
+            for entry in found:
+                _add(spent, entry.account, entry.level, entry.kind, entry.amount)
+            at = found[-1].seq if len(found) == _REPLAY else seq
+        self._remember(account, seq, spent)
+        return spent
+
+    def _remember(self, account: str | None, seq: int, spent: dict[tuple[str, str], int]) -> None:
+        with self._lock:
+            self._places[account, seq] = dict(spent)
+            while len(self._places) > _MAX_PLACES:
+                self._places.popitem(last=False)
+
+
+def _add(spent: dict[tuple[str, str], int], account: str, level: str, kind: str, amount: int) -> int:
+    change = {"reserve": amount, "void": -amount}.get(kind, 0)
+    spent[account, level] = spent.get((account, level), 0) + change
+    return spent[account, level]

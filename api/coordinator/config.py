@@ -1,0 +1,152 @@
+"""The coordinator's settings: a TOML file in its home, documented field by field, unknown fields refused.
+
+Every field with its default is listed in `docs/coordinator.md`; a test holds the two together. Budgets have no default:
+an operator writes a number, or the word "unlimited", and so knows which of the two it is.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from labeler.budget import budget_for
+from labeler.errors import InvalidSetting
+from labeler.task import Level, describe_validation
+
+MAX_CAP_EPSILON = 1000.0
+"""A larger cap would promise nothing; `unlimited` says so openly."""
+
+Cap = Annotated[float, Field(gt=0, le=MAX_CAP_EPSILON, allow_inf_nan=False)] | Literal["unlimited"]
+Seconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class CapsTable(_Table):
+    """`[federation]` and `[agents]`: the most that an account may spend, for ever.
+
+    Attributes:
+        instance_epsilon: for one record, at the file's delta, or "unlimited".
+        agent_epsilon: for one agent's whole data, at the file's delta, or "unlimited".
+    """
+
+    instance_epsilon: Cap
+    agent_epsilon: Cap
+
+    def cap_nano(self, level: Level, delta: float) -> int | None:
+        """The cap of one level in nano-units of mu^2, rounded down; None where it is not limited."""
+        cap = self.instance_epsilon if level == "instance" else self.agent_epsilon
+        return None if cap == "unlimited" else budget_for(cap, delta)
+
+
+class LimitsTable(_Table):
+    """`[limits]`: how much one request may bring.
+
+    Attributes:
+        max_images: images, or feature vectors, of one job.
+        max_upload_bytes: of one job's content, after unpacking.
+        max_image_bytes: of one image file.
+        max_pixels: of one image, width times height.
+        max_feature_dimension: entries of one feature vector.
+        max_requests_per_minute: of one token.
+    """
+
+    max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    max_upload_bytes: Annotated[int, Field(ge=1, le=2**40)] = 2 * 2**30
+    max_image_bytes: Annotated[int, Field(ge=1, le=2**30)] = 32 * 2**20
+    max_pixels: Annotated[int, Field(ge=1, le=2**31)] = 64_000_000
+    max_feature_dimension: Annotated[int, Field(ge=1, le=2**20)] = 16_384
+    max_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
+
+
+class TimingTable(_Table):
+    """`[timing]`: how long the coordinator waits.
+
+    Attributes:
+        job_deadline_s: for a job that names no deadline.
+        patience_s: how long a round that has its quorum waits for the agents still missing.
+        ask_again_s: after which whoever has not answered is asked again.
+        live_s: a party heard of within this counts as there.
+    """
+
+    job_deadline_s: Seconds = 86_400.0
+    patience_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 5.0
+    ask_again_s: Seconds = 5.0
+    live_s: Seconds = 60.0
+
+
+class CoordinatorConfig(_Table):
+    """A whole `coordinator.toml`.
+
+    Attributes:
+        home: the folder of everything the coordinator keeps; the file's own folder when absent.
+        journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
+        redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
+        public_url: where agents, talliers and people reach the coordinator.
+        delta: the failure probability at which every budget is stated.
+        talliers: parties that hold one secret share of each ballot: 3, or 2.
+        classes: class names of tasks that name none; what the agents report when absent.
+        federation: caps of the account of everybody together.
+        agents: caps of each agent's account.
+        backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
+        limits, timing: see there.
+    """
+
+    home: Path
+    journal: Annotated[str, Field(min_length=1, repr=False)] = "journal.db"
+    redis_url: Annotated[str, Field(min_length=1, repr=False)]
+    public_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
+    talliers: Literal[2, 3] = 3
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
+    federation: CapsTable
+    agents: CapsTable
+    backbones: dict[str, str] = {}
+    limits: LimitsTable = LimitsTable()
+    timing: TimingTable = TimingTable()
+
+    @field_validator("classes")
+    @classmethod
+    def _classes_differ(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if classes is not None and (len(set(classes)) != len(classes) or not all(classes)):
+            raise ValueError("class names must be different from each other, and none empty")
+        return classes
+
+    @property
+    def journal_target(self) -> str | Path:
+        """What `feature_store.journal.database.open_database` takes: the URL, or the file in the home."""
+        return self.journal if "://" in self.journal else self.home / self.journal
+
+    def backbone(self, fingerprint: str) -> str | None:
+        """What loads the backbone of a fingerprint: a path where there is such a file in the home, else as written."""
+        written = self.backbones.get(fingerprint)
+        if written is None:
+            return None
+        path = self.home / written
+        return str(path) if path.exists() else written
+
+
+def read_config(path: Path) -> CoordinatorConfig:
+    """Read and check a settings file.
+
+    Raises:
+        InvalidSetting: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
+    """
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"cannot read settings file {path.name}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"settings file {path.name} is not valid TOML: {error}") from None
+    home = path.parent.resolve()
+    written = fields.get("home")
+    fields["home"] = home / written if isinstance(written, str) else (home if written is None else written)
+    try:
+        return CoordinatorConfig.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, path.name)) from None

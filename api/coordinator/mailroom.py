@@ -1,0 +1,277 @@
+"""The mailroom: signed messages from agents and talliers, checked, then relayed or acted on.
+
+A share on its way from an agent to a tallier passes through here sealed: the coordinator reads its header, never its
+body. Everything is checked before anything happens: the sender is enrolled and not revoked, its signature holds,
+the round is one of an unfinished job in which it takes part, and its sequence number is new. A message that arrives a
+second time is refused (`Replayed`), which tells a sender whose first answer was lost that it has arrived.
+
+Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those
+of relayed messages are kept durably by the party they are for; here in memory, so that most replays end early.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from api.coordinator.post_office import PostOffice
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.chain import Head
+from feature_store.journal.database import Database
+from feature_store.journal.jobs import JobStore, RoundRecord
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyRecord, PartyStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskStore
+from feature_store.keys import PartyKeys, verify
+from feature_store.mailbox import Mailbox
+from labeler.bodies import Mail, Poll, Refusal, aggregate_from_bytes, holdings_from_bytes
+from labeler.errors import (
+    JournalBehind,
+    LabelerError,
+    NotEnrolled,
+    NotFound,
+    ProtocolViolation,
+    Replayed,
+    WrongDigest,
+)
+from labeler.messages import COORDINATOR, Message, frame, read_frames
+
+log = logging.getLogger("labeler.mailroom")
+
+MAX_MESSAGES = 256
+CONTACT_S = 5.0
+"""A party's last contact is written down at most this often; in memory it is exact."""
+
+_ROLE_OF = {
+    "input-share": "agent",
+    "answered": "agent",
+    "refused": "agent",
+    "holdings": "tallier",
+    "aggregate-share": "tallier",
+}
+_OPEN_STATES = ("asked", "agreed", "posted")
+
+
+class Mailroom:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        keys: PartyKeys,
+        database: Database,
+        ledger: Ledger,
+        tasks: TaskStore,
+        jobs: JobStore,
+        aggregates: AggregateStore,
+        parties: PartyStore,
+        sequences: Sequences,
+        mailbox: Mailbox,
+        post_office: PostOffice,
+        wake: Callable[[str], None],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._keys = keys
+        self._database = database
+        self._ledger = ledger
+        self._tasks = tasks
+        self._jobs = jobs
+        self._aggregates = aggregates
+        self._parties = parties
+        self._sequences = sequences
+        self._mailbox = mailbox
+        self._post_office = post_office
+        self._wake = wake
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._relayed: dict[tuple[str, str], int] = {}
+        self._polled: dict[str, int] = {}
+        self._contacts: dict[str, datetime] = {}
+        self._written: dict[str, tuple[float, Poll]] = {}
+        self.taken: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.witness: str = ""
+        """Why this journal is known to be behind what a party has seen of it; empty while it is not."""
+
+    def fresh(self, party: PartyRecord) -> PartyRecord:
+        """A party with its last contact as this process knows it."""
+        seen = self._contacts.get(party.party_id)
+        is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
+        return replace(party, last_contact=seen) if is_newer else party
+
+    def take(self, data: bytes) -> int:
+        """Take messages of one party; all of them, or those before the first that is refused.
+
+        Args:
+            data: frames (labeler.messages), as they came.
+
+        Returns:
+            How many were taken.
+
+        Raises:
+            NotEnrolled, Forged, Replayed, WrongDigest, ProtocolViolation, TooLarge: a message was refused.
+            Unavailable: the mailbox or the journal cannot take it now; send again.
+        """
+        count = 0
+        try:
+            for message in read_frames(data, max_messages=MAX_MESSAGES):
+                self._take(message)
+                self.taken[message.header.kind] += 1
+                count += 1
+        except LabelerError as error:
+            self.refused[error.problem_type] += 1
+            raise
+        return count
+
+    async def poll(self, data: bytes, *, in_thread: Callable[..., object]) -> bytes:
+        """Hand a party what waits for it, waiting a while if nothing does.
+
+        Args:
+            data: one framed "poll" message.
+            in_thread: awaitable runner of blocking functions, for example anyio.to_thread.run_sync.
+
+        Returns:
+            Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail.
+        """
+        message, poll = await in_thread(self._check_poll, data)  # type: ignore[misc]  # a coroutine function
+        mail = await self._mailbox.receive(message.header.sender, poll.after, poll.wait_s)
+        after = mail[-1][0] if mail else poll.after
+        first: Message = await in_thread(self._answer, message.header.sender, after)  # type: ignore[misc]
+        return frame([first]) + b"".join(frames for _, frames in mail)
+
+    def _check_poll(self, data: bytes) -> tuple[Message, Poll]:
+        messages = read_frames(data, max_messages=1)
+        if len(messages) != 1 or messages[0].header.kind != "poll" or messages[0].header.recipient != COORDINATOR:
+            raise ProtocolViolation("asking for mail takes exactly one message of kind poll, for the coordinator")
+        message = messages[0]
+        party = self._sender(message)
+        with self._lock:
+            if message.header.sequence <= self._polled.get(party.party_id, 0):
+                raise Replayed(f"poll {message.header.sequence} of {party.party_id!r} was seen before")
+            self._polled[party.party_id] = message.header.sequence
+        poll = Poll.decode(self._keys.open(message))
+        self._contacts[party.party_id] = self._clock()
+        self._compare_heads(party, poll)
+        self._write_contact(party, message, poll)
+        return message, poll
+
+    def _compare_heads(self, party: PartyRecord, poll: Poll) -> None:
+        """A party that has seen more of our journal than we have proves that charges are missing from ours."""
+        if not poll.coordinator_seq:
+            return
+        try:
+            self._ledger.check_not_behind(Head(poll.coordinator_seq, poll.coordinator_hash))
+        except JournalBehind as error:
+            if not self.witness:
+                log.error("journal is behind", extra={"party": party.party_id, "seq": poll.coordinator_seq})
+            self.witness = f"{party.party_id} has seen a later state of the coordinator's journal: {error}"
+
+    def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
+        written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
+        news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
+        if not news and time.monotonic() - written_at < CONTACT_S:
+            return
+        with self._database.write() as connection:
+            if before is None:
+                # The first poll since this process started: an old one, recorded and sent again, ends here.
+                self._sequences.check(f"poll:{party.party_id}", message.header.sequence, connection=connection)
+            head = Head(poll.journal_seq, poll.journal_hash)
+            self._parties.contact(party.party_id, self._clock(), dict(poll.facts), head, connection=connection)
+            self._sequences.taken(f"poll:{party.party_id}", message.header.sequence, connection=connection)
+        self._written[party.party_id] = (time.monotonic(), poll)
+
+    def _answer(self, party_id: str, after: str) -> Message:
+        head = self._ledger.head()
+        body = Mail(after=after, coordinator_seq=head.seq, coordinator_hash=head.hash).encode()
+        return self._post_office.sign("poll", party_id, body)
+
+    def _take(self, message: Message) -> None:
+        header = message.header
+        party = self._sender(message)
+        if _ROLE_OF.get(header.kind) != party.role:
+            raise ProtocolViolation(f"{party.role} {party.party_id!r} may not send a message of kind {header.kind}")
+        if (header.kind == "input-share") == (header.recipient == COORDINATOR):
+            raise ProtocolViolation(f"a message of kind {header.kind} is not for {header.recipient!r}")
+        current = self._round(message, party)
+        if header.kind == "input-share":
+            self._relay(message, current)
+        else:
+            self._act(message, party, current)
+        self._wake(current.job_id)
+
+    def _sender(self, message: Message) -> PartyRecord:
+        try:
+            party = self._parties.get(message.header.sender)
+        except NotFound:
+            raise NotEnrolled(f"no party {message.header.sender!r} is enrolled; ask the administrator") from None
+        if party.state != "active":
+            raise NotEnrolled(f"the keys of {party.party_id!r} were revoked; ask the administrator")
+        verify(message, party.verify_key)
+        return party
+
+    def _round(self, message: Message, party: PartyRecord) -> RoundRecord:
+        """The open round a message belongs to.
+
+        Raises:
+            WrongDigest: no such round, another task, a round that is over, or one the sender has no part in.
+        """
+        header = message.header
+        try:
+            current = self._jobs.round_of(header.round_digest)
+        except NotFound:
+            raise WrongDigest("the message belongs to a round that this coordinator never opened") from None
+        job = self._jobs.get(current.job_id)
+        if job.task_digest != header.task_digest:
+            raise WrongDigest("the message names another task than its round is of")
+        if current.state not in _OPEN_STATES or job.state not in ("collecting", "tallying"):
+            raise WrongDigest("the round is over, or was not begun; nothing more is taken for it")
+        if party.role == "agent" and party.party_id not in self._tasks.get(job.task_digest).participants:
+            raise WrongDigest(f"agent {party.party_id!r} takes no part in the task of this round")
+        return current
+
+    def _relay(self, message: Message, current: RoundRecord) -> None:
+        header = message.header
+        try:
+            tallier = self._parties.get(header.recipient)
+        except NotFound:
+            tallier = None
+        if tallier is None or tallier.role != "tallier" or tallier.state != "active" or not header.is_sealed:
+            raise ProtocolViolation("a share goes to an enrolled tallier, sealed to its key")
+        if current.state != "asked":
+            # The contributors are fixed; a late share could only be refused at the tallier.
+            raise WrongDigest("the contributors of this round are fixed; the agent can take part in the next")
+        with self._lock:
+            key = (header.sender, header.recipient)
+            if header.sequence <= self._relayed.get(key, 0):
+                raise Replayed(
+                    f"message {header.sequence} of {header.sender!r} for {header.recipient!r} was taken before"
+                )
+            self._mailbox.send(header.recipient, frame([message]), message_id=message.message_id)
+            self._relayed[key] = header.sequence
+
+    def _act(self, message: Message, party: PartyRecord, current: RoundRecord) -> None:
+        """The effect of a message to the coordinator and its sequence number, in one transaction."""
+        header, job_id, number = message.header, current.job_id, current.number
+        body = self._keys.open(message)
+        with self._database.write() as connection:
+            self._sequences.check(header.sender, header.sequence, connection=connection)
+            if header.kind == "holdings":
+                holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
+                self._jobs.report_holdings(job_id, number, party.party_id, holdings, connection=connection)
+            elif header.kind == "refused":
+                told = Refusal.decode(body)
+                self._jobs.report_refusal(
+                    job_id, number, party.party_id, told.sentence, told.is_final, connection=connection
+                )
+            elif header.kind == "aggregate-share":
+                aggregate = aggregate_from_bytes(body)
+                if aggregate.round.digest != current.round_digest or aggregate.tallier != party.tallier:
+                    raise WrongDigest("a tallier's sum is of another round, or of another tallier")
+                self._aggregates.put(current.round_digest, party.party_id, body, connection=connection)
+            self._sequences.taken(header.sender, header.sequence, connection=connection)

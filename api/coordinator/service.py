@@ -1,0 +1,448 @@
+"""The coordinator: everything that one process keeps and does, behind the calls that routes make.
+
+Here the parts meet: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part says in its
+own module what it does; this one only hands them to each other, and knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import pyarrow as pa
+from anyio import to_thread
+
+from api.coordinator import labels, submission
+from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
+from api.coordinator.conductor import Conductor, Timing
+from api.coordinator.config import CoordinatorConfig
+from api.coordinator.mailroom import Mailroom
+from api.coordinator.post_office import PostOffice
+from api.coordinator.pricing import estimate
+from api.coordinator.readiness import Probe, agents_live, readiness, talliers_live
+from api.coordinator.tasks import create_task, describe_task, task_view
+from api.coordinator.uploads import Upload
+from api.coordinator.views import job_view
+from api.schema import (
+    FINISHED,
+    BudgetView,
+    EstimateRequest,
+    EstimateView,
+    JobPage,
+    JobRequest,
+    JobState,
+    JobView,
+    KeysRequest,
+    LabelRow,
+    LedgerPage,
+    PartiesView,
+    PartyRequest,
+    PartyRole,
+    PartyView,
+    ReadinessView,
+    TaskPage,
+    TaskRequest,
+    TaskView,
+)
+from feature_store.faults import fault_point
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.jobs import JobRecord, JobStore
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyRecord, PartyStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskStore
+from feature_store.journal.tokens import TokenStore
+from feature_store.keys import PartyKeys, PublicKeys
+from feature_store.mailbox import Mailbox
+from labeler.errors import JournalBehind, TryAgain
+
+log = logging.getLogger("labeler.coordinator")
+
+Clock = Callable[[], datetime]
+
+WATCH_S = 2.0
+"""Watchers of a job look into SQL at least this often, so that they need no Redis."""
+
+
+def utc_now() -> datetime:
+    """The wall clock."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Everything in the coordinator's journal, over one database."""
+
+    database: Database
+    ledger: Ledger
+    tasks: TaskStore
+    jobs: JobStore
+    aggregates: AggregateStore
+    parties: PartyStore
+    sequences: Sequences
+    tokens: TokenStore
+
+    @classmethod
+    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
+        """Open the journal and check it from its first entry to its last.
+
+        Raises:
+            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
+        """
+        database = open_database(config.journal_target, anchor=config.home / "journal.head")
+        try:
+            ledger = Ledger(database, clock=clock)
+            ledger.verify()
+            stores = cls(
+                database=database,
+                ledger=ledger,
+                tasks=TaskStore(database),
+                jobs=JobStore(database, clock=clock),
+                aggregates=AggregateStore(database),
+                parties=PartyStore(database),
+                sequences=Sequences(database),
+                tokens=TokenStore(database),
+            )
+            open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
+        except BaseException:
+            database.close()
+            raise
+        return stores
+
+
+class Coordinator:
+    """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
+
+    Args:
+        config: settings.
+        stores: the journal, checked.
+        keys: the coordinator's own.
+        mailbox: Redis; it need not answer yet.
+        clock: the wall clock.
+    """
+
+    def __init__(
+        self, config: CoordinatorConfig, stores: Stores, keys: PartyKeys, mailbox: Mailbox, *, clock: Clock = utc_now
+    ) -> None:
+        self.config = config
+        self.stores = stores
+        self.tokens = stores.tokens
+        self.ledger = stores.ledger
+        self._keys = keys
+        self._mailbox = mailbox
+        self._clock = clock
+        self._pages = LedgerPages(stores.ledger)
+        self._stopping = threading.Event()
+        post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
+        self.conductor = Conductor(
+            home=config.home,
+            database=stores.database,
+            ledger=stores.ledger,
+            tasks=stores.tasks,
+            jobs=stores.jobs,
+            aggregates=stores.aggregates,
+            post_office=post_office,
+            mailbox=mailbox,
+            timing=Timing(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
+            clock=clock,
+        )
+        self.mailroom = Mailroom(
+            keys=keys,
+            database=stores.database,
+            ledger=stores.ledger,
+            tasks=stores.tasks,
+            jobs=stores.jobs,
+            aggregates=stores.aggregates,
+            parties=stores.parties,
+            sequences=stores.sequences,
+            mailbox=mailbox,
+            post_office=post_office,
+            wake=self.conductor.wake,
+            clock=clock,
+        )
+        self._intake = submission.Stores(
+            database=stores.database, ledger=stores.ledger, tasks=stores.tasks, jobs=stores.jobs, clock=clock
+        )
+        self._thread = threading.Thread(
+            target=self.conductor.run, args=(self._stopping,), name="conductor", daemon=True
+        )
+
+    @classmethod
+    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Coordinator:
+        """Open everything in a home; keys are made at the first start.
+
+        Raises:
+            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: the journal cannot be trusted, or is in use.
+            UnsafeStorage: Redis may evict what it holds.
+        """
+        path = config.home / "keys.json"
+        keys = PartyKeys.load(path) if path.exists() else PartyKeys.generate()
+        if not path.exists():
+            keys.save(path)
+        mailbox = Mailbox(config.redis_url)
+        try:
+            mailbox.check()
+        except TryAgain:
+            # Redis may come later; until then /readyz says what is missing.
+            log.warning("redis cannot be reached yet")
+        return cls(config, Stores.open(config, clock=clock), keys, mailbox, clock=clock)
+
+    def start(self) -> None:
+        """Begin to move jobs."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step at hand and close everything. What was begun goes on at the next start."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self.conductor.wake("")
+            self._thread.join(timeout=10.0)
+        self._mailbox.close()
+        self.stores.database.close()
+
+    async def aclose(self) -> None:
+        """Let go of connections that belong to the event loop; call it there, before `stop`."""
+        await self._mailbox.aclose()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    # Tasks and prices.
+
+    def create_task(self, request: TaskRequest, *, by: str) -> TaskView:
+        """See api.coordinator.tasks."""
+        record = create_task(
+            request,
+            by=by,
+            config=self.config,
+            tasks=self.stores.tasks,
+            parties=self.stores.parties,
+            clock=self._clock,
+            nonce=partial(secrets.token_hex, 16),
+        )
+        return task_view(record)
+
+    def task(self, task_id: str) -> TaskView:
+        """One task."""
+        return task_view(self.stores.tasks.get(task_id))
+
+    def tasks(self, after: str | None, limit: int) -> TaskPage:
+        """Tasks, newest first."""
+        found = self.stores.tasks.list(after=after, limit=limit)
+        following = found[-1].cursor if len(found) == limit else None
+        return TaskPage(items=tuple(task_view(one) for one in found), next=following)
+
+    def estimate(self, request: EstimateRequest) -> EstimateView:
+        """The price of a job; charges nothing."""
+        if request.task_id is not None:
+            record = self.stores.tasks.get(request.task_id)
+            task, participants = record.task, record.participants
+        else:
+            assert request.task is not None  # noqa: S101  # the request's own validator
+            task, participants = describe_task(request.task, config=self.config, parties=self.stores.parties)
+        queries = request.queries or task.max_queries
+        return estimate(task, participants, queries, self.ledger.balances(), delta=self.config.delta)
+
+    # Jobs.
+
+    def submit(
+        self, request: JobRequest, upload: Upload | None, *, by: str, idempotency_key: str | None = None
+    ) -> JobView:
+        """Reserve the price of a job and queue it; see api.coordinator.submission.
+
+        Raises:
+            BudgetExceeded: an account does not cover it; the refusal is kept as a refused job.
+            JournalBehind: charges are missing from the journal, so nothing can be promised.
+        """
+        self._check_trusted()
+        view = submission.submit(
+            request, upload, by=by, idempotency_key=idempotency_key, config=self.config, stores=self._intake
+        )
+        fault_point("coordinator.reserved")
+        self.conductor.wake(view.job_id)
+        return view
+
+    def job(self, job_id: str) -> JobView:
+        """One job."""
+        return submission.read_job(job_id, stores=self._intake)
+
+    def jobs(self, after: str | None, limit: int, states: Collection[JobState] | None = None) -> JobPage:
+        """Jobs, newest first."""
+        found = self.stores.jobs.list(after=after, limit=limit, states=states)
+        following = found[-1].cursor if len(found) == limit else None
+        return JobPage(items=tuple(self._view(one) for one in found), next=following)
+
+    def job_counts(self) -> Counter[str]:
+        """How many unfinished jobs are in each state."""
+        return Counter(job.state for job in self.stores.jobs.unfinished())
+
+    def cancel(self, job_id: str) -> JobView:
+        """Stop a job; what was asked stays charged."""
+        return submission.cancel(job_id, stores=self._intake)
+
+    def label_table(self, job_id: str) -> pa.Table:
+        """The pseudo-label set of a completed job.
+
+        Raises:
+            NotReady: it is not completed.
+        """
+        return labels.job_label_table(job_id, stores=self.stores, config=self.config)
+
+    def label_rows(self, job_id: str) -> tuple[LabelRow, ...]:
+        """The answers of a completed job, one by one; for small jobs."""
+        return labels.label_rows(self.label_table(job_id))
+
+    async def events(self, job_id: str, after: str) -> AsyncIterator[tuple[str, JobView]]:
+        """A job at once, and again at every change, until it is finished.
+
+        Args:
+            job_id: the job.
+            after: version last seen, as text; an equal one is not sent again.
+        """
+        seen = after
+        position = ""
+        while not self.is_stopping:
+            view = await to_thread.run_sync(self.job, job_id)
+            if str(view.version) != seen or view.state in FINISHED:
+                seen = str(view.version)
+                yield seen, view
+            if view.state in FINISHED:
+                return
+            try:
+                events = await self._mailbox.watch(job_id, position, WATCH_S)
+                position = events[-1][0] if events else position
+            except TryAgain:
+                await asyncio.sleep(WATCH_S)
+
+    # Budgets.
+
+    def budget(self) -> BudgetView:
+        """Every account."""
+        return budget_view(self.ledger, self.config.delta)
+
+    def agent_budget(self, agent_id: str) -> BudgetView:
+        """The accounts of one agent.
+
+        Raises:
+            NotFound: there is no such agent.
+        """
+        return budget_view(self.ledger, self.config.delta, account=agent_account(agent_id))
+
+    def ledger_page(self, after: int, limit: int, account: str | None, search: str | None) -> LedgerPage:
+        """Entries of the ledger, oldest first."""
+        return self._pages.page(after=after, limit=limit, account=account, search=search)
+
+    # Parties.
+
+    def enrol(self, request: PartyRequest) -> PartyView:
+        """Enrol an agent or tallier; an agent gets its accounts."""
+        keys = PublicKeys(request.verify_key, request.seal_key)
+        record = self.stores.parties.enrol(
+            request.party_id,
+            request.role,
+            tallier=request.tallier,
+            verify_key=keys.verify_key,
+            seal_key=keys.seal_key,
+        )
+        if record.role == "agent":
+            open_accounts(self.ledger, self.config, [record.party_id])
+        return self._party_view(record)
+
+    def rotate(self, party_id: str, request: KeysRequest) -> PartyView:
+        """Give a party new keys; what its old keys signed is refused from now on."""
+        keys = PublicKeys(request.verify_key, request.seal_key)
+        return self._party_view(
+            self.stores.parties.rotate(party_id, verify_key=keys.verify_key, seal_key=keys.seal_key)
+        )
+
+    def revoke(self, party_id: str) -> PartyView:
+        """Take nothing more from a party."""
+        return self._party_view(self.stores.parties.revoke(party_id))
+
+    def party_list(self) -> PartiesView:
+        """Everybody enrolled, and whether enough are there."""
+        views = tuple(self._party_view(one) for one in self.stores.parties.list())
+        live = Counter(view.role for view in views if view.is_live and view.state == "active")
+        needed = self.config.talliers
+        return PartiesView(
+            coordinator_verify_key=self._keys.public.verify_key,
+            coordinator_seal_key=self._keys.public.seal_key,
+            parties=views,
+            live_agents=live["agent"],
+            live_talliers=live["tallier"],
+            talliers_needed=needed,
+            has_quorum=live["tallier"] >= needed and live["agent"] >= 1,
+        )
+
+    def take(self, data: bytes) -> int:
+        """Messages from a party; see api.coordinator.mailroom."""
+        return self.mailroom.take(data)
+
+    async def poll(self, data: bytes) -> bytes:
+        """What waits for a party; see api.coordinator.mailroom."""
+        return await self.mailroom.poll(data, in_thread=to_thread.run_sync)
+
+    def readiness(self) -> ReadinessView:
+        """Whether jobs can be taken, and what is missing."""
+        needed, live_s = self.config.talliers, self.config.timing.live_s
+        probes: dict[str, Probe] = {
+            "journal": self._journal_probe,
+            "redis": self._redis_probe,
+            "talliers": lambda: talliers_live(self._known("tallier"), needed, now=self._clock(), live_s=live_s),
+            "agents": lambda: agents_live(self._known("agent"), 1, now=self._clock(), live_s=live_s),
+        }
+        return readiness(probes)
+
+    def _journal_probe(self) -> str:
+        self._check_trusted()
+        head = self.ledger.head()
+        return f"{head.seq} entries, chain checked at the start"
+
+    def _redis_probe(self) -> str:
+        self._mailbox.check()
+        return "answers, and evicts nothing"
+
+    def _check_trusted(self) -> None:
+        if self.mailroom.witness:
+            raise JournalBehind(
+                f"{self.mailroom.witness}. No job is taken until the newest journal is restored; see docs/deploy.md"
+            )
+
+    def _view(self, job: JobRecord) -> JobView:
+        return job_view(job, self.stores.jobs.rounds(job.job_id), self.stores.tasks.get(job.task_digest))
+
+    def _known(self, role: PartyRole) -> list[PartyRecord]:
+        """Parties with their last contact as this process knows it, which is fresher than what is written down."""
+        return [self.mailroom.fresh(one) for one in self.stores.parties.list(role=role)]
+
+    def _party_view(self, record: PartyRecord) -> PartyView:
+        fresh = self.mailroom.fresh(record)
+        age_s = None if fresh.last_contact is None else (self._clock() - fresh.last_contact).total_seconds()
+        return PartyView(
+            party_id=fresh.party_id,
+            role=fresh.role,
+            tallier=fresh.tallier,
+            verify_key=fresh.verify_key,
+            seal_key=fresh.seal_key,
+            fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
+            state=fresh.state,
+            enrolled_at=fresh.enrolled_at,
+            last_contact=fresh.last_contact,
+            is_live=fresh.state == "active" and age_s is not None and age_s <= self.config.timing.live_s,
+            backbone_fingerprint=fresh.facts.get("backbone_fingerprint"),
+            classes=tuple(fresh.facts.get("classes", ())),
+            version=str(fresh.facts.get("version", "")),
+        )
+
+
+__all__ = ["Coordinator", "Stores", "utc_now"]

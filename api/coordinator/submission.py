@@ -1,0 +1,361 @@
+"""Taking a job: everything is checked, claimed and reserved in one transaction, before anybody is asked.
+
+Either the job exists with its queries claimed and every round's worst case reserved in every account, or it is
+kept as "refused" with nothing claimed and nothing reserved. The idempotency key is kept in the same transaction, so a
+request that is sent twice, even at the same time, makes one job or gets one and the same refusal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from api.coordinator.budgets import refusal
+from api.coordinator.conductor import reservation_id, settle_rounds
+from api.coordinator.config import CoordinatorConfig
+from api.coordinator.pricing import accounts_of, charges_of, finite_levels, first_shortage, round_amounts
+from api.coordinator.uploads import Upload, upload_of_features
+from api.coordinator.views import job_view
+from api.problems import problem_of, refusal_of
+from api.schema import FINISHED, JobRequest, JobView
+from feature_store.journal.charges import Balance, Charge
+from feature_store.journal.database import Connection, Database
+from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRecord
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.tasks import TaskRecord, TaskStore
+from labeler.batching import LEVELS, round_sizes
+from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, InvalidTask, NotReady
+from labeler.task import Level
+
+INCOMING = "incoming"
+"""Folder in the coordinator's home where uploads lie until a job takes them over."""
+
+MAX_KEY_LENGTH = 255
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What taking a job reads and writes, all in one database.
+
+    Attributes:
+        database: the coordinator's.
+        ledger, tasks, jobs: in it.
+        clock: the time now, with its zone.
+    """
+
+    database: Database
+    ledger: Ledger
+    tasks: TaskStore
+    jobs: JobStore
+    clock: Callable[[], datetime]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A request that was checked and priced, ready to be written."""
+
+    job: JobRecord
+    task: TaskRecord
+    sizes: tuple[int, ...]
+    amounts: tuple[Mapping[Level, int], ...]
+    """Per round and level, nano-units."""
+    idempotency: Idempotency | None
+
+
+def submit(
+    request: JobRequest,
+    upload: Upload | None,
+    *,
+    by: str,
+    idempotency_key: str | None,
+    config: CoordinatorConfig,
+    stores: Stores,
+) -> JobView:
+    """Take a job, or refuse it.
+
+    Args:
+        request: what is asked.
+        upload: images or vectors that came beside it; None where the vectors stand in the request.
+        by: token id of who asks.
+        idempotency_key: the same key with the same request gives the same job.
+        config: home, limits, deadlines, backbones.
+        stores: see Stores.
+
+    Returns:
+        The job; one that was made before under this key.
+
+    Raises:
+        NotFound: there is no such task.
+        InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
+        IdempotencyMismatch: the key was used for another request.
+        BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
+    """
+    try:
+        upload = _only_upload(request, upload, config)
+        order = _order(request, upload, by=by, key=idempotency_key, config=config, stores=stores)
+        known = _known(order, stores)
+        if known is None:
+            known = _take(order, upload, config=config, stores=stores)
+        return read_job(order.job.job_id, stores=stores) if known is None else _again(known, stores)
+    finally:
+        if upload is not None:
+            upload.discard()
+
+
+def cancel(job_id: str, *, stores: Stores) -> JobView:
+    """Stop a job. Rounds that nobody was asked about are given back; those that were asked stay charged.
+
+    Raises:
+        NotFound: there is no such job.
+        NotReady: it has ended in another way.
+    """
+    job = stores.jobs.get(job_id)
+    if job.state not in FINISHED:
+        job = settle_rounds(
+            job, "cancelled", None, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
+        )
+    if job.state != "cancelled":
+        raise NotReady(f"job {job_id} has ended ({job.state}), so it cannot be cancelled")
+    return read_job(job_id, stores=stores)
+
+
+def read_job(job_id: str, *, stores: Stores) -> JobView:
+    """One job as it stands.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = stores.jobs.get(job_id)
+    return job_view(job, stores.jobs.rounds(job_id), stores.tasks.get(job.task_digest))
+
+
+def request_digest(request: JobRequest, upload: Upload) -> str:
+    """What makes two requests the same: every field, and the names and content of what was sent."""
+    fields = request.model_dump(mode="json", exclude={"features", "query_ids"})
+    text = json.dumps({"request": fields, "upload": upload.digest}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"labeler-job-request/1\n" + text.encode()).hexdigest()
+
+
+def _only_upload(request: JobRequest, upload: Upload | None, config: CoordinatorConfig) -> Upload:
+    if request.features is None:
+        if upload is None:
+            raise InvalidSetting("the job came without images: send files, a zip, a Parquet file, or feature vectors")
+        if request.query_ids is not None:
+            raise InvalidSetting("query_ids go with feature vectors in the request; files have their own names")
+        return upload
+    if upload is not None:
+        raise InvalidSetting("feature vectors stand in the request and files came beside it; send one of the two")
+    return upload_of_features(request.features, request.query_ids, folder=config.home / INCOMING, limits=config.limits)
+
+
+def _order(
+    request: JobRequest, upload: Upload, *, by: str, key: str | None, config: CoordinatorConfig, stores: Stores
+) -> _Order:
+    record = stores.tasks.get(request.task_id)
+    task = record.task
+    num_queries = _num_queries(request, upload)
+    _check_backbone(request, upload, record, config)
+    if num_queries > task.max_queries:
+        raise InvalidSetting(
+            f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
+            "make a larger task"
+        )
+    if task.method == "reverse-knn" and num_queries != task.max_queries:
+        raise InvalidTask(
+            f"a reverse-knn task is asked all its {task.max_queries} queries at once, because every record votes once "
+            f"among all of them; this job has {num_queries}. Make a task with max_queries = {num_queries}, or choose "
+            f"{task.max_queries} queries (selection.count)"
+        )
+    now = stores.clock()
+    deadline_s = config.timing.job_deadline_s if request.deadline_s is None else request.deadline_s
+    job = JobRecord(
+        job_id=f"job-{secrets.token_hex(10)}",
+        task_digest=record.digest,
+        name=request.name,
+        state="queued",
+        images=upload.count,
+        num_queries=num_queries,
+        first_query=0,
+        strategy=request.selection.strategy,
+        count=request.selection.count,
+        seed=request.selection.seed,
+        source=upload.source,
+        created_at=now,
+        updated_at=now,
+        expires_at=now + timedelta(seconds=deadline_s),
+        created_by=by,
+    )
+    sizes = round_sizes(task, num_queries)
+    finite = finite_levels(task, num_queries)
+    by_size = {size: round_amounts(task, size, finite=finite) for size in set(sizes)}
+    idempotency = None
+    if key is not None:
+        if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():
+            raise InvalidSetting(f"an idempotency key is a printable text of 1 to {MAX_KEY_LENGTH} characters")
+        idempotency = Idempotency(token_id=by, key=key, body_digest=request_digest(request, upload), job_id=job.job_id)
+    return _Order(job, record, sizes, tuple(by_size[size] for size in sizes), idempotency)
+
+
+def _num_queries(request: JobRequest, upload: Upload) -> int:
+    selection = request.selection
+    if selection.strategy == "all":
+        if selection.count not in (None, upload.count):
+            raise InvalidSetting(
+                f"selection: strategy all asks about all {upload.count} images, so count {selection.count} contradicts "
+                "it; leave count out, or choose random or clustered"
+            )
+        return upload.count
+    count = selection.count or 0
+    if not 1 <= count <= upload.count:
+        raise InvalidSetting(
+            f"selection.count is {count}, and {upload.count} images were sent; ask about 1 to {upload.count} of them"
+        )
+    return count
+
+
+def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, config: CoordinatorConfig) -> None:
+    wanted = record.task.backbone_fingerprint
+    if upload.source == "features" and request.backbone_fingerprint is None:
+        raise InvalidSetting(
+            f"feature vectors need backbone_fingerprint, of the backbone that made them; the task's is {wanted}"
+        )
+    if request.backbone_fingerprint not in (None, wanted):
+        raise InvalidSetting(
+            f"backbone_fingerprint: the request is about {(request.backbone_fingerprint or '')[:64]}, the task "
+            f"about {wanted}; similarities between two backbones mean nothing. Embed with the task's backbone"
+        )
+    if upload.source == "images" and wanted not in config.backbones:
+        raise InvalidSetting(
+            f"the service has no backbone of fingerprint {wanted} to embed images with; send feature vectors, or "
+            "ask the operator to add it to [backbones]"
+        )
+
+
+def _known(order: _Order, stores: Stores, *, connection: Connection | None = None) -> Idempotency | None:
+    """What the key was used for before.
+
+    Raises:
+        IdempotencyMismatch: another request.
+    """
+    asked = order.idempotency
+    if asked is None:
+        return None
+    known = stores.jobs.known(asked.token_id, asked.key, connection=connection)
+    if known is not None and known.body_digest != asked.body_digest:
+        raise IdempotencyMismatch(
+            f"this idempotency key belongs to another request (job {known.job_id}); use a new key for a new request, "
+            "and send the same fields and the same files again for the same one"
+        )
+    return known
+
+
+def _again(known: Idempotency, stores: Stores) -> JobView:
+    """The answer to a request that was answered before: its job, or its refusal."""
+    job = stores.jobs.get(known.job_id)
+    if job.state == "refused" and job.problem is not None:
+        raise refusal_of(job.problem)
+    return read_job(known.job_id, stores=stores)
+
+
+def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: Stores) -> Idempotency | None:
+    """Give the upload its place and write the job.
+
+    Returns:
+        None, or what the key was used for where another request was faster.
+    """
+    target = config.home / "jobs" / order.job.job_id / "upload.parquet"
+    accepted = False
+    # Moved first: a job that exists has its upload.
+    upload.move_to(target)
+    try:
+        known = _accept(order, stores)
+        accepted = known is None
+        return known
+    except BudgetExceeded as error:
+        if not error.account:
+            raise
+        return _refuse(order, error, config=config, stores=stores)
+    finally:
+        if not accepted:
+            target.unlink(missing_ok=True)
+            with suppress(OSError):
+                target.parent.rmdir()
+
+
+def _accept(order: _Order, stores: Stores) -> Idempotency | None:
+    """Claim the queries, reserve every round in every account, and keep the job: all of it, or nothing."""
+    job, record = order.job, order.task
+    with stores.database.write() as connection:
+        known = _known(order, stores, connection=connection)
+        if known is not None:
+            return known
+        first_query = stores.tasks.claim_queries(record.digest, job.num_queries, connection=connection)
+        _check_accounts(order, stores, connection)
+        rounds: list[RoundRecord] = []
+        following = first_query
+        for number, (size, amounts) in enumerate(zip(order.sizes, order.amounts, strict=True)):
+            rounds.append(RoundRecord(job.job_id, number, following, size))
+            following += size
+            stores.ledger.reserve(
+                reservation_id(job.job_id, number),
+                charges_of(record.participants, amounts),
+                detail={"job": job.job_id, "task": record.digest, "queries": size, "by": job.created_by},
+                connection=connection,
+            )
+        stores.jobs.add(
+            replace(job, first_query=first_query), rounds, idempotency=order.idempotency, connection=connection
+        )
+    return None
+
+
+def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> None:
+    """Refuse a job that an account does not cover as a whole, before its rounds are reserved one by one.
+
+    Raises:
+        BudgetExceeded: about the whole job; `asked` is 0 where the level has no finite price.
+    """
+    record = order.task
+    balances: dict[tuple[str, Level], Balance] = {
+        (account, level): stores.ledger.balance(account, level, connection=connection)
+        for account in accounts_of(record.participants)
+        for level in LEVELS
+    }
+    short = first_shortage(record.task, order.job.num_queries, record.participants, balances)
+    if short is None:
+        return
+    level: Level = "agent" if short.level == "agent" else "instance"
+    # The ledger refuses this, and knows who spent last; the transaction ends here either way.
+    beyond = Charge(short.account, level, max(short.asked, short.left + 1))
+    try:
+        stores.ledger.reserve(f"{order.job.job_id}/refused", [beyond], connection=connection)
+    except BudgetExceeded as told:
+        short.last_spenders = told.last_spenders
+    raise short
+
+
+def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency | None:
+    """Keep the refused job with its reason and its key, and tell the reason.
+
+    Returns:
+        What the key was used for where another request was faster.
+
+    Raises:
+        BudgetExceeded: the refusal.
+    """
+    job = order.job
+    what = f"a job of {job.num_queries} {'query' if job.num_queries == 1 else 'queries'}"
+    worded = refusal(error, what=what, delta=config.delta)
+    problem = problem_of(worded, delta=config.delta, job_id=job.job_id)
+    with stores.database.write() as connection:
+        known = _known(order, stores, connection=connection)
+        if known is None:
+            refused = replace(job, state="refused", problem=problem)
+            stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
+    if known is not None:
+        return known
+    raise refusal_of(problem)

@@ -1,0 +1,381 @@
+"""What a requester sends with a job, written to one Parquet file in bounded memory and checked before anything is paid.
+
+    images     {name: text, image: bytes}                     files of a form, a zip, or Parquet
+    features   {name: text, feature: fixed list of int16}     vectors of the task's backbone, quantised
+
+Every image's header is read: a known format, not too many pixels. Names are only names and never become paths. Where
+something is refused, nothing stays behind. The digest is of the content, so that the same upload sent again under the
+same idempotency key is known as the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from api.coordinator.archives import FeatureRows, parquet_rows, zip_images
+from api.coordinator.config import LimitsTable
+from feature_store.durable import sync_folder
+from feature_store.quantize import quantize
+from feature_store.shard import check_features
+from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the formats that are taken."""
+
+MAX_NAME_LENGTH = 500
+MAX_BAD = 10
+"""So many bad images are named in one refusal."""
+
+Source = Literal["images", "features"]
+
+_GROUP_BYTES = 8 * 2**20
+_GROUP_ROWS = 1024
+_LEFTOVER = ".upload-"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A complete upload on its way to its job.
+
+    Attributes:
+        path: where it lies now; whoever has it moves or discards it.
+        count: images, or feature vectors.
+        source: which of the two.
+        digest: SHA-256 of names and content, in hexadecimal.
+        dimension: entries of a feature vector; None for images.
+    """
+
+    path: Path
+    count: int
+    source: Source
+    digest: str
+    dimension: int | None = None
+
+    def move_to(self, target: Path) -> None:
+        """Give it its final place, durably."""
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.replace(target)
+        sync_folder(target.parent)
+
+    def discard(self) -> None:
+        """Remove it, wherever it was not moved away; may be called twice."""
+        self.path.unlink(missing_ok=True)
+
+
+class UploadWriter:
+    """Takes the pieces of one upload, in order; `finish` gives the upload.
+
+    Any refusal ends it and removes what was written, and so does leaving a `with` block without `finish`.
+
+    Args:
+        folder: where the file is written; made where it is missing.
+        limits: see `[limits]` of the configuration.
+    """
+
+    def __init__(self, folder: Path, limits: LimitsTable) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, path = tempfile.mkstemp(dir=folder, prefix=_LEFTOVER, suffix=".parquet")
+        os.close(handle)
+        self._path = Path(path)
+        self._limits = limits
+        self._writer: pq.ParquetWriter | None = None
+        self._source: Source | None = None
+        self._dimension: int | None = None
+        self._names: set[str] = set()
+        self._pending: list[tuple[str, bytes]] = []
+        self._pending_bytes = 0
+        self._total_bytes = 0
+        self._bad: list[str] = []
+        self._sha256 = hashlib.sha256(b"labeler-upload/1\n")
+        self._ended = False
+
+    def __enter__(self) -> UploadWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended:
+            self.discard()
+
+    @property
+    def count(self) -> int:
+        """Images or vectors taken so far."""
+        return len(self._names)
+
+    def add_image(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
+        """Take one image file.
+
+        Args:
+            name: the file's name; only a name.
+            chunks: its bytes, whole or in pieces.
+
+        Raises:
+            TooLarge: the file, all files together, or their number.
+            InvalidSetting: the name is empty or was there before, or vectors came before.
+            UnreadableImage: it is the tenth bad image; fewer are named together by `finish`.
+        """
+        with self._refusing():
+            self._take_image(name, self._join(name, chunks))
+
+    def add_zip(self, file: BinaryIO) -> None:
+        """Take every image file of a zip; hidden files are left out, and a zip inside is no image.
+
+        Raises:
+            As `add_image`; BadData: no zip, damaged, encrypted, or packed like a bomb.
+        """
+        with self._refusing():
+            for name, data in zip_images(file, self._limits):
+                self._take_image(name, data)
+
+    def add_parquet(self, file: BinaryIO, *, name: str = "upload.parquet") -> None:
+        """Take every row of a Parquet file: a column image (bytes, or a struct with them), or a column feature.
+
+        Raises:
+            As `add_image` and `add_features`; BadData: no Parquet, damaged, or without such a column.
+        """
+        with self._refusing():
+            for rows in parquet_rows(file, self._limits, name=name):
+                if isinstance(rows, FeatureRows):
+                    self._take_features(rows.names, rows.features)
+                else:
+                    for image_name, data in rows.images:
+                        self._take_image(image_name, data)
+
+    def add_features(
+        self, features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]], ids: Sequence[str] | None = None
+    ) -> None:
+        """Take feature vectors: floats, which are quantised here, or int16 that were quantised before.
+
+        Args:
+            features: shape (n, dimension).
+            ids: one name each; numbers when absent.
+
+        Raises:
+            InvalidSetting: rows of different lengths, another number of ids, a repeated id, or images came before.
+            BadData: a vector is zero or not finite, or integers that `quantize` cannot have made.
+            TooLarge: too many, or too long.
+        """
+        with self._refusing():
+            rows = _matrix(features)
+            names = [f"query-{number:06d}" for number in range(self.count, self.count + len(rows))]
+            if ids is not None and len(ids) != len(rows):
+                raise InvalidSetting(f"{len(rows)} feature vectors came with {len(ids)} query_ids; give one for each")
+            self._take_features(names if ids is None else list(ids), rows)
+
+    def finish(self) -> Upload:
+        """Close the file and make it durable.
+
+        Raises:
+            UnreadableImage: some images were bad; up to ten are named.
+            InvalidSetting: nothing came.
+        """
+        with self._refusing():
+            if self._bad:
+                raise self._unreadable()
+            if self._source is None or (self._writer is None and not self._pending):
+                raise InvalidSetting(
+                    "the job came without images: send files, a zip, a Parquet file, or feature vectors"
+                )
+            self._flush()
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+            self._ended = True
+            return Upload(self._path, self.count, self._source, self._sha256.hexdigest(), self._dimension)
+
+    def discard(self) -> None:
+        """Give the upload up and remove what was written."""
+        self._ended = True
+        self._pending.clear()
+        if self._writer is not None:
+            with suppress(OSError):  # Closing writes, and the disk may be full.
+                self._writer.close()
+            self._writer = None
+        self._path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        if self._ended:
+            raise NotReady("this upload has ended; start another one")
+        try:
+            yield
+        except BaseException as error:
+            self.discard()
+            if isinstance(error, OSError):
+                raise Unavailable(
+                    f"the upload cannot be kept now ({error.strerror or type(error).__name__}); send it again later, and "
+                    "tell the operator if that does not help"
+                ) from error
+            raise
+
+    def _join(self, name: str, chunks: bytes | Iterable[bytes]) -> bytes:
+        data = bytearray()
+        for chunk in (chunks,) if isinstance(chunks, bytes) else chunks:
+            data += chunk
+            if len(data) > self._limits.max_image_bytes:
+                raise TooLarge(
+                    f"image {name[:100]!r} has more than the {self._limits.max_image_bytes} bytes one image may have"
+                )
+        return bytes(data)
+
+    def _take_image(self, name: str, data: bytes) -> None:
+        self._begin("images", None)
+        reason = image_refusal(data, max_pixels=self._limits.max_pixels)
+        if reason is not None:
+            self._bad.append(f"{name[:100]!r} ({reason})")
+            if len(self._bad) >= MAX_BAD:
+                raise self._unreadable()
+            return
+        self._append(name, data)
+
+    def _take_features(self, names: Sequence[str], features: NDArray[np.floating | np.int16]) -> None:
+        if features.ndim != 2 or not features.shape[1]:
+            raise BadData(f"features must have shape (n, dimension), found {features.shape}")
+        if features.shape[1] > self._limits.max_feature_dimension:
+            raise TooLarge(
+                f"feature vectors have {features.shape[1]} entries, more than {self._limits.max_feature_dimension}"
+            )
+        self._begin("features", features.shape[1])
+        if features.dtype == np.int16:
+            check_features(features.astype(np.int16, copy=False))
+            quantised = features
+        else:
+            quantised = quantize(features.astype(np.float64, copy=False))
+        for name, row in zip(names, quantised.astype("<i2"), strict=True):
+            self._append(name, row.tobytes())
+
+    def _begin(self, source: Source, dimension: int | None) -> None:
+        if self._source is None:
+            self._source, self._dimension = source, dimension
+            self._sha256.update(f"{source} {dimension}\n".encode())
+        if self._source != source:
+            raise InvalidSetting("one job takes images or feature vectors, not both; make two jobs of it")
+        if self._dimension != dimension:
+            raise InvalidSetting(
+                f"feature vectors of one job have one length; found {self._dimension} and {dimension} entries"
+            )
+
+    def _append(self, name: str, data: bytes) -> None:
+        tidied = tidy_name(name)
+        if tidied in self._names:
+            raise InvalidSetting(f"two images or vectors are called {tidied[:100]!r}; labels are found again by name")
+        if len(self._names) >= self._limits.max_images:
+            raise TooLarge(
+                f"one job takes at most {self._limits.max_images} images or vectors; make several jobs of it"
+            )
+        self._total_bytes += len(data)
+        if self._total_bytes > self._limits.max_upload_bytes:
+            raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
+        self._names.add(tidied)
+        encoded = tidied.encode()
+        self._sha256.update(f"{len(encoded)} {len(data)}\n".encode() + encoded)
+        self._sha256.update(data)
+        self._pending.append((tidied, data))
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= _GROUP_BYTES or len(self._pending) >= _GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        names = pa.array([name for name, _ in self._pending], pa.string())
+        if self._dimension is None:
+            table = pa.table({"name": names, "image": pa.array([data for _, data in self._pending], pa.binary())})
+        else:
+            entries = np.frombuffer(b"".join(data for _, data in self._pending), dtype="<i2").astype(np.int16)
+            table = pa.table({"name": names, "feature": pa.FixedSizeListArray.from_arrays(entries, self._dimension)})
+        if self._writer is None:
+            # Image files are compressed already.
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="none", use_dictionary=False)
+        self._writer.write_table(table)
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _unreadable(self) -> UnreadableImage:
+        more = "at least " if len(self._bad) >= MAX_BAD else ""
+        return UnreadableImage(
+            f"{more}{len(self._bad)} of the images cannot be used: {'; '.join(self._bad)}. Nothing was kept; leave "
+            "them out or repair them, and send the job again"
+        )
+
+
+def image_refusal(data: bytes, *, max_pixels: int) -> str | None:
+    """Why a file is not taken as an image, by its header alone; None where it is."""
+    Image.init()
+    try:
+        with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                return f"{width} x {height} pixels, at most {max_pixels} are taken"
+            return "floating-point pixels, whose range is unknown" if image.mode == "F" else None
+    except UnidentifiedImageError:
+        return "not an image of a known format" if data else "an empty file"
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return f"more than {max_pixels} pixels"
+    # Pillow's parsers raise almost anything on damaged headers; all of it means the same here.
+    except Exception as error:
+        return f"damaged ({type(error).__name__})"
+
+
+def tidy_name(name: str) -> str:
+    """A name that is only a name: no way up, no backslash, nothing that does not print.
+
+    Raises:
+        InvalidSetting: nothing is left of it, or it is too long.
+    """
+    written = unicodedata.normalize("NFC", name).replace("\\", "/")
+    parts = [part for part in written.split("/") if part.strip() not in ("", ".", "..")]
+    tidied = "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
+    if not tidied or len(tidied) > MAX_NAME_LENGTH:
+        raise InvalidSetting(
+            f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
+        )
+    return tidied
+
+
+def upload_of_features(
+    features: Sequence[Sequence[float]], ids: Sequence[str] | None, *, folder: Path, limits: LimitsTable
+) -> Upload:
+    """The upload of feature vectors that stood in the request itself.
+
+    Raises:
+        As `UploadWriter.add_features`.
+    """
+    with UploadWriter(folder, limits) as writer:
+        writer.add_features(features, ids)
+        return writer.finish()
+
+
+def sweep(folder: Path) -> int:
+    """Remove uploads that a crash left half-written; how many. Call before any upload begins."""
+    leftovers = list(folder.glob(f"{_LEFTOVER}*")) if folder.is_dir() else []
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
+
+
+def _matrix(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:
+    if isinstance(features, np.ndarray):
+        if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
+            raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
+        return features
+    lengths = {len(row) for row in features}
+    if len(lengths) != 1:
+        raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
+    return np.array(features, dtype=np.float64)

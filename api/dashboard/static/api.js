@@ -1,0 +1,170 @@
+// The REST interface as this page uses it: JSON with a bearer token, server-sent events, downloads.
+
+const TOKEN_KEY = "labeler.token";
+const TIMEOUT_MS = 20_000;
+export const PAGE = 100;
+
+/** The service answered, and said no (RFC 9457). */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || body.title || `the service answered ${status}`);
+    this.status = status;
+    this.body = body;
+    this.retryAfterS = 0;
+  }
+}
+
+/** No answer came. */
+export class Unreachable extends Error {}
+
+export class Api {
+  #token = "";
+
+  constructor() {
+    this.#token = sessionStorage.getItem(TOKEN_KEY) ?? "";
+  }
+
+  get hasToken() {
+    return this.#token !== "";
+  }
+
+  signIn(token) {
+    this.#token = token;
+    sessionStorage.setItem(TOKEN_KEY, token);
+  }
+
+  signOut() {
+    this.#token = "";
+    sessionStorage.removeItem(TOKEN_KEY);
+  }
+
+  async #ask(path, { method = "GET", body = null, headers = {}, signal, withToken = true } = {}) {
+    const token = this.#token;
+    const sent = { Accept: "application/json", ...headers };
+    if (withToken && token) sent.Authorization = `Bearer ${token}`;
+    if (body !== null) sent["Content-Type"] = "application/json";
+    try {
+      return await fetch(path, {
+        method,
+        headers: sent,
+        body: body === null ? undefined : JSON.stringify(body),
+        signal,
+        cache: "no-store",
+        credentials: "omit",
+        redirect: "error",
+        referrerPolicy: "no-referrer",
+      });
+    } catch (error) {
+      if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw signal.reason;
+      throw new Unreachable("the service does not answer", { cause: error });
+    }
+  }
+
+  async #refuse(response) {
+    let body = {};
+    try {
+      body = await response.json();
+    } catch {
+      // a proxy may answer in HTML; the status has to do
+    }
+    const problem = new Problem(response.status, typeof body === "object" && body !== null ? body : {});
+    problem.retryAfterS = Number(response.headers.get("Retry-After")) || 0;
+    throw problem;
+  }
+
+  async #json(path, options = {}) {
+    const limit = AbortSignal.timeout(TIMEOUT_MS);
+    const signal = options.signal ? AbortSignal.any([options.signal, limit]) : limit;
+    const response = await this.#ask(path, { ...options, signal });
+    if (!response.ok) await this.#refuse(response);
+    try {
+      return await response.json();
+    } catch (error) {
+      if (options.signal?.aborted) throw options.signal.reason;
+      throw new Unreachable("the answer broke off", { cause: error });
+    }
+  }
+
+  /** Whether jobs can be taken; answered with 503 while they cannot, which is an answer as good as any. */
+  async readiness() {
+    const response = await this.#ask("/readyz", { withToken: false, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    try {
+      const view = await response.json();
+      if (Array.isArray(view.checks)) return view;
+    } catch {
+      // falls through
+    }
+    throw new Unreachable(`the service answered ${response.status} without saying why`);
+  }
+
+  whoami = () => this.#json("/v1/whoami");
+  budget = () => this.#json("/v1/budget");
+  parties = () => this.#json("/v1/parties");
+  tokens = () => this.#json(`/v1/tokens?limit=${PAGE}`);
+  tasks = (after = null) => this.#json(`/v1/tasks?${query({ after, limit: PAGE })}`);
+  job = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`);
+  cancel = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
+  jobs = ({ after = null, limit = 25, states = [] } = {}) => this.#json(`/v1/jobs?${query({ after, limit, state: states })}`);
+  estimate = (body, signal) => this.#json("/v1/jobs:estimate", { method: "POST", body, signal });
+  ledger = ({ after = 0, limit = PAGE, account = "", search = "" } = {}, signal = undefined) =>
+    this.#json(`/v1/ledger?${query({ after, limit, account, search })}`, { signal });
+
+  /** A job's labels as bytes. */
+  async labels(id, format) {
+    const path = `/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format })}`;
+    const response = await this.#ask(path, { headers: { Accept: "*/*" } });
+    if (!response.ok) await this.#refuse(response);
+    return response.blob();
+  }
+
+  /**
+   * A job's progress as it happens: calls `onJob` with each view until the job is finished or `signal` aborts.
+   * EventSource cannot send the token, so the stream is read and split here.
+   */
+  async watch(id, onJob, signal) {
+    const path = `/v1/jobs/${encodeURIComponent(id)}/events`;
+    const response = await this.#ask(path, { headers: { Accept: "text/event-stream" }, signal });
+    if (!response.ok) await this.#refuse(response);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    try {
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return;
+        rest += value;
+        const blocks = rest.split(/\r\n\r\n|\n\n|\r\r/);
+        rest = blocks.pop();
+        for (const block of blocks) {
+          const job = parseEvent(block);
+          if (job?.job_id) onJob(job);
+        }
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      throw new Unreachable("the stream broke off", { cause: error });
+    }
+  }
+}
+
+/** The JSON of one event's data lines; null for comments and anything else. */
+export function parseEvent(block) {
+  const data = block
+    .split(/\r\n|\n|\r/)
+    .filter((line) => line.startsWith("data:"))
+    .map((line) => line.slice(5).replace(/^ /, ""));
+  if (data.length === 0) return null;
+  try {
+    return JSON.parse(data.join("\n"));
+  } catch {
+    return null;
+  }
+}
+
+function query(values) {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    if (value === null || value === "" || value === undefined) continue;
+    for (const one of [value].flat()) parameters.append(name, String(one));
+  }
+  return parameters.toString();
+}

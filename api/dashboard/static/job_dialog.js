@@ -1,0 +1,204 @@
+// One job in full: its rounds, who answered and who is awaited, refusals, downloads, and stopping it.
+
+import { byId, el, icon, save } from "./dom.js";
+import { progress } from "./meters.js";
+import { explain } from "./refusal_words.js";
+import { cell, head, row, table } from "./tables.js";
+import { FINISHED, count, epsilon, jobTitle, listed, stateLook, time, whole } from "./words.js";
+
+const FORMATS = [
+  ["jsonl", "JSONL", "jsonl"],
+  ["parquet", "Parquet", "parquet"],
+  ["label-studio", "Label Studio", "json"],
+  ["image-folder-csv", "CSV for an image folder", "csv"],
+];
+
+const ROUND_WORDS = {
+  waiting: "not asked yet",
+  asked: "agents are asked",
+  agreed: "talliers agreed on who takes part",
+  posted: "charged, being opened",
+  opened: "opened",
+};
+
+export class JobDialog {
+  #api;
+  #jobs;
+  #mayCancel;
+  #id = null;
+  #node = byId("job-dialog");
+  #signature = "";
+  #asking = false;
+  #message = "";
+
+  constructor(api, jobs, mayCancel) {
+    this.#api = api;
+    this.#jobs = jobs;
+    this.#mayCancel = mayCancel;
+    this.#node.addEventListener("close", () => {
+      this.#id = null;
+      jobs.focus(null);
+    });
+    // A click on the backdrop lands on the dialog itself.
+    this.#node.addEventListener("click", (event) => {
+      if (event.target === this.#node) this.#node.close();
+    });
+    jobs.onChange((job) => {
+      if (job.job_id === this.#id) this.#render();
+    });
+  }
+
+  async open(id) {
+    this.#id = id;
+    this.#signature = "";
+    this.#asking = false;
+    this.#message = "";
+    this.#render();
+    if (!this.#node.open) this.#node.showModal();
+    this.#jobs.focus(id);
+    try {
+      this.#jobs.put(await this.#api.job(id));
+      this.#render();
+    } catch (error) {
+      this.#say(error.message);
+    }
+  }
+
+  #render() {
+    const job = this.#jobs.get(this.#id);
+    if (!job) return;
+    const signature = JSON.stringify([job, this.#asking, this.#message, this.#mayCancel()]);
+    if (signature === this.#signature) return;
+    this.#signature = signature;
+    const focused = this.#node.contains(document.activeElement) ? document.activeElement.dataset.part : null;
+    this.#node.replaceChildren(
+      el(
+        "div",
+        { class: "dialog-head" },
+        el("h2", { id: "job-dialog-title", tabindex: "-1", "data-part": "title" }, jobTitle(job)),
+        el("button", { type: "button", class: "quiet", "data-part": "close", onclick: () => this.#node.close() }, "Close"),
+      ),
+      ...[summary(job), job.problem ? this.#problem(job) : null, facts(job, this.#jobs.by(job)), rounds(job), this.#downloads(job), this.#cancel(job)].filter(Boolean),
+      el("p", { class: "error", role: "status" }, this.#message),
+    );
+    if (focused) (this.#node.querySelector(`[data-part="${CSS.escape(focused)}"]`) ?? byId("job-dialog-title")).focus();
+  }
+
+  #say(message) {
+    this.#message = message;
+    this.#render();
+  }
+
+  #problem(job) {
+    return el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, job.problem.title), explain(job.problem, job.price.delta));
+  }
+
+  #downloads(job) {
+    if (job.state !== "completed") return null;
+    return el(
+      "section",
+      {},
+      el("h3", {}, "Labels"),
+      el(
+        "div",
+        { class: "buttons" },
+        FORMATS.map(([format, name, ending]) =>
+          el("button", { type: "button", "data-part": format, onclick: () => this.#download(job, format, ending) }, name),
+        ),
+      ),
+    );
+  }
+
+  async #download(job, format, ending) {
+    this.#say("Downloading ...");
+    try {
+      save(await this.#api.labels(job.job_id, format), `${job.job_id}.${ending}`);
+      this.#say("");
+    } catch (error) {
+      this.#say(`The labels did not come: ${error.message}`);
+    }
+  }
+
+  #cancel(job) {
+    if (FINISHED.has(job.state) || !this.#mayCancel()) return null;
+    if (!this.#asking) {
+      return el("p", { class: "buttons" }, el("button", { type: "button", class: "danger", "data-part": "cancel", onclick: () => this.#confirm(true) }, "Cancel this job"));
+    }
+    return el(
+      "section",
+      { class: "note", "aria-label": "Cancel this job?" },
+      el("p", {}, "Cancel this job? What agents were already asked stays charged; only rounds nobody was asked come back to the budget."),
+      el(
+        "div",
+        { class: "buttons" },
+        el("button", { type: "button", class: "danger", "data-part": "cancel-yes", onclick: () => this.#cancelNow(job) }, "Yes, cancel it"),
+        el("button", { type: "button", "data-part": "cancel", onclick: () => this.#confirm(false) }, "Keep it"),
+      ),
+    );
+  }
+
+  #confirm(asking) {
+    this.#asking = asking;
+    this.#render();
+    this.#node.querySelector(`[data-part="${asking ? "cancel-yes" : "cancel"}"]`)?.focus();
+  }
+
+  async #cancelNow(job) {
+    try {
+      this.#jobs.put(await this.#api.cancel(job.job_id));
+      this.#asking = false;
+      this.#say("");
+      byId("job-dialog-title").focus();
+    } catch (error) {
+      this.#say(`It was not cancelled: ${error.message}`);
+    }
+  }
+}
+
+function summary(job) {
+  const bar = progress("Questions answered");
+  bar.update(job.queries_done, job.queries);
+  return el(
+    "div",
+    { class: "summary" },
+    el("p", { class: "state big" }, icon(...stateLook(job.state)), ` ${job.state}`),
+    bar.node,
+    el("p", {}, `${whole(job.queries_done)} of ${count(job.queries, "question")} answered. ${job.stage}`),
+  );
+}
+
+function facts(job, by) {
+  const how = job.selection.strategy === "all" ? "every image is asked about" : `${whole(job.selection.count)} asked about, ${job.selection.strategy}`;
+  const rows = [
+    ["Price, one image", `epsilon ${epsilon(job.price.instance_epsilon)}`],
+    ["Price, a whole agent", job.price.agent_epsilon === null ? job.price.reason || "no finite bound" : `epsilon ${epsilon(job.price.agent_epsilon)}`],
+    ["Images", `${whole(job.images)}; ${how}`],
+    ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
+    ["Last change", time(job.updated_at, { seconds: true })],
+    [FINISHED.has(job.state) ? "Deadline was" : "Deadline", time(job.expires_at)],
+    ["Ledger entry", job.ledger_seq === null ? "none yet" : `number ${whole(job.ledger_seq)}`],
+    ["Job", el("span", { class: "mono" }, job.job_id)],
+    ["Task", el("span", { class: "mono" }, job.task_id)],
+  ];
+  return el("dl", { class: "facts wide" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function rounds(job) {
+  if (job.rounds.length === 0) return null;
+  const { node, body } = table("Rounds of this job", [{ name: "Round" }, { name: "State" }, { name: "Answered" }, { name: "Awaited" }, { name: "Refused" }]);
+  for (const round of job.rounds) {
+    const said = Object.entries(round.refused);
+    const reasons = el("ul", { class: "plain" }, said.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), `: ${reason}`)));
+    const awaited = FINISHED.has(job.state) || round.waiting_for.length === 0 ? "nobody" : listed(round.waiting_for);
+    body.append(
+      row(
+        head(`${round.number}`, el("span", { class: "small block" }, count(round.queries, "question"))),
+        cell("State", "", ROUND_WORDS[round.state] ?? round.state),
+        cell("Answered", "", round.answered.length ? `${whole(round.answered.length)}: ${listed(round.answered)}` : "nobody"),
+        cell("Awaited", "", awaited),
+        cell("Refused", "", said.length ? reasons : "nobody"),
+      ),
+    );
+  }
+  return el("section", {}, el("h3", {}, "Who answered"), node);
+}

@@ -1,0 +1,107 @@
+// Numbers, times and states in words, the same everywhere on the page.
+
+import { el, setText } from "./dom.js";
+
+const THREE = new Intl.NumberFormat(undefined, { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const WHOLE = new Intl.NumberFormat();
+const LOCAL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const LOCAL_SECONDS = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** Three significant digits; null is what has no finite bound. */
+export function epsilon(value) {
+  if (value === null || value === undefined) return "without bound";
+  if (value === 0) return "0";
+  if (value < 1e-3 || value >= 1e6) return value.toExponential(2);
+  return THREE.format(value);
+}
+
+export function delta(value) {
+  return value < 0.01 ? String(Number(value.toPrecision(3)).toExponential()) : String(Number(value.toPrecision(3)));
+}
+
+export const whole = (value) => WHOLE.format(value);
+
+export function count(number, noun, plural = `${noun}s`) {
+  return `${whole(number)} ${number === 1 ? noun : plural}`;
+}
+
+/** A share of the whole that never rounds to all or nothing. */
+export function percent(fraction) {
+  if (fraction <= 0) return "0 %";
+  if (fraction < 0.01) return "under 1 %";
+  if (fraction > 0.99 && fraction < 1) return "over 99 %";
+  return `${Math.round(fraction * 100)} %`;
+}
+
+/** Names in a sentence, cut short where there are many. */
+export function listed(names, most = 8) {
+  if (names.length === 0) return "nobody";
+  if (names.length <= most) return names.join(", ");
+  return `${names.slice(0, most).join(", ")} and ${whole(names.length - most)} more`;
+}
+
+function utc(moment) {
+  return `${moment.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+}
+
+/** A moment in local time, with UTC as its title. */
+export function time(iso, { seconds = false } = {}) {
+  const moment = new Date(iso);
+  if (Number.isNaN(moment.getTime())) return el("span", {}, String(iso));
+  const words = (seconds ? LOCAL_SECONDS : LOCAL).format(moment);
+  return el("time", { datetime: moment.toISOString(), title: utc(moment) }, words);
+}
+
+export function ago(iso) {
+  const seconds = Math.max(0, (Date.now() - new Date(iso).getTime()) / 1000);
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 36 * 3600) return `${Math.round(seconds / 3600)} h ago`;
+  return `${whole(Math.round(seconds / 86400))} days ago`;
+}
+
+/** How long ago something was; `tick` keeps these current. */
+export function timeAgo(iso) {
+  const moment = new Date(iso);
+  return el("time", { datetime: iso, title: utc(moment), "data-ago": iso }, ago(iso));
+}
+
+export function tick() {
+  for (const node of document.querySelectorAll("time[data-ago]")) setText(node, ago(node.dataset.ago));
+}
+
+export const LEVELS = ["instance", "agent"];
+export const levelName = (level) => ({ instance: "one image", agent: "a whole agent" })[level] ?? level;
+
+export function accountName(account) {
+  if (account === "federation") return "Federation";
+  return account.startsWith("agent:") ? account.slice("agent:".length) : account;
+}
+
+export const FINISHED = new Set(["completed", "failed", "refused", "cancelled", "expired"]);
+export const UNFINISHED = ["queued", "collecting", "tallying"];
+
+/** How a job's state looks: [icon, kind]. */
+export function stateLook(state) {
+  return (
+    {
+      queued: ["busy", "calm"],
+      collecting: ["busy", "going"],
+      tallying: ["busy", "going"],
+      completed: ["yes", "good"],
+      refused: ["stop", "bad"],
+      failed: ["no", "bad"],
+      expired: ["no", "low"],
+      cancelled: ["stop", "calm"],
+    }[state] ?? ["busy", "calm"]
+  );
+}
+
+export const jobTitle = (job) => job.name || `Job ${job.job_id.slice(0, 8)}`;
+export const short = (digest, length = 12) => (digest.length > length ? `${digest.slice(0, length)}…` : digest);
+
+/** A price as words: both levels. */
+export function priceWords(price) {
+  const agent = price.agent_epsilon === null ? "no finite bound" : epsilon(price.agent_epsilon);
+  return `epsilon ${epsilon(price.instance_epsilon)} for one image, ${agent} for a whole agent`;
+}

@@ -1,0 +1,240 @@
+"""The examples of the OpenAPI document: one small story, told once.
+
+Five agents hold labelled photographs of four tools. A requester asks about two public photographs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TASK_ID = "5f0c9f2f3b6d1c8a7e4b90d2a16c3e5f708192a3b4c5d6e7f8091a2b3c4d5e6f"
+FINGERPRINT = "sha256:9b2e61d07c35"
+JOB_ID = "job-20270301-7f3a9c21"
+TOKEN_ID = "tok-4be1d09a"
+VERIFY_KEY = "c2" * 32
+SEAL_KEY = "7a" * 32
+HASH = "d41d8cd98f00b204e9800998ecf8427e27ae41e4649b934ca495991b7852b855"
+CLASSES = ["backpack", "calculator", "keyboard", "mug"]
+
+TASK_REQUEST: dict[str, Any] = {
+    "name": "office tools",
+    "classes": CLASSES,
+    "method": "knn",
+    "k": 5,
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "max_queries": 200,
+    "release": "histogram",
+    "backbone_fingerprint": FINGERPRINT,
+}
+
+PRICE: dict[str, Any] = {
+    "queries": 2,
+    "delta": 1e-5,
+    "instance_epsilon": 0.42,
+    "agent_epsilon": 2.9,
+    "instance_charge_nano": 12_100_000,
+    "agent_charge_nano": 430_000_000,
+    "reason": "",
+}
+
+TASK: dict[str, Any] = {
+    "task_id": TASK_ID,
+    "task": {"name": "office tools", "classes": CLASSES, "method": "knn", "k": 5, "sigma_votes": 25.0},
+    "participants": ["hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e"],
+    "created_at": "2027-03-01T09:00:00Z",
+    "queries_left": 198,
+    "price": {**PRICE, "queries": 200, "instance_epsilon": 2.0, "agent_epsilon": None},
+}
+
+TASK_PAGE: dict[str, Any] = {"next": None, "items": [TASK]}
+
+ESTIMATE_REQUEST: dict[str, Any] = {"task_id": TASK_ID, "queries": 2}
+
+ESTIMATE: dict[str, Any] = {
+    "price": PRICE,
+    "sigma_votes": 25.0,
+    "total_sigma_votes": 25.0,
+    "quorum": 5,
+    "affordable": True,
+    "accounts": [
+        {
+            "account": "federation",
+            "level": "instance",
+            "asked_nano": 12_100_000,
+            "left_nano": 250_000_000,
+            "enough": True,
+        }
+    ],
+    "refusal": "",
+    "jobs_left": 20,
+}
+
+JOB_REQUEST: dict[str, Any] = {
+    "task_id": TASK_ID,
+    "name": "march photographs",
+    "features": [[0.6, 0.8, 0.0], [0.0, 0.6, 0.8]],
+    "query_ids": ["photo-1", "photo-2"],
+    "backbone_fingerprint": FINGERPRINT,
+}
+
+JOB_REQUEST_FOR_IMAGES: dict[str, Any] = {
+    "task_id": TASK_ID,
+    "name": "march photographs",
+    "selection": {"strategy": "clustered", "count": 50, "seed": 1},
+}
+
+JOB: dict[str, Any] = {
+    "job_id": JOB_ID,
+    "task_id": TASK_ID,
+    "name": "march photographs",
+    "state": "collecting",
+    "stage": "waiting for 2 of 5 agents",
+    "queries": 2,
+    "queries_done": 0,
+    "images": 2,
+    "selection": {"strategy": "all", "count": None, "seed": 0},
+    "price": PRICE,
+    "created_at": "2027-03-01T09:05:00Z",
+    "updated_at": "2027-03-01T09:05:02Z",
+    "expires_at": "2027-03-02T09:05:00Z",
+    "created_by": TOKEN_ID,
+    "rounds": [
+        {
+            "number": 0,
+            "queries": 2,
+            "state": "asked",
+            "answered": ["hospital-a", "hospital-b", "hospital-c"],
+            "waiting_for": ["hospital-d", "hospital-e"],
+            "refused": {},
+        }
+    ],
+    "problem": None,
+    "ledger_seq": None,
+    "version": 4,
+}
+
+JOB_PAGE: dict[str, Any] = {"next": None, "items": [JOB]}
+
+JOB_CANCELLED: dict[str, Any] = {**JOB, "state": "cancelled", "stage": "cancelled", "version": 5}
+
+LABELS_REQUEST: dict[str, Any] = {
+    "task_id": TASK_ID,
+    "features": [[0.6, 0.8, 0.0]],
+    "query_ids": ["photo-1"],
+    "backbone_fingerprint": FINGERPRINT,
+    "wait_s": 30.0,
+}
+
+LABEL_ROW: dict[str, Any] = {
+    "query_id": "photo-1",
+    "source": "",
+    "label": 3,
+    "label_name": "mug",
+    "status": "answered",
+    "noisy_votes": [3.1, -12.4, 20.9, 88.2],
+}
+
+LABELS: dict[str, Any] = {"job_id": JOB_ID, "state": "completed", "price": PRICE, "labels": [LABEL_ROW]}
+
+LABELS_LATER: dict[str, Any] = {"job_id": JOB_ID, "state": "collecting", "price": PRICE, "labels": []}
+
+BALANCE: dict[str, Any] = {
+    "account": "federation",
+    "level": "instance",
+    "cap_nano": 262_100_000,
+    "posted_nano": 12_100_000,
+    "reserved_nano": 0,
+    "left_nano": 250_000_000,
+    "delta": 1e-5,
+    "cap_epsilon": 2.0,
+    "spent_epsilon": 0.42,
+    "left_fraction": 0.9538,
+}
+
+BUDGET: dict[str, Any] = {"accounts": [BALANCE], "head_seq": 17, "head_hash": HASH, "delta": 1e-5}
+
+AGENT_BUDGET: dict[str, Any] = {**BUDGET, "accounts": [{**BALANCE, "account": "agent:hospital-a"}]}
+
+LEDGER_ENTRY: dict[str, Any] = {
+    "seq": 17,
+    "at": "2027-03-01T09:05:09Z",
+    "kind": "post",
+    "account": "federation",
+    "level": "instance",
+    "reservation_id": f"{JOB_ID}/0",
+    "amount_nano": 12_100_000,
+    "spent_after_nano": 12_100_000,
+    "detail": {"job": JOB_ID},
+    "hash": HASH,
+}
+
+LEDGER_PAGE: dict[str, Any] = {"next": None, "items": [LEDGER_ENTRY]}
+
+PARTY_REQUEST: dict[str, Any] = {
+    "party_id": "hospital-a",
+    "role": "agent",
+    "verify_key": VERIFY_KEY,
+    "seal_key": SEAL_KEY,
+}
+
+KEYS_REQUEST: dict[str, Any] = {"verify_key": "e5" * 32, "seal_key": "19" * 32}
+
+PARTY: dict[str, Any] = {
+    "party_id": "hospital-a",
+    "role": "agent",
+    "tallier": None,
+    "verify_key": VERIFY_KEY,
+    "seal_key": SEAL_KEY,
+    "fingerprint": "8f1c22d09ab34e57",
+    "state": "active",
+    "enrolled_at": "2027-03-01T08:30:00Z",
+    "last_contact": "2027-03-01T09:05:08Z",
+    "is_live": True,
+    "backbone_fingerprint": FINGERPRINT,
+    "classes": CLASSES,
+    "version": "0.1.0",
+}
+
+PARTY_REVOKED: dict[str, Any] = {**PARTY, "state": "revoked", "is_live": False}
+
+PARTIES: dict[str, Any] = {
+    "coordinator_verify_key": "0d" * 32,
+    "coordinator_seal_key": "91" * 32,
+    "parties": [PARTY],
+    "live_agents": 5,
+    "live_talliers": 3,
+    "talliers_needed": 3,
+    "has_quorum": True,
+}
+
+TOKEN_REQUEST: dict[str, Any] = {"name": "nightly labelling", "role": "requester"}
+
+TOKEN: dict[str, Any] = {
+    "token_id": TOKEN_ID,
+    "name": "nightly labelling",
+    "role": "requester",
+    "created_at": "2027-03-01T08:00:00Z",
+    "revoked_at": None,
+    "token": None,
+}
+
+TOKEN_MADE: dict[str, Any] = {**TOKEN, "token": "lab_shown-once-keep-it-secret"}
+
+TOKEN_PAGE: dict[str, Any] = {"next": None, "items": [TOKEN]}
+
+READY: dict[str, Any] = {
+    "ready": True,
+    "checks": [
+        {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
+        {"name": "quorum", "ok": True, "detail": "5 agents and 3 talliers are live"},
+    ],
+}
+
+NOT_READY: dict[str, Any] = {
+    "ready": False,
+    "checks": [
+        {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
+        {"name": "quorum", "ok": False, "detail": "2 of 3 talliers are live"},
+    ],
+}

@@ -1,0 +1,145 @@
+"""Released labels as files: JSON lines, Parquet, Label Studio tasks, and the metadata.csv of an image folder.
+
+Every format is a generator of bytes, so that a large job is sent while it is written. Rows stand in the job's order.
+An unanswered query keeps its row (label -1, no name) in JSON lines and Parquet, has no prediction in Label Studio, and
+an empty label in the CSV, so that no image disappears from a data set without a trace.
+
+CSV cells are written as they are. A spreadsheet may read a cell that starts with "=" as a formula, but file names must
+match the requester's files byte for byte, and a prefix would break the loaders this file exists for.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from api.schema import LabelFormat
+
+ROWS_PER_CHUNK = 1024
+LABEL_STUDIO_CHOICES = "label"
+LABEL_STUDIO_IMAGE = "image"
+"""Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """How one format is sent."""
+
+    media_type: str
+    suffix: str
+    write: Callable[[pa.Table], Iterator[bytes]]
+
+    def file_name(self, job_id: str) -> str:
+        """Name under which a browser saves it."""
+        return f"{job_id}-labels.{self.suffix}" if self.suffix != "csv" else "metadata.csv"
+
+
+def json_lines(table: pa.Table) -> Iterator[bytes]:
+    """One JSON object per query, with the columns of labeler.pseudo_labels.SCHEMA."""
+    for rows in _chunks(table):
+        yield "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def parquet(table: pa.Table) -> Iterator[bytes]:
+    """The table itself, schema metadata included."""
+    sink = _Sink()
+    with pq.ParquetWriter(sink, table.schema, compression="zstd") as writer:
+        for batch in table.to_batches(max_chunksize=64 * ROWS_PER_CHUNK):
+            writer.write_batch(batch)
+            yield sink.take()
+    yield sink.take()
+
+
+def label_studio(table: pa.Table) -> Iterator[bytes]:
+    """A JSON array of tasks; the label is a prediction, so that a person can still accept or correct it."""
+    yield b"["
+    separator = "\n"
+    for rows in _chunks(table):
+        parts = []
+        for row in rows:
+            parts.append(separator + json.dumps(_task(row), ensure_ascii=False))
+            separator = ",\n"
+        yield "".join(parts).encode()
+    yield b"\n]\n"
+
+
+def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
+    """`file_name,label`: beside the images, as metadata.csv, it is what the imagefolder builder of `datasets` reads."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file_name", "label"])
+    for rows in _chunks(table):
+        writer.writerows([row["source"] or row["query_id"], row["label_name"] or ""] for row in rows)
+        yield text.getvalue().encode()
+        text.seek(0)
+        text.truncate()
+    yield text.getvalue().encode()
+
+
+EXPORTS: dict[LabelFormat, Export] = {
+    "jsonl": Export("application/jsonl", "jsonl", json_lines),
+    "parquet": Export("application/vnd.apache.parquet", "parquet", parquet),
+    "label-studio": Export("application/json", "label-studio.json", label_studio),
+    "image-folder-csv": Export("text/csv", "csv", image_folder_csv),
+}
+
+
+def _chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
+        yield batch.to_pylist()
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
+
+
+def _task(row: dict[str, Any]) -> dict[str, Any]:
+    predictions = []
+    if row["label_name"] is not None:
+        choice = {
+            "from_name": LABEL_STUDIO_CHOICES,
+            "to_name": LABEL_STUDIO_IMAGE,
+            "type": "choices",
+            "value": {"choices": [row["label_name"]]},
+        }
+        predictions.append({"model_version": f"private-labeler {row['job_id']}", "result": [choice]})
+    data = {
+        "image": row["source"] or row["query_id"],
+        "query_id": row["query_id"],
+        "status": row["status"],
+        "task_digest": row["task_digest"],
+    }
+    return {"data": data, "predictions": predictions}
+
+
+class _Sink(io.RawIOBase):
+    """A file that only grows, and hands out what was written since it was last asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._size += len(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)

@@ -1,0 +1,79 @@
+"""Logs as JSON lines: who asked for which route, how it ended, how long it took. Never a body, token, label or vote.
+
+A line of the access log holds the template of a route ("/v1/jobs/{job_id}"), so that no identifier or search text of a
+requester lands in it by itself. Tracebacks keep types, files and line numbers; messages of unexpected exceptions are
+left out, because a library may put the offending value into them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TextIO
+
+from pythonjsonlogger.json import JsonFormatter
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Id of the request that is being answered; also in its answer, as X-Request-ID."""
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+_QUIET = {"uvicorn": "WARNING", "uvicorn.error": "WARNING", "uvicorn.access": "CRITICAL"}
+
+
+def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Send every logger of this process to one stream, one JSON object a line.
+
+    Args:
+        level: least level of our own loggers.
+        stream: stderr when None.
+    """
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(LogFormatter())
+    handler.addFilter(_stamp)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel("WARNING")
+    logging.getLogger("labeler").setLevel(level)
+    for name, quiet in _QUIET.items():
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(quiet)
+
+
+def _stamp(record: logging.LogRecord) -> bool:
+    if not hasattr(record, "request_id"):
+        record.request_id = request_id.get()
+    return True
+
+
+class LogFormatter(JsonFormatter):
+    """One record as one JSON line; tracebacks without values."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            ["levelname", "name", "message", "request_id"],
+            rename_fields={"levelname": "level", "name": "logger"},
+            timestamp="at",
+        )
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        return "" if ei[1] is None else describe(ei[1])
+
+
+def describe(error: BaseException) -> str:
+    """An exception as types and places, without its message; the error text of the system is kept for OSError."""
+    lines: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(lines) < 200:
+        reason = f" ({seen.strerror})" if isinstance(seen, OSError) and seen.strerror else ""
+        lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{reason}")
+        frames = traceback.extract_tb(seen.__traceback__)
+        lines.extend(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        if seen is not None:
+            lines.append("from")
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""How often one token may call, and how often one address may fail: moving windows of a minute, in memory.
+
+The limits protect the service from a loop in somebody's script. They are no part of the privacy bound, so it harms
+nobody that a restart forgets them. A failure never locks out a neighbour that shows a good token.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from limits import RateLimitItem, RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from labeler.errors import InvalidSetting, RateLimited
+
+
+class TooManyRequests(RateLimited):
+    """Too many requests came; `retry_after_s` says when the next is taken."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimits:
+    """Counts requests by token and failures by address.
+
+    Args:
+        requests_per_minute: of one token.
+        failures_per_minute: requests of one client address without a good token or signature.
+    """
+
+    def __init__(self, *, requests_per_minute: int, failures_per_minute: int = 600) -> None:
+        if requests_per_minute < 1 or failures_per_minute < 1:
+            raise InvalidSetting("a rate limit must be at least one request a minute")
+        self._requests = RateLimitItemPerMinute(requests_per_minute)
+        self._failures = RateLimitItemPerMinute(failures_per_minute)
+        self._window = MovingWindowRateLimiter(MemoryStorage())
+
+    def spend(self, token_id: str) -> None:
+        """Count one request of a token.
+
+        Raises:
+            TooManyRequests: the token has used up its minute.
+        """
+        self._hit(self._requests, "token", token_id, "one token may send")
+
+    def failed(self, address: str) -> None:
+        """Count one request without a good token or signature.
+
+        Raises:
+            TooManyRequests: the address has failed too often within a minute.
+        """
+        self._hit(self._failures, "address", address, "one address may fail to show a good token or signature for")
+
+    def _hit(self, item: RateLimitItem, kind: str, name: str, words: str) -> None:
+        if self._window.hit(item, kind, name):
+            return
+        reset_at, _ = self._window.get_window_stats(item, kind, name)
+        wait_s = max(1, math.ceil(reset_at - time.time()))
+        raise TooManyRequests(
+            f"{words} {item.amount} requests a minute; send the next in {wait_s} s", retry_after_s=wait_s
+        )

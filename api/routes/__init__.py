@@ -1,0 +1,1 @@
+"""Routes: each parses a request, calls the coordinator, renders what it says."""

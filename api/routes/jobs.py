@@ -1,0 +1,202 @@
+"""Jobs: price, submit, watch, cancel, and download the labels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from api import examples
+from api.documentation import BUDGET_REFUSAL, answers, body, problem
+from api.exports import EXPORTS
+from api.job_intake import JobIntake
+from api.patience import until_stopping
+from api.routes.parameters import After, Caller, IdempotencyKey, JobId, Limit
+from api.schema import EstimateRequest, EstimateView, JobPage, JobRequest, JobState, JobView, LabelFormat
+from api.strict_route import StrictRoute
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+RETRY_AFTER_S = "1"
+_FORM: dict[str, Any] = {
+    "schema": {
+        "type": "object",
+        "required": ["request"],
+        "properties": {
+            "request": {"type": "string", "description": "JobRequest as JSON; send it before the files"},
+            "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+            "archive": {"type": "string", "format": "binary", "description": "a zip of images"},
+            "parquet": {
+                "type": "string",
+                "format": "binary",
+                "description": "columns name and image (bytes), or name and feature (a list of numbers)",
+            },
+        },
+    },
+    "example": {"request": '{"task_id": "' + examples.TASK_ID + '"}', "images": ["(bytes of photo-1.jpg)"]},
+}
+_LINKS = {
+    "Location": {"description": "where the job can be read", "schema": {"type": "string"}},
+    "Retry-After": {"description": "seconds", "schema": {"type": "integer"}},
+}
+
+
+def job_routes(coordinator: Coordinator) -> APIRouter:
+    """Routes under /v1/jobs."""
+    router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+    intake = JobIntake(coordinator.config.home, coordinator.config.limits)
+
+    @router.post(
+        "/v1/jobs:estimate",
+        summary="What would a job cost?",
+        description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
+        responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422)),
+    )
+    def estimate(request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])]) -> EstimateView:
+        return coordinator.estimate(request)
+
+    accepted = answers(
+        "The job is queued",
+        examples.JOB,
+        status=202,
+        problems=(404, 413, 415, 422),
+        status_409=problem(409, **BUDGET_REFUSAL),
+    )
+    accepted[202]["headers"] = _LINKS
+
+    @router.post(
+        "/v1/jobs",
+        status_code=202,
+        response_model=JobView,
+        summary="Submit a job",
+        description="Feature vectors as JSON; images as files, zip or Parquet in a form. The worst-case price is "
+        "reserved before anybody is asked.",
+        responses=accepted,
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": body(JobRequest, examples.JOB_REQUEST),
+                    "multipart/form-data": _FORM,
+                },
+            }
+        },
+    )
+    async def submit(
+        request: Request, response: Response, by: Caller, idempotency_key: IdempotencyKey = None
+    ) -> JobView:
+        async with intake.receive(request) as received:
+            view: JobView = await run_in_threadpool(
+                coordinator.submit, received.request, received.upload, by=by, idempotency_key=idempotency_key
+            )
+        response.headers["Location"] = f"/v1/jobs/{view.job_id}"
+        response.headers["Retry-After"] = RETRY_AFTER_S
+        return view
+
+    @router.get(
+        "/v1/jobs",
+        summary="List jobs",
+        description="Newest first, optionally only those in some states.",
+        responses=answers("One page of jobs", examples.JOB_PAGE, problems=(422,)),
+    )
+    def list_jobs(
+        after: After = None,
+        limit: Limit = 50,
+        state: Annotated[
+            list[JobState] | None, Query(max_length=8, examples=[["completed"]], description="may be repeated")
+        ] = None,
+    ) -> JobPage:
+        return coordinator.jobs(after, limit, frozenset(state) if state else None)
+
+    @router.get(
+        "/v1/jobs/{job_id}",
+        summary="Read a job",
+        description="State, progress by round, price, and the reason where it was refused.",
+        responses=answers("The job", examples.JOB, problems=(404, 422)),
+    )
+    def read_job(job_id: JobId) -> JobView:
+        return coordinator.job(job_id)
+
+    @router.delete(
+        "/v1/jobs/{job_id}",
+        summary="Cancel a job",
+        description="Rounds nobody was asked about are refunded; the others stay charged. Again: no change.",
+        responses=answers("The job", examples.JOB_CANCELLED, problems=(404, 409, 422)),
+    )
+    def cancel(job_id: JobId) -> JobView:
+        return coordinator.cancel(job_id)
+
+    @router.get(
+        "/v1/jobs/{job_id}/labels",
+        summary="Download the labels",
+        description="Streamed as JSON lines, Parquet, Label Studio tasks with predictions, or the metadata.csv of a "
+        "Hugging Face image folder. 409 until the job is completed.",
+        response_class=Response,
+        responses=_label_answers(),
+    )
+    def labels(
+        job_id: JobId,
+        labels_format: Annotated[
+            LabelFormat, Query(alias="format", examples=["jsonl"], description="of the file")
+        ] = "jsonl",
+    ) -> Response:
+        export = EXPORTS[labels_format]
+        table = coordinator.label_table(job_id)
+        disposition = f'attachment; filename="{export.file_name(job_id)}"'
+        return StreamingResponse(
+            export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
+        )
+
+    async def known(job_id: JobId) -> None:
+        # Before the stream begins, so that an unknown job is a 404 and not an empty stream.
+        await run_in_threadpool(coordinator.job, job_id)
+
+    @router.get(
+        "/v1/jobs/{job_id}/events",
+        summary="Watch a job",
+        description="Server-sent events: `job` with the JobView at once and at every change; ends with the job. After "
+        "a broken connection send Last-Event-ID and only what is new comes.",
+        response_class=EventSourceResponse,
+        dependencies=[Depends(known)],
+        responses={
+            200: {
+                "description": "A stream of events",
+                "content": {"text/event-stream": {"example": 'event: job\nid: 4\ndata: {"job_id": "..."}\n\n'}},
+            },
+            **{code: problem(code) for code in (401, 403, 404, 422, 429, 503)},
+        },
+    )
+    async def events(
+        request: Request,
+        job_id: JobId,
+        last_event_id: Annotated[
+            str, Header(alias="Last-Event-ID", max_length=200, examples=["4"], description="id of the last event seen")
+        ] = "",
+    ) -> AsyncIterator[ServerSentEvent]:
+        async for identity, view in until_stopping(request, coordinator.events(job_id, last_event_id)):
+            yield ServerSentEvent(raw_data=view.model_dump_json(), event="job", id=str(identity), retry=1000)
+            await asyncio.sleep(0)
+
+    return router
+
+
+def _label_answers() -> dict[int | str, dict[str, Any]]:
+    text = {"type": "string"}
+    content = {
+        "application/jsonl": {"schema": text, "example": '{"query_id": "photo-1", "label": 3, "label_name": "mug"}\n'},
+        "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"},
+        "application/json": {
+            "schema": {"type": "array", "items": {"type": "object"}},
+            "example": [{"data": {"image": "photo-1.jpg"}, "predictions": []}],
+        },
+        "text/csv": {"schema": text, "example": "file_name,label\nphoto-1.jpg,mug\n"},
+    }
+    documented: dict[int | str, dict[str, Any]] = {200: {"description": "The labels", "content": content}}
+    documented.update({code: problem(code) for code in (401, 403, 404, 409, 422, 429, 503)})
+    return documented

@@ -1,0 +1,93 @@
+"""The post of agents and talliers: signed messages in, waiting messages out.
+
+No token stands on these routes: a message is signed by its sender and, where it is for another party, sealed to it. The
+coordinator checks the signature before it does anything else with a message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api.documentation import Answers, problem
+from api.form_parts import chunks, refuse_length
+from api.patience import unless_stopping
+from api.strict_route import StrictRoute, media_type
+from labeler.errors import Forged, LabelerError, NotEnrolled, Unavailable
+from labeler.messages import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+OCTETS = "application/octet-stream"
+MAX_POLL_BYTES = 1024 * 1024
+_FRAMES = {OCTETS: {"schema": {"type": "string", "format": "binary"}, "example": "(frames of signed messages)"}}
+_BODY = {"requestBody": {"required": True, "content": _FRAMES}}
+
+
+def message_routes(coordinator: Coordinator) -> APIRouter:
+    """Routes /v1/messages and /v1/messages:poll."""
+    router = APIRouter(tags=["messages"], route_class=StrictRoute)
+
+    @router.post(
+        "/v1/messages",
+        status_code=202,
+        summary="Hand in messages",
+        description="Signed messages of one party, framed one after another (labeler.messages).",
+        responses=_answers(
+            202, {"description": "How many were taken", "content": {"application/json": {"example": {"taken": 1}}}}
+        ),
+        openapi_extra=_BODY,
+    )
+    async def take(request: Request) -> dict[str, int]:
+        data = await _frames(request, max_bytes=MAX_MESSAGE_BYTES)
+        try:
+            return {"taken": await run_in_threadpool(coordinator.take, data)}
+        except LabelerError as error:
+            _count_failure(request, error)
+            raise
+
+    @router.post(
+        "/v1/messages:poll",
+        summary="Ask for messages",
+        description="One signed `poll` message; the answer waits up to the time it names while there is nothing.",
+        responses=_answers(200, {"description": "Frames for this party", "content": _FRAMES}),
+        response_class=Response,
+        openapi_extra=_BODY,
+    )
+    async def poll(request: Request) -> Response:
+        data = await _frames(request, max_bytes=MAX_POLL_BYTES)
+        try:
+            frames = await unless_stopping(request, coordinator.poll(data))
+        except LabelerError as error:
+            _count_failure(request, error)
+            raise
+        if frames is None:
+            raise Unavailable("the coordinator is stopping; ask again in a moment")
+        return Response(frames, media_type=OCTETS)
+
+    return router
+
+
+async def _frames(request: Request, *, max_bytes: int) -> bytes:
+    media_type(request, OCTETS)
+    refuse_length(request, max_bytes=max_bytes)
+    return b"".join([chunk async for chunk in chunks(request, max_bytes=max_bytes)])
+
+
+def _count_failure(request: Request, error: LabelerError) -> None:
+    if isinstance(error, Forged | NotEnrolled):
+        request.app.state.limits.failed(request.client.host if request.client is not None else "")
+
+
+def _answers(status: int, answer: dict[str, object]) -> Answers:
+    replayed = problem(409, slug="replayed", title="The message was taken before", detail="sequence 7 was seen before")
+    forged = problem(403, slug="forged", title="Signature or seal does not hold", detail="the signature does not hold")
+    return {
+        status: answer,
+        403: forged,
+        409: replayed,
+        **{code: problem(code) for code in (413, 415, 422, 429, 503)},
+    }

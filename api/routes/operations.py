@@ -1,0 +1,130 @@
+"""For those who run the service: whether it lives, whether it is ready, what it measures, and the dashboard's files."""
+
+from __future__ import annotations
+
+import mimetypes
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as PathParameter
+from fastapi.responses import FileResponse, JSONResponse
+
+from api import examples
+from api.documentation import answers, document, problem
+from api.metrics import Metrics
+from api.schema import JobRequest, Problem, ReadinessView
+from api.strict_route import StrictRoute
+from labeler.errors import NotFound
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+STATIC = Path(__file__).parent.parent / "dashboard" / "static"
+_PAGE = "index.html"
+_REVALIDATE = {"Cache-Control": "no-cache"}
+
+
+def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path = STATIC) -> APIRouter:
+    """Routes outside /v1.
+
+    Args:
+        coordinator: asked whether it is ready.
+        metrics: of this app.
+        static: folder of the dashboard's files; what is in it when the app is made is served, nothing else.
+    """
+    router = APIRouter(tags=["operations"], route_class=StrictRoute)
+    assets = {path.relative_to(static).as_posix(): path for path in static.rglob("*") if path.is_file()}
+
+    @router.get(
+        "/healthz",
+        summary="Is the process alive?",
+        description="Answers as long as the process takes requests; says nothing about its parts.",
+        responses=answers("It is", {"status": "alive"}, is_open=True),
+    )
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @router.get(
+        "/readyz",
+        summary="Can jobs be taken?",
+        description="503 while the journal fails its check, the mailbox is away or the quorum is gone.",
+        responses=answers(
+            "They can",
+            examples.READY,
+            is_open=True,
+            status_503={
+                "description": "They cannot; the checks say why",
+                "model": ReadinessView,
+                "content": {"application/json": {"example": examples.NOT_READY}},
+            },
+        ),
+    )
+    def readyz(response: Response) -> ReadinessView:
+        view = coordinator.readiness()
+        response.status_code = 200 if view.ready else 503
+        return view
+
+    @router.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        description="Open to this machine; from elsewhere it needs a token of any role.",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Prometheus text format",
+                "content": {"text/plain": {"schema": {"type": "string"}, "example": "labeler_ledger_seq 17.0\n"}},
+            },
+            401: problem(401),
+            429: problem(429),
+        },
+    )
+    def read_metrics() -> Response:
+        return Response(metrics.render(), media_type=metrics.media_type)
+
+    @router.get(
+        "/openapi.json",
+        summary="This document",
+        description="Every route with its schema, its problems and examples.",
+        responses=answers("OpenAPI 3.1", {"openapi": "3.1.0", "info": {"title": "private-labeler"}}, is_open=True),
+        response_class=Response,
+    )
+    def openapi(request: Request) -> Response:
+        return JSONResponse(document(request.app, JobRequest, Problem))
+
+    @router.get(
+        "/dashboard",
+        summary="The dashboard",
+        description="A page for people. It holds no data; it asks for a token and then calls /v1 with it.",
+        response_class=Response,
+        responses=_page("text/html", "<!doctype html>..."),
+    )
+    async def dashboard() -> Response:
+        return _file(assets, _PAGE)
+
+    @router.get(
+        "/dashboard/{asset:path}",
+        summary="A file of the dashboard",
+        description="Scripts, styles and pictures; all of them come from this service.",
+        response_class=Response,
+        responses=_page("text/javascript", "export ...") | {404: problem(404), 422: problem(422)},
+    )
+    async def dashboard_asset(
+        asset: Annotated[str, PathParameter(max_length=200, examples=["app.js"], description="path of the file")],
+    ) -> Response:
+        return _file(assets, asset)
+
+    return router
+
+
+def _file(assets: dict[str, Path], name: str) -> Response:
+    path = assets.get(name)
+    if path is None:
+        raise NotFound("the dashboard has no such file")
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return FileResponse(path, media_type=kind, headers=_REVALIDATE)
+
+
+def _page(media_type: str, example: str) -> dict[int | str, dict[str, object]]:
+    content = {media_type: {"schema": {"type": "string"}, "example": example}}
+    return {200: {"description": "The file", "content": content}}

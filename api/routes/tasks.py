@@ -1,0 +1,56 @@
+"""Tasks: what all parties agree on. Immutable, named by their digest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Body, Response
+
+from api import examples
+from api.documentation import answers
+from api.routes.parameters import After, Caller, Limit, TaskId
+from api.schema import TaskPage, TaskRequest, TaskView
+from api.strict_route import StrictRoute
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+
+def task_routes(coordinator: Coordinator) -> APIRouter:
+    """Routes under /v1/tasks."""
+    router = APIRouter(tags=["tasks"], route_class=StrictRoute)
+
+    @router.post(
+        "/v1/tasks",
+        status_code=201,
+        summary="Make a task",
+        description="Fix what all parties shall agree on: classes, method, noise, who takes part. Costs nothing. "
+        "Every task is new: it has a nonce, so that its noise is its own.",
+        responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422)),
+    )
+    def create_task(
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
+    ) -> TaskView:
+        view = coordinator.create_task(request, by=by)
+        response.headers["Location"] = f"/v1/tasks/{view.task_id}"
+        return view
+
+    @router.get(
+        "/v1/tasks",
+        summary="List tasks",
+        description="All tasks, newest first.",
+        responses=answers("One page of tasks", examples.TASK_PAGE, problems=(422,)),
+    )
+    def list_tasks(after: After = None, limit: Limit = 50) -> TaskPage:
+        return coordinator.tasks(after, limit)
+
+    @router.get(
+        "/v1/tasks/{task_id}",
+        summary="Read a task",
+        description="The task itself, what all its queries cost, and how many are left.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def read_task(task_id: TaskId) -> TaskView:
+        return coordinator.task(task_id)
+
+    return router

@@ -1,0 +1,378 @@
+"""What travels over REST: requests and answers of version 1, for the server, the client and the OpenAPI document alike.
+
+Requests refuse unknown fields, so that a misspelt setting never falls back to a default. Prices are epsilons for people
+and nano-units of mu^2 (see labeler.budget) for programs; `null` stands where no finite bound exists.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from labeler.task import Level, ReleaseKind
+
+JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
+FINISHED: frozenset[JobState] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
+Strategy = Literal["all", "random", "clustered"]
+Role = Literal["admin", "requester", "viewer"]
+PartyRole = Literal["agent", "tallier"]
+LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
+
+MAX_SYNCHRONOUS_QUERIES = 64
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class View(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TaskRequest(Request):
+    """What all parties shall agree on. Give `sigma_votes` or `epsilon` (the noise is then solved for that price)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
+    method: Literal["knn", "reverse-knn"] = "knn"
+    k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    sigma_votes: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
+    epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    max_queries: Annotated[int, Field(ge=1, le=1_000_000)]
+    release: ReleaseKind = "histogram"
+    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
+    agents: (
+        Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=10_000)] | None
+    ) = None
+    """Ids of the agents that take part; all that are enrolled now, when absent."""
+
+    @model_validator(mode="after")
+    def _noise_or_price(self) -> TaskRequest:
+        if (self.sigma_votes is None) == (self.epsilon is None):
+            raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
+        return self
+
+
+class PriceView(View):
+    """What so many queries of a task cost."""
+
+    queries: int
+    delta: float
+    instance_epsilon: float | None
+    agent_epsilon: float | None
+    instance_charge_nano: int | None
+    agent_charge_nano: int | None
+    reason: str = ""
+    """Why a level has no finite price, where one has none."""
+
+
+class TaskView(View):
+    """A task as it is kept: immutable."""
+
+    task_id: str
+    """The digest."""
+    task: dict[str, Any]
+    participants: tuple[str, ...]
+    created_at: datetime
+    queries_left: int
+    price: PriceView
+    """Of all its queries."""
+
+
+class Selection(Request):
+    """Which of the images are asked about; choosing costs no privacy."""
+
+    strategy: Strategy = "all"
+    count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _count_is_given(self) -> Selection:
+        if self.strategy != "all" and self.count is None:
+            raise ValueError(f"strategy {self.strategy} needs count, how many questions to ask")
+        return self
+
+
+class EstimateRequest(Request):
+    """Price of a job, before anything is asked: name a task, or describe one."""
+
+    task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    task: TaskRequest | None = None
+    queries: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_task(self) -> EstimateRequest:
+        if (self.task_id is None) == (self.task is None):
+            raise ValueError("give exactly one of task_id and task")
+        return self
+
+
+class AccountAfter(View):
+    """One account as it would stand after a job."""
+
+    account: str
+    level: Level
+    asked_nano: int | None
+    """Null where the level has no finite price; only an account without a cap takes that."""
+    left_nano: int | None
+    """Before the job; null where the account has no cap."""
+    enough: bool
+
+
+class EstimateView(View):
+    """The price of a job, and whether the budgets would cover it now. Nothing was charged."""
+
+    price: PriceView
+    sigma_votes: float
+    total_sigma_votes: float
+    quorum: int
+    affordable: bool
+    accounts: tuple[AccountAfter, ...]
+    refusal: str = ""
+    jobs_left: int | None = None
+    """How many such jobs the tightest account still covers; null where nothing limits them."""
+
+
+class JobRequest(Request):
+    """A labelling job. Images come beside it (files, zip, Parquet); feature vectors stand in it, or come in Parquet."""
+
+    task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    name: Annotated[str, Field(max_length=200)] = ""
+    selection: Selection = Selection()
+    deadline_s: Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)] | None = None
+    features: Annotated[list[list[float]], Field(max_length=100_000)] | None = None
+    query_ids: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=100_000)] | None
+    ) = None
+    backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
+
+
+class Problem(View):
+    """RFC 9457: why a request was refused. `type` is stable; other members say more, by type."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str = ""
+
+
+class RoundView(View):
+    """One batch of a job."""
+
+    number: int
+    queries: int
+    state: Literal["waiting", "asked", "agreed", "posted", "opened"]
+    answered: tuple[str, ...] = ()
+    """Agents whose shares every tallier holds."""
+    waiting_for: tuple[str, ...] = ()
+    refused: dict[str, str] = {}
+    """Agent id -> its reason."""
+
+
+class JobView(View):
+    """A job and how far it has come."""
+
+    job_id: str
+    task_id: str
+    name: str
+    state: JobState
+    stage: str
+    """In words: what is being waited for."""
+    queries: int
+    queries_done: int
+    images: int
+    selection: Selection
+    price: PriceView
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
+    created_by: str
+    rounds: tuple[RoundView, ...] = ()
+    problem: Problem | None = None
+    ledger_seq: int | None = None
+    version: int
+
+
+class LabelsRequest(Request):
+    """A small synchronous request: up to 64 feature vectors."""
+
+    task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    features: Annotated[list[list[float]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)]
+    query_ids: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=MAX_SYNCHRONOUS_QUERIES)]
+        | None
+    ) = None
+    backbone_fingerprint: Annotated[str, Field(min_length=1, max_length=200)]
+    wait_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 30.0
+
+
+class LabelRow(View):
+    """One released answer. `noisy_votes` are released and paid for; null for the winner release."""
+
+    query_id: str
+    source: str
+    label: int
+    label_name: str | None
+    status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
+    noisy_votes: list[float] | None = None
+
+
+class LabelsView(View):
+    """The answer to a small synchronous request."""
+
+    job_id: str
+    state: JobState
+    price: PriceView
+    labels: tuple[LabelRow, ...] = ()
+
+
+class BalanceView(View):
+    """One account at one level."""
+
+    account: str
+    level: Level
+    cap_nano: int | None
+    posted_nano: int
+    reserved_nano: int
+    left_nano: int | None
+    delta: float
+    cap_epsilon: float | None
+    spent_epsilon: float | None
+    """What everything reserved and posted amounts to together, at `delta`."""
+    left_fraction: float | None
+
+
+class BudgetView(View):
+    """All accounts of the coordinator."""
+
+    accounts: tuple[BalanceView, ...]
+    head_seq: int
+    head_hash: str
+    delta: float
+
+
+class LedgerEntryView(View):
+    """One entry of the ledger."""
+
+    seq: int
+    at: datetime
+    kind: Literal["open", "cap", "reserve", "post", "void", "write-off"]
+    account: str
+    level: str
+    reservation_id: str
+    amount_nano: int
+    spent_after_nano: int | None = None
+    detail: dict[str, Any] = {}
+    hash: str
+
+
+class PartyRequest(Request):
+    """Enrol an agent or a tallier with its public keys."""
+
+    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    role: PartyRole
+    verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    seal_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    tallier: Annotated[int, Field(ge=0, le=2)] | None = None
+    """Which tallier it is, from 0; only for talliers."""
+
+
+class KeysRequest(Request):
+    """New public keys of a party."""
+
+    verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    seal_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class PartyView(View):
+    """An agent or tallier as the coordinator knows it. Nothing in it depends on private records."""
+
+    party_id: str
+    role: PartyRole
+    tallier: int | None
+    verify_key: str
+    seal_key: str
+    fingerprint: str
+    state: Literal["active", "revoked"]
+    enrolled_at: datetime
+    last_contact: datetime | None
+    is_live: bool
+    backbone_fingerprint: str | None = None
+    classes: tuple[str, ...] = ()
+    version: str = ""
+
+
+class PartiesView(View):
+    """Everybody enrolled, and whether enough are there."""
+
+    coordinator_verify_key: str
+    coordinator_seal_key: str
+    parties: tuple[PartyView, ...]
+    live_agents: int
+    live_talliers: int
+    talliers_needed: int
+    has_quorum: bool
+
+
+class TokenRequest(Request):
+    """A new access token."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    role: Role
+
+
+class TokenView(View):
+    """An access token; `token` is shown once, when it is made."""
+
+    token_id: str
+    name: str
+    role: Role
+    created_at: datetime
+    revoked_at: datetime | None = None
+    token: str | None = None
+
+
+class Check(View):
+    """One thing that must hold for the service to be ready."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+class ReadinessView(View):
+    """Whether jobs can be taken, and what is missing."""
+
+    ready: bool
+    checks: tuple[Check, ...]
+
+
+class Page(View):
+    """One page of a list; ask again with `after=next` for more."""
+
+    next: str | None = None
+
+
+class JobPage(Page):
+    items: tuple[JobView, ...]
+
+
+class TaskPage(Page):
+    items: tuple[TaskView, ...]
+
+
+class LedgerPage(Page):
+    items: tuple[LedgerEntryView, ...]
+
+
+class TokenPage(Page):
+    items: tuple[TokenView, ...]

@@ -1,0 +1,130 @@
+"""The way of a request into every route: access first, then the body, and only JSON that means one thing.
+
+FastAPI reads a body before it looks at dependencies, so access is checked one step earlier, here: a stranger's 64 MiB
+are never read. JSON is taken as RFC 8259 has it: no NaN, no Infinity, no number that overflows to one, no nesting deep
+enough to exhaust the parser, no NUL character (PostgreSQL cannot store it).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from api.access import Gate
+from api.form_parts import chunks, refuse_length
+from labeler.errors import LabelerError
+
+MAX_JSON_BYTES = 1024 * 1024
+"""Of ordinary requests."""
+MAX_FEATURES_JSON_BYTES = 64 * 1024 * 1024
+"""Of requests that carry feature vectors."""
+
+_JSON = "application/json"
+_SMALL_BYTES = 64 * 1024
+"""Parsed at once; what is larger would hold up every other request."""
+
+
+def parse_json(data: bytes) -> Any:
+    """Read one JSON document strictly.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON, holds a number that is not finite, a NUL, or is nested too deeply.
+    """
+    try:
+        text = data.decode("utf-8")
+        if "\\u0000" in text:
+            raise json.JSONDecodeError("the NUL character is not taken", "", text.index("\\u0000"))
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        # A fresh error without the document: the original carries the whole body.
+        raise json.JSONDecodeError(error.msg, "", error.pos) from None
+    except UnicodeDecodeError as error:
+        raise json.JSONDecodeError("the body is not UTF-8", "", error.start) from None
+    except RecursionError:
+        raise json.JSONDecodeError("the document is nested too deeply", "", 0) from None
+    except ValueError:
+        raise json.JSONDecodeError("a number has too many digits", "", 0) from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise json.JSONDecodeError(f"{name} is no JSON number", "", 0)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise json.JSONDecodeError("a number is too large", "", 0)
+    return number
+
+
+class StrictRequest(Request):
+    """A request whose body has a bound, and whose `json()` refuses what RFC 8259 does not know."""
+
+    def __init__(self, request: Request, *, max_body_bytes: int) -> None:
+        super().__init__(request.scope, request.receive)
+        self._max_body_bytes = max_body_bytes
+        self._read: bytes | None = None
+
+    async def body(self) -> bytes:
+        if self._read is None:
+            refuse_length(self, max_bytes=self._max_body_bytes)
+            self._read = b"".join([chunk async for chunk in chunks(self, max_bytes=self._max_body_bytes)])
+        return self._read
+
+    async def json(self) -> Any:
+        body = await self.body()
+        if len(body) <= _SMALL_BYTES:
+            return parse_json(body)
+        return await run_in_threadpool(parse_json, body)
+
+
+class StrictRoute(APIRoute):
+    """A route that asks the gate first, then looks at the kind and size of the body, then reads it."""
+
+    max_body_bytes = MAX_JSON_BYTES
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        takes_json = self.body_field is not None
+
+        async def guarded(request: Request) -> Response:
+            gate: Gate = request.app.state.gate
+            await gate.admit(request, request.scope["route"].path)
+            _refuse_nul(request.scope)
+            if not takes_json:
+                return await handle(request)
+            media_type(request, _JSON)
+            try:
+                return await handle(StrictRequest(request, max_body_bytes=self.max_body_bytes))
+            except HTTPException as error:
+                # FastAPI turns whatever happens while a body is read into "400"; ours says what it was.
+                if isinstance(error.__cause__, LabelerError):
+                    raise error.__cause__ from None
+                raise
+
+        return guarded
+
+
+def media_type(request: Request, *taken: str) -> str:
+    """The media type of a request's body, without parameters.
+
+    Raises:
+        HTTPException: 415, it is none of `taken`.
+    """
+    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if found not in taken:
+        raise HTTPException(415, f"send the body as {' or '.join(taken)}; found {found[:100] or 'no Content-Type'}")
+    return found
+
+
+def _refuse_nul(scope: Scope) -> None:
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        raise HTTPException(422, "the NUL character is not taken in a path or query")

@@ -1,0 +1,79 @@
+"""Places in the round at which a test can kill a process, to show that nothing is lost or paid twice there.
+
+    echo tallier.stored > /somewhere/fault && LABELER_FAULTS=/somewhere/fault labeler tallier ...
+
+Where LABELER_FAULTS names a file whose first line is the name of a fault point, the process that reaches that
+point removes the file and kills itself with SIGKILL, as a power cut would; where the second line is the number
+of a process, it kills that one and goes on. Only the process that removes the file kills, so one file is one
+death. Without the variable a fault point does nothing. The file must appear whole (write it elsewhere, rename it).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from labeler.errors import InvalidSetting
+
+FAULTS_VARIABLE = "LABELER_FAULTS"
+
+FAULT_POINTS: dict[str, str] = {
+    "coordinator.reserved": "The worst-case charge is reserved in the ledger; nobody has been asked.",
+    "coordinator.asked": "The agents' asks and the talliers' rounds are in the mail.",
+    "coordinator.agreed": "The contributors are agreed on and stored; nothing is charged yet.",
+    "coordinator.posted": "The charge is posted durably; no tallier has been asked for its sum.",
+    "coordinator.sum-asked": "The talliers' requests for their sums are in the mail.",
+    "coordinator.opened": "The sums are put together in memory; the release is not stored.",
+    "coordinator.released": "The release is stored durably; nobody has been told.",
+    "embedder.claimed": "The embedder holds a lease on images; no feature is computed.",
+    "embedder.embedded": "The features are written; the work is not marked as done.",
+    "agent.asked": "The agent has checked an ask; nothing is charged.",
+    "agent.charged": "The agent has charged its own ledger durably; nothing is computed.",
+    "agent.computed": "The agent has computed its shares; nothing has left it.",
+    "agent.sent": "The agent's shares were taken by the coordinator; the agent has not noted it.",
+    "tallier.received": "A share has reached the tallier; it is not stored.",
+    "tallier.stored": "The share is stored durably; it is not confirmed.",
+    "tallier.reported": "The tallier has said which shares it holds.",
+    "tallier.fixed": "The set of agents to sum is stored durably, for ever; nothing is summed.",
+    "tallier.summed": "The sum is stored durably; it has not been sent.",
+}
+"""Every fault point, and what has just happened there."""
+
+
+def fault_point(name: str) -> None:
+    """Die here if a test asks for it; see the module.
+
+    Args:
+        name: one of `FAULT_POINTS`.
+
+    Raises:
+        InvalidSetting: no such fault point, or the file names no process that may be killed.
+    """
+    if name not in FAULT_POINTS:
+        raise InvalidSetting(f"there is no fault point {name!r}; the known ones are {', '.join(FAULT_POINTS)}")
+    # Read each time, about a microsecond: a process may be given the variable after this module was loaded.
+    file_name = os.environ.get(FAULTS_VARIABLE)
+    if not file_name:
+        return
+    path = Path(file_name)
+    try:
+        lines = path.read_text().split()
+        if lines[:1] != [name]:
+            return
+        victim = _victim(lines[1:])
+        path.unlink()
+    except FileNotFoundError:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
+
+
+def _victim(lines: list[str]) -> int:
+    if not lines:
+        return os.getpid()
+    # 0 and negative numbers are groups of processes, 1 is the system's own.
+    if len(lines) > 1 or not lines[0].isdigit() or int(lines[0]) < 2:
+        raise InvalidSetting(f"the second line of the file in {FAULTS_VARIABLE} must be the number of one process")
+    return int(lines[0])

@@ -1,0 +1,1 @@
+"""The durable journal: what was charged, asked, answered and released. The only door of SQL."""

@@ -1,0 +1,240 @@
+"""What an agent must not forget: which rounds it answered under which version of its records, and what people approved.
+
+An answer is a function of the agent's noise secret, the round and the version of its records. The same round under the
+same version gives the same bytes, which were charged once. Under another version it would give the old noise around
+other votes, so it is refused for ever. The charge and the memory of it are one transaction: an agent cannot have
+answered what it did not pay for, nor pay for what it does not remember.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKey,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from feature_store.journal.chain import time_text
+from feature_store.journal.charges import Charge
+from feature_store.journal.columns import WHOLE, Moment, check_moment, json_text, now_utc, one_of
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
+from feature_store.journal.rules import forbid, remain, stay
+from labeler.errors import InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
+from labeler.task import Task, parse_task
+
+answered_rounds = Table(
+    "answered_rounds",
+    metadata,
+    Column("round_digest", Text, primary_key=True),
+    Column("shard_version", Text, nullable=False),
+    Column("reservation_id", Text, nullable=False),
+    Column("ledger_seq", WHOLE, ForeignKey("ledger_entries.seq"), nullable=False),
+    Column("num_queries", WHOLE, nullable=False),
+    Column("task_digest", Text, nullable=False),
+    UniqueConstraint("reservation_id"),
+    UniqueConstraint("ledger_seq"),
+    CheckConstraint("num_queries >= 1", name="queries"),
+    sqlite_strict=True,
+)
+stay(
+    answered_rounds,
+    ("round_digest", "shard_version", "reservation_id", "ledger_seq", "num_queries", "task_digest"),
+)
+remain(answered_rounds)
+forbid(
+    answered_rounds,
+    "paid",
+    on="INSERT",
+    when="NOT EXISTS (SELECT 1 FROM ledger_entries WHERE ledger_entries.seq = NEW.ledger_seq "
+    "AND ledger_entries.kind = 'post' AND ledger_entries.reservation_id = NEW.reservation_id)",
+    because="an answer is paid for by an entry of the ledger",
+)
+
+task_approvals = Table(
+    "task_approvals",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("requested_at", Moment, nullable=False),
+    Column("decided_at", Moment, nullable=True),
+    CheckConstraint(one_of("state", ("waiting", "approved", "revoked")), name="state"),
+    CheckConstraint("(state = 'waiting') = (decided_at IS NULL)", name="decided"),
+    sqlite_strict=True,
+)
+stay(task_approvals, ("digest", "body", "requested_at"))
+
+
+class AgentMemory:
+    """The memory of one agent, in its own journal.
+
+    Args:
+        database: the agent's journal.
+        ledger: of the same journal.
+        clock: the time now, with a time zone; for when approvals were given. Charges take the ledger's time.
+    """
+
+    def __init__(self, database: Database, ledger: Ledger, *, clock: Callable[[], datetime] = now_utc) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._clock = clock
+        database.create(*LEDGER_TABLES, answered_rounds, task_approvals)
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,
+        reservation_id: str,
+        charges: Sequence[Charge],
+        num_queries: int,
+        task_digest: str,
+        connection: Connection | None = None,
+    ) -> None:
+        """Pay for the answer to a round and remember it, durably, before anything is computed.
+
+        A round that was charged under the same version changes nothing: its noise is replayed, not drawn again.
+
+        Args:
+            round_digest: the round.
+            shard_version: of the records that answer.
+            reservation_id: names the charge in the ledger; pays for this round alone.
+            charges: at least one.
+            num_queries: of the round.
+            task_digest: of the round.
+            connection: write transaction to join.
+
+        Raises:
+            PrivacyRefusal: the round was answered under another version, or the reservation paid for something else.
+            BudgetExceeded: an account has too little left; nothing was charged.
+            InvalidSetting, NotFound, ProtocolViolation: see Ledger.reserve.
+        """
+        if type(num_queries) is not int or num_queries < 1:
+            raise InvalidSetting("a round has at least 1 query")
+        if not all(isinstance(value, str) and value for value in (round_digest, shard_version)):
+            raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
+        with writing(self._database, connection) as joined:
+            query = select(answered_rounds.c.shard_version).where(answered_rounds.c.round_digest == round_digest)
+            version = joined.execute(query).scalar()
+            if version == shard_version:
+                return
+            if version is not None:
+                raise PrivacyRefusal(
+                    "records were deleted or added since this batch was first answered; the noise of the other agents "
+                    "would be the same again, and the difference of two answers would show what changed. Ask in a new "
+                    "task (a new nonce), which is charged anew"
+                )
+            if self._ledger.state(reservation_id, connection=joined) is not None:
+                raise PrivacyRefusal(
+                    f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "
+                    "charge is one round. Name the charge after the round and the version of the records"
+                )
+            self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
+            seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
+            joined.execute(
+                insert(answered_rounds),
+                {
+                    "round_digest": round_digest,
+                    "shard_version": shard_version,
+                    "reservation_id": reservation_id,
+                    "ledger_seq": seq,
+                    "num_queries": num_queries,
+                    "task_digest": task_digest,
+                },
+            )
+
+    def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
+        """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
+
+        A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
+        """
+        query = (
+            select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+            .join(ledger_entries, ledger_entries.c.seq == answered_rounds.c.ledger_seq)
+            .where(ledger_entries.c.at >= time_text(moment))
+        )
+        with reading(self._database, connection) as joined:
+            return int(joined.execute(query).scalar_one())
+
+    # What a person at the site has to say.
+
+    def request(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Ask for approval of a task; one that was asked for before, or decided, stays as it is."""
+        with writing(self._database, connection) as joined:
+            if self._approval(task.digest, joined) is None:
+                joined.execute(
+                    insert(task_approvals),
+                    {
+                        "digest": task.digest,
+                        "body": json_text(task.model_dump(mode="json")),
+                        "state": "waiting",
+                        "requested_at": check_moment(at),
+                    },
+                )
+
+    def approve(self, digest: str, *, connection: Connection | None = None) -> None:
+        """Let the agent answer a task.
+
+        Raises:
+            NotFound: nobody asked for it; a person approves what was shown.
+        """
+        self._decide(digest, "approved", connection)
+
+    def revoke_approval(self, digest: str, *, connection: Connection | None = None) -> None:
+        """Let the agent answer nothing more of a task, until it is approved again.
+
+        Raises:
+            NotFound: nobody asked for it.
+        """
+        self._decide(digest, "revoked", connection)
+
+    def is_approved(self, digest: str, *, connection: Connection | None = None) -> bool:
+        """Whether a person lets the agent answer a task."""
+        with reading(self._database, connection) as joined:
+            return self._approval(digest, joined) == "approved"
+
+    def waiting(self, *, connection: Connection | None = None) -> list[tuple[str, Task, datetime]]:
+        """What still has to be decided, oldest first: digest, task, and when it was first asked for."""
+        query = (
+            select(task_approvals)
+            .where(task_approvals.c.state == "waiting")
+            .order_by(task_approvals.c.requested_at, task_approvals.c.digest)
+        )
+        with reading(self._database, connection) as joined:
+            rows = joined.execute(query).all()
+        found = [(row.digest, parse_task(json.loads(row.body)), row.requested_at) for row in rows]
+        if any(task.digest != digest for digest, task, _ in found):
+            raise JournalBroken("a task that waits for approval is not the one that was asked for; restore a backup")
+        return found
+
+    def _approval(self, digest: str, connection: Connection) -> str | None:
+        query = select(task_approvals.c.state).where(task_approvals.c.digest == digest)
+        found: str | None = connection.execute(query).scalar()
+        return found
+
+    def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
+        with writing(self._database, connection) as joined:
+            known = self._approval(digest, joined)
+            if known is None:
+                raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
+            if known != state:
+                joined.execute(
+                    update(task_approvals)
+                    .where(task_approvals.c.digest == digest)
+                    .values(state=state, decided_at=check_moment(self._clock()))
+                )

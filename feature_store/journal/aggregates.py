@@ -1,0 +1,76 @@
+"""Sums of single talliers as they arrive at the coordinator, kept until the round is opened.
+
+A tallier's sum is fixed by the first that arrives: another one of the same round would be over other agents, and two
+sums of one round differ by single ballots. When the release is stored the sums are dropped; their digests stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from sqlalchemy import Connection, insert, select, update
+
+from feature_store.journal.database import Database
+from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares, rounds
+from feature_store.journal.joining import reading, writing
+from labeler.errors import NotFound, NotReady, PrivacyRefusal
+
+
+class AggregateStore:
+    """All sums of talliers that wait to be put together. Secret until then: never printed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.create(*JOB_TABLES)
+
+    def put(self, round_digest: str, tallier_id: str, data: bytes, *, connection: Connection | None = None) -> None:
+        """Keep one tallier's sum; the same bytes again change nothing, also after they were dropped.
+
+        Raises:
+            NotFound: there is no such round.
+            NotReady: its charge is not posted yet.
+            PrivacyRefusal: this tallier has sent another sum of this round.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        table = aggregate_shares
+        this = (table.c.round_digest == round_digest) & (table.c.tallier_id == tallier_id)
+        with writing(self._database, connection) as joined:
+            known = joined.execute(select(table.c.data_digest).where(this)).scalar()
+            if known == digest:
+                return
+            if known is not None:
+                raise PrivacyRefusal(
+                    f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
+                    "once, so the second is refused for ever. Find out why its journal forgot the first"
+                )
+            state = joined.execute(select(rounds.c.state).where(rounds.c.round_digest == round_digest)).scalar()
+            if state is None:
+                raise NotFound(f"there is no round {round_digest[:12]!r}")
+            if state != "posted":
+                raise NotReady(f"round {round_digest[:12]!r} is {state}; a sum is taken while its round is posted only")
+            joined.execute(
+                insert(table),
+                {"round_digest": round_digest, "tallier_id": tallier_id, "data": data, "data_digest": digest},
+            )
+
+    def of(self, round_digest: str, *, connection: Connection | None = None) -> dict[str, bytes]:
+        """Tallier id -> its sum, of those that have arrived and were not dropped."""
+        table = aggregate_shares
+        query = select(table.c.tallier_id, table.c.data).where(
+            table.c.round_digest == round_digest, table.c.data.is_not(None)
+        )
+        with reading(self._database, connection) as joined:
+            return {row.tallier_id: bytes(row.data) for row in joined.execute(query)}
+
+    def delete(self, round_digest: str, *, connection: Connection | None = None) -> None:
+        """Drop the sums of a round; which they were stays known."""
+        with writing(self._database, connection) as joined:
+            drop_sums(joined, round_digest)
+
+
+def drop_sums(connection: Connection, round_digest: str) -> None:
+    """Drop the sums of a round, in a write transaction."""
+    table = aggregate_shares
+    connection.execute(
+        update(table).where(table.c.round_digest == round_digest, table.c.data.is_not(None)).values(data=None)
+    )

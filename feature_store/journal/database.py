@@ -1,0 +1,271 @@
+"""One door to a SQL database that keeps what it acknowledged: SQLite beside the data, or PostgreSQL by URL.
+
+Writers stand in one line: a write transaction holds the only pen, in this process (a lock) and among processes (one
+owner of a SQLite file; one advisory lock in PostgreSQL). So a chain of entries has no gaps and no races, and a
+transaction that reads a balance and charges it cannot be overtaken. When `write` is left without an error, what was
+written survives a power cut; when it is left with one, nothing of it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from sqlalchemy import Column, Connection, Dialect, Engine, MetaData, Table, Text, insert, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from feature_store.durable import exclusive, sync_folder
+from feature_store.journal.engines import POSTGRESQL_LOCK, postgresql_engine, sqlite_engines
+from feature_store.journal.outages import translating
+from feature_store.journal.storage import check_private, check_synced, create_private
+from labeler.errors import InvalidSetting, JournalInUse, OutputInUse, UnsafeStorage
+
+__all__ = ["VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
+
+VERSION = "1"
+"""Of the tables; a journal of another version is refused."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+"""Every table of every journal; a process makes only those of the stores it opens (`Database.create`)."""
+
+journal_about = Table(
+    "journal_about", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False)
+)
+
+
+class Database:
+    """An open journal; made by `open_database`, shared by all threads of a process.
+
+    Attributes:
+        what: the journal in words, for messages: a file name, or host and database; never a password.
+        is_read_only: True where `write` is refused.
+        anchor: the small file that remembers the ledger's head, where there is one.
+    """
+
+    def __init__(
+        self, writer: Engine, reader: Engine, *, what: str, is_read_only: bool, anchor: Path | None, owned: ExitStack
+    ) -> None:
+        self.what = what
+        self.is_read_only = is_read_only
+        self.anchor = anchor
+        self._writer = writer
+        self._reader = reader
+        self._owned = owned
+        self._pen = threading.Lock()
+        self._pen_holder: int | None = None
+        self._after_commit: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"Database({self.what!r})"
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self._writer.dialect.name
+
+    @property
+    def sql_dialect(self) -> Dialect:
+        """How statements are compiled for it."""
+        return self._writer.dialect
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One write transaction, alone in its journal; durable when the block ends, undone whole if it raises.
+
+        It must not be nested in the same thread: pass the connection on instead.
+
+        Raises:
+            Unavailable: the disk is full, the database locked or out of reach.
+            InvalidSetting: the journal was opened for reading only.
+        """
+        if self.is_read_only:
+            raise InvalidSetting(f"{self.what} was opened for reading only")
+        if self._pen_holder == threading.get_ident():
+            raise RuntimeError("a write transaction is open in this thread; pass its connection on")
+        with self._pen:
+            self._pen_holder = threading.get_ident()
+            self._after_commit.clear()
+            try:
+                with translating(self.what), self._writer.begin() as connection:
+                    if self.dialect == "postgresql":
+                        # Taken first: every later statement of the transaction sees what the last writer committed.
+                        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRESQL_LOCK})
+                    yield connection
+                for step in self._after_commit:
+                    step()
+            finally:
+                self._pen_holder = None
+
+    def after_commit(self, step: Callable[[], None]) -> None:
+        """Do something once the write transaction that is open in this thread is durable, before the next begins."""
+        if self._pen_holder != threading.get_ident():
+            raise RuntimeError("no write transaction is open in this thread")
+        self._after_commit.append(step)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One read transaction: a single moment of the journal, in which nothing can be written.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        with translating(self.what), self._reader.begin() as connection:
+            yield connection
+
+    def create(self, *tables: Table) -> None:
+        """Make the given tables where they are missing, with all that hangs on them.
+
+        Raises:
+            InvalidSetting: the journal was made by another version.
+            UnsafeStorage: the journal is read-only and lacks a table.
+        """
+        wanted = [journal_about, *tables]
+        with self.read() as connection:
+            present = set(inspect(connection).get_table_names())
+        missing = [table.name for table in wanted if table.name not in present]
+        if missing and self.is_read_only:
+            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0]!r}")
+        if missing:
+            with self.write() as connection:
+                metadata.create_all(connection, tables=wanted)
+                if connection.execute(select(journal_about.c.value)).first() is None:
+                    connection.execute(insert(journal_about), {"name": "version", "value": VERSION})
+        with self.read() as connection:
+            query = select(journal_about.c.value).where(journal_about.c.name == "version")
+            found = connection.execute(query).scalar()
+        if found != VERSION:
+            raise InvalidSetting(
+                f"{self.what} has tables of version {found}, and this program knows version {VERSION}; "
+                "use the program that made it, or read the page on upgrades"
+            )
+
+    def close(self) -> None:
+        """Let go of every connection and of the file; may be called twice."""
+        self._reader.dispose()
+        self._writer.dispose()
+        self._owned.close()
+
+
+def open_database(
+    target: str | Path,
+    *,
+    anchor: Path | None = None,
+    read_only: bool = False,
+    allow_unsynced: bool = False,
+    busy_timeout_s: float = 10.0,
+) -> Database:
+    """Open a journal, and refuse it where an acknowledged charge could be lost.
+
+    Args:
+        target: path of a SQLite file (made where it is missing), or a URL: sqlite:///PATH, postgresql://...
+        anchor: a local file that remembers the ledger's head; see `feature_store.journal.anchor`.
+        read_only: look only; allowed while another process owns a SQLite journal.
+        allow_unsynced: accept file systems in memory. For tests.
+        busy_timeout_s: how long to wait for another connection's transaction.
+
+    Raises:
+        InvalidSetting: the target is no file and no known URL.
+        UnsafeStorage: memory, a network file system, loose permissions, or settings that give up durability.
+        JournalInUse: another process owns the SQLite file.
+        Unavailable: the database cannot be reached or opened.
+    """
+    url = _parse(target)
+    if url.get_backend_name() == "sqlite":
+        return _open_sqlite(
+            Path(url.database or ""),
+            anchor=anchor,
+            read_only=read_only,
+            allow_unsynced=allow_unsynced,
+            busy_timeout_s=busy_timeout_s,
+        )
+    what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
+    engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
+    # One moment of the journal per reading transaction, in which nothing can be written.
+    reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return _opened(Database(engine, reader, what=what, is_read_only=read_only, anchor=anchor, owned=ExitStack()))
+
+
+def _open_sqlite(
+    path: Path, *, anchor: Path | None, read_only: bool, allow_unsynced: bool, busy_timeout_s: float
+) -> Database:
+    path = path.resolve()  # so that two names of one file share one lock
+    what = f"the journal {path.name}"
+    if not path.parent.is_dir():
+        raise InvalidSetting(f"{what}: its folder does not exist; make it first")
+    if not allow_unsynced:
+        check_synced(path)
+    with ExitStack() as owned:
+        if read_only and not path.exists():
+            raise InvalidSetting(f"{what} does not exist, and was to be opened for reading only")
+        if not read_only:
+            _own(path, owned)
+            if create_private(path):
+                sync_folder(path.parent)
+        check_private(path)
+        writer, reader = sqlite_engines(path, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
+        database = Database(writer, reader, what=what, is_read_only=read_only, anchor=anchor, owned=owned.pop_all())
+    return _opened(database)
+
+
+def _own(path: Path, owned: ExitStack) -> None:
+    lock = path.with_name(path.name + ".lock")
+    create_private(lock)
+    try:
+        owned.enter_context(exclusive(lock, f"the journal {path.name}"))
+    except OutputInUse:
+        raise JournalInUse(
+            f"another process holds the journal {path.name}; one process at a time may write it. Stop the other one, "
+            "or open the journal for reading only"
+        ) from None
+
+
+def _opened(database: Database) -> Database:
+    """Connect once, so that settings are checked at the start and not at the first charge."""
+    try:
+        if not database.is_read_only:
+            with database.write():  # first: it makes the file a journal, which readers then find
+                pass
+        with database.read():
+            pass
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _parse(target: str | Path) -> URL:
+    if isinstance(target, Path) or "://" not in target:
+        if str(target) in ("", ".", ":memory:") or str(target).startswith("file:"):
+            raise UnsafeStorage("a journal in memory forgets every charge; give it a file")
+        return URL.create("sqlite", database=str(target))
+    try:
+        url = make_url(target)
+    except (ArgumentError, ValueError):
+        # The text may hold a password, so it is not repeated.
+        raise InvalidSetting("the journal's URL cannot be read; use postgresql://USER:PASSWORD@HOST/DATABASE") from None
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:") or str(url.database).startswith("file:"):
+            raise UnsafeStorage("a journal in memory forgets every charge; give it a file")
+        if url.query:
+            raise InvalidSetting("a SQLite journal takes no options in its URL; give it a path")
+        return url
+    if url.get_backend_name() != "postgresql":
+        raise InvalidSetting("a journal is a SQLite file or a postgresql:// URL")
+    return url.set(drivername="postgresql+psycopg")

@@ -1,0 +1,133 @@
+"""Connections with settings that keep what was committed, read back and checked on every one of them.
+
+A setting that was asked for is not a setting that took: SQLite falls back silently (no WAL on some file systems), and
+PostgreSQL may be configured for speed. Each new connection is therefore asked what it really does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.pool import QueuePool
+
+from labeler.errors import InvalidSetting, UnsafeStorage
+
+POSTGRESQL_LOCK = 0x6C6162656C657201
+"""Of the journal's writers, among the advisory locks of one PostgreSQL database."""
+
+SYNCHRONOUS_FULL = 2
+
+CHECKPOINT_PAGES = 4000
+"""Of the write-ahead log, 16 MB: a commit of the ledger writes a handful, and a checkpoint costs two more syncs."""
+
+POSTGRESQL_SETTINGS = {
+    "fsync": ("on",),
+    "full_page_writes": ("on",),
+    "synchronous_commit": ("on", "remote_apply"),
+    "session_replication_role": ("origin",),  # "replica" would switch the triggers off
+}
+"""What PostgreSQL must answer so that a commit survives a power cut and entries stay as they are."""
+
+_READERS = 8
+
+
+def sqlite_engines(path: Path, *, what: str, read_only: bool, busy_timeout_s: float) -> tuple[Engine, Engine]:
+    """The one writing connection of a SQLite journal, and the pool of its readers."""
+    reader = _sqlite_engine(path, what=what, begin="BEGIN", mode="ro", timeout_s=busy_timeout_s, connections=_READERS)
+    if read_only:
+        return reader, reader
+    writer = _sqlite_engine(
+        path, what=what, begin="BEGIN IMMEDIATE", mode="rw", timeout_s=busy_timeout_s, connections=1
+    )
+    return writer, reader
+
+
+def postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: float) -> Engine:
+    """A pool of connections whose durability was checked."""
+    timeout_ms = max(1, round(1000 * busy_timeout_s))
+    options = f"-c lock_timeout={timeout_ms} -c idle_in_transaction_session_timeout={60_000 + timeout_ms}"
+    if read_only:
+        options += " -c default_transaction_read_only=on"
+    try:
+        engine = create_engine(
+            url,
+            hide_parameters=True,
+            pool_pre_ping=True,
+            pool_size=_READERS,
+            max_overflow=_READERS,
+            pool_timeout=busy_timeout_s,
+            connect_args={"options": options, "connect_timeout": 10, "application_name": "labeler"},
+        )
+    except (ImportError, NoSuchModuleError):
+        raise InvalidSetting("PostgreSQL needs the package psycopg: install private-labeler[postgres]") from None
+
+    @event.listens_for(engine, "connect")
+    def check(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            for name, good in POSTGRESQL_SETTINGS.items():
+                found = cursor.execute(f"SHOW {name}").fetchone()[0]
+                if found not in good:
+                    raise UnsafeStorage(
+                        f"{what}: PostgreSQL runs with {name} = {found}, and a journal needs {name} = {good[0]}: "
+                        "otherwise charges could be lost or rewritten. Change it and start again"
+                    )
+        connection.rollback()
+
+    return engine
+
+
+def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: float, connections: int) -> Engine:
+    uri = f"file:{quote(str(path))}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level=None: transactions begin and end where this project says so, and nowhere else.
+        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare_sqlite(connection, what=what, writable=mode == "rw")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine(
+        "sqlite://",
+        creator=connect,
+        hide_parameters=True,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=timeout_s,
+        poolclass=QueuePool,
+    )
+
+    @event.listens_for(engine, "begin")
+    def start(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:
+    if writable:
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    else:
+        connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute("PRAGMA recursive_triggers = ON")  # so that INSERT OR REPLACE cannot pass a delete trigger
+    connection.execute("PRAGMA fullfsync = ON")  # where the system's fsync stops at the disk's cache (macOS)
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
+    wanted = {"journal_mode": "wal", "synchronous": SYNCHRONOUS_FULL, "foreign_keys": 1, "recursive_triggers": 1}
+    for name, value in wanted.items():
+        found = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        if found != value:
+            raise UnsafeStorage(
+                f"{what}: SQLite answers {name} = {found}, and a journal needs {value}: otherwise charges could be "
+                "lost. Use a local disk that supports shared memory files, or PostgreSQL"
+            )

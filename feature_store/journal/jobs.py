@@ -1,0 +1,293 @@
+"""Jobs and their rounds, as the coordinator keeps them: what a restarted process needs to go on.
+
+A job's state is changed by compare-and-set, so that of two who end it one wins and both learn who. A finished job never
+changes again. The steps of a round are described in `rounds`; each may be repeated, and changes nothing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, case, insert, literal, select, update
+
+from feature_store.journal import rounds as steps
+from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
+from feature_store.journal.database import Database
+from feature_store.journal.job_records import (
+    Idempotency,
+    JobRecord,
+    JobState,
+    RoundRecord,
+    RoundState,
+    check_rounds,
+)
+from feature_store.journal.job_tables import FINISHED, JOB_STATES, JOB_TABLES, idempotency_keys, jobs, rounds
+from feature_store.journal.joining import before, check_limit, reading, writing
+from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, ProtocolViolation, TryAgain
+
+__all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundRecord", "RoundState"]
+
+
+class JobStore:
+    """All jobs of a coordinator. Every method that writes can join a transaction by `connection`.
+
+    Args:
+        database: the coordinator's journal.
+        clock: the time now, with a time zone; used for `updated_at`.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        database.create(*JOB_TABLES)
+
+    def add(
+        self,
+        job: JobRecord,
+        rounds_of_job: Sequence[RoundRecord],
+        *,
+        idempotency: Idempotency | None = None,
+        connection: Connection | None = None,
+    ) -> JobRecord:
+        """Keep a new job with its rounds and the key it was sent under, or nothing of it.
+
+        Raises:
+            InvalidSetting: the rounds are not the job's (see `check_rounds`).
+            IdempotencyMismatch: the key made another job out of another request.
+            TryAgain: the key made a job of the same request in the meantime; look at `known` again.
+            ProtocolViolation: the job id is taken.
+        """
+        check_rounds(job, list(rounds_of_job))
+        with writing(self._database, connection) as joined:
+            if idempotency is not None:
+                self._check_key(idempotency, job, joined)
+            if joined.execute(select(jobs.c.job_id).where(jobs.c.job_id == job.job_id)).first() is not None:
+                raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
+            joined.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.columns})
+            names = ("job_id", "number", "first_query", "num_queries", "state")
+            if rounds_of_job:
+                joined.execute(insert(rounds), [{name: getattr(one, name) for name in names} for one in rounds_of_job])
+            for one in rounds_of_job:
+                if one.round_digest:
+                    steps.set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
+            if idempotency is not None:
+                joined.execute(insert(idempotency_keys), asdict(idempotency))
+        return job
+
+    def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
+        """What a key was used for, or None; asked with the `connection` that adds the job, nobody comes between."""
+        query = select(idempotency_keys).where(idempotency_keys.c.token_id == token_id, idempotency_keys.c.key == key)
+        with reading(self._database, connection) as joined:
+            row = joined.execute(query).first()
+        return None if row is None else Idempotency(**row._mapping)
+
+    def get(self, job_id: str, *, connection: Connection | None = None) -> JobRecord:
+        """One job.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        with reading(self._database, connection) as joined:
+            row = joined.execute(select(jobs).where(jobs.c.job_id == job_id)).first()
+        if row is None:
+            raise NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
+        return JobRecord(**row._mapping)
+
+    def unfinished(self, *, connection: Connection | None = None) -> list[JobRecord]:
+        """Every job that still has to be moved on, oldest first."""
+        query = select(jobs).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)
+        with reading(self._database, connection) as joined:
+            return [JobRecord(**row._mapping) for row in joined.execute(query)]
+
+    def change(
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        expected: Collection[JobState],
+        problem: Mapping[str, Any] | None = None,
+        connection: Connection | None = None,
+    ) -> JobRecord:
+        """Move a job to a state if it is in one of those expected; else nothing happens.
+
+        Args:
+            job_id: the job.
+            state: the new state.
+            expected: states it is moved from; a finished job is never moved, whatever stands here.
+            problem: why it ends (RFC 9457); left as it is where None.
+            connection: write transaction to join.
+
+        Returns:
+            The job as it is now; compare its state to learn whether it was moved.
+
+        Raises:
+            NotFound: there is no such job.
+            InvalidSetting: there is no such state.
+        """
+        unknown = {state, *expected} - set(JOB_STATES)
+        if unknown:
+            raise InvalidSetting(f"a job is {', '.join(JOB_STATES)}; found {min(unknown)!r}")
+        values: dict[str, Any] = {"state": state}
+        if problem is not None:
+            json_text(dict(problem))
+            values["problem"] = dict(problem)
+        with writing(self._database, connection) as joined:
+            before = self.get(job_id, connection=joined)
+            if before.state in set(expected) - FINISHED and (before.state != state or problem is not None):
+                same = (jobs.c.job_id == job_id) & (jobs.c.state == before.state)
+                joined.execute(update(jobs).where(same).values(**values, **self._stamp()))
+            return self.get(job_id, connection=joined)
+
+    def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
+        """Raise the version, so that watchers look again; a finished job stays as it is."""
+        with writing(self._database, connection) as joined:
+            joined.execute(
+                update(jobs).where(jobs.c.job_id == job_id, jobs.c.state.not_in(FINISHED)).values(**self._stamp())
+            )
+
+    # The rounds of a job.
+
+    def rounds(self, job_id: str, *, connection: Connection | None = None) -> list[RoundRecord]:
+        """The rounds of a job in order; none where there is no such job."""
+        with reading(self._database, connection) as joined:
+            return steps.read_rounds(joined, rounds.c.job_id == job_id)
+
+    def round_of(self, round_digest: str, *, connection: Connection | None = None) -> RoundRecord:
+        """The round of a digest.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with reading(self._database, connection) as joined:
+            found = steps.read_rounds(joined, rounds.c.round_digest == round_digest)
+        if not found:
+            raise NotFound(f"there is no round {round_digest[:12]!r}")
+        return found[0]
+
+    def set_batches(
+        self, job_id: str, batches: Sequence[tuple[int, str, str]], *, connection: Connection | None = None
+    ) -> None:
+        """Tie rounds to their queries: (number, batch digest, round digest) each, once.
+
+        Raises:
+            PrivacyRefusal: a round has other digests, or its round digest belongs to another round.
+        """
+        self._do(job_id, lambda joined: steps.set_batches(joined, job_id, batches), connection)
+
+    def set_asked(self, job_id: str, number: int, *, connection: Connection | None = None) -> None:
+        """Note, before the first question leaves, that it will."""
+        self._do(job_id, lambda joined: steps.set_asked(joined, job_id, number), connection)
+
+    def report_holdings(
+        self,
+        job_id: str,
+        number: int,
+        tallier_id: str,
+        mapping: Mapping[str, str | bytes],
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Keep what a tallier holds: agent id -> sharing id (16 bytes, or in hexadecimal)."""
+        self._do(job_id, lambda joined: steps.report_holdings(joined, job_id, number, tallier_id, mapping), connection)
+
+    def report_refusal(
+        self,
+        job_id: str,
+        number: int,
+        agent_id: str,
+        sentence: str,
+        is_final: bool,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Keep why an agent does not answer."""
+        self._do(
+            job_id,
+            lambda joined: steps.report_refusal(joined, job_id, number, agent_id, sentence, is_final),
+            connection,
+        )
+
+    def fix_contributors(
+        self, job_id: str, number: int, contributors: Collection[str], *, connection: Connection | None = None
+    ) -> None:
+        """Fix who is summed in a round, once for ever.
+
+        Raises:
+            PrivacyRefusal: other agents were fixed before.
+            NotReady: nobody was asked yet, or the job is finished.
+        """
+        self._do(job_id, lambda joined: steps.fix_contributors(joined, job_id, number, contributors), connection)
+
+    def set_posted(self, job_id: str, number: int, ledger_seq: int, *, connection: Connection | None = None) -> None:
+        """Note the entry of the ledger that posted the round's charge; it must exist in the same journal.
+
+        Raises:
+            PrivacyRefusal: the entry does not post the reservation JOB/NUMBER.
+            NotReady: the contributors are not fixed, or the job is finished.
+        """
+        self._do(job_id, lambda joined: steps.set_posted(joined, job_id, number, ledger_seq), connection)
+
+    def store_release(self, job_id: str, number: int, data: bytes, *, connection: Connection | None = None) -> None:
+        """Store what a round opened, once for ever; the round is then opened and the talliers' sums are dropped.
+
+        To finish the job in the same transaction, call `change` after this.
+
+        Raises:
+            PrivacyRefusal: something else was released before.
+            NotReady: the charge is not posted, or the job is finished.
+        """
+        self._do(job_id, lambda joined: steps.store_release(joined, job_id, number, data), connection)
+
+    def release(self, job_id: str, number: int, *, connection: Connection | None = None) -> bytes | None:
+        """What a round opened, or None."""
+        with reading(self._database, connection) as joined:
+            return steps.read_release(joined, job_id, number)
+
+    def list(
+        self, *, after: str | None = None, limit: int = 100, states: Collection[JobState] | None = None
+    ) -> list[JobRecord]:
+        """Jobs, newest first.
+
+        Args:
+            after: `cursor` of the last job of the page before.
+            limit: most jobs returned, 1 to 1000.
+            states: only jobs in one of these.
+
+        Raises:
+            InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
+        """
+        query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(check_limit(limit))
+        if after is not None:
+            query = query.where(before(after, jobs.c.created_at, jobs.c.job_id))
+        if states is not None:
+            query = query.where(jobs.c.state.in_(sorted(states)))
+        with self._database.read() as connection:
+            return [JobRecord(**row._mapping) for row in connection.execute(query)]
+
+    def _do(self, job_id: str, step: Callable[[Connection], bool], connection: Connection | None) -> None:
+        with writing(self._database, connection) as joined:
+            if step(joined):
+                self.touch(job_id, connection=joined)
+
+    def _stamp(self) -> dict[str, Any]:
+        now = literal(check_moment(self._clock()), Moment())
+        # A clock set back does not make a later version look older.
+        return {
+            "version": jobs.c.version + 1,
+            "updated_at": case((jobs.c.updated_at < now, now), else_=jobs.c.updated_at),
+        }
+
+    def _check_key(self, idempotency: Idempotency, job: JobRecord, connection: Connection) -> None:
+        if idempotency.job_id != job.job_id:
+            raise InvalidSetting("an idempotency key names the job it is kept with")
+        known = self.known(idempotency.token_id, idempotency.key, connection=connection)
+        if known is None:
+            return
+        if known.body_digest != idempotency.body_digest:
+            raise IdempotencyMismatch(
+                f"this idempotency key made job {known.job_id!r} out of another request; use a new one for this"
+            )
+        raise TryAgain(f"the same request made job {known.job_id!r} at this moment; send it again to get that job")

@@ -1,0 +1,82 @@
+"""What a database's own errors mean to whoever asked, in the tree of `labeler.errors`.
+
+Only trouble with the storage is translated: full, unreadable, locked, out of reach, damaged. A broken constraint is a
+mistake of the caller and passes through as it is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from labeler.errors import JournalBroken, LabelerError, Unavailable
+
+_KEPT = "Nothing of this step was kept; it can be repeated"
+_IN_DOUBT = "Whether this step was kept is not known; repeat it, twice equals once"
+
+
+@contextmanager
+def translating(what: str) -> Iterator[None]:
+    """Raise Unavailable or JournalBroken where the database reports trouble with its storage.
+
+    Args:
+        what: the journal in words, without a password.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        translated = translate(error, what)
+        if translated is None:
+            raise
+        raise translated from error
+    except PoolTimeout as error:
+        raise Unavailable(f"{what}: every connection is busy. {_KEPT} later") from error
+
+
+def translate(error: DBAPIError, what: str) -> LabelerError | None:
+    """The error of this project that a database's error stands for; None where it is about the statement itself."""
+    if isinstance(error, IntegrityError):
+        return None
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error.orig, what)
+    return _of_postgresql(error, what)
+
+
+def _of_sqlite(error: sqlite3.Error, what: str) -> LabelerError | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    name = getattr(error, "sqlite_errorname", "")
+    if primary == sqlite3.SQLITE_FULL:
+        return Unavailable(f"{what}: the disk is full. {_KEPT} once there is room")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"{what}: another connection holds it locked. {_KEPT} when that one is done")
+    if primary == sqlite3.SQLITE_IOERR:
+        return Unavailable(f"{what}: the disk does not read or write ({name}). {_IN_DOUBT} after looking at the disk")
+    if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return Unavailable(f"{what}: it cannot be opened or written ({name}). {_KEPT} once its permissions allow it")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return JournalBroken(f"{what}: the file is damaged ({name}). Restore the newest backup")
+    return None
+
+
+def _of_postgresql(error: DBAPIError, what: str) -> LabelerError | None:
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if error.connection_invalidated or state.startswith(("08", "57P")):
+        return Unavailable(f"{what}: the connection to PostgreSQL was lost. {_IN_DOUBT}")
+    if state == "53100":
+        return Unavailable(f"{what}: the disk of PostgreSQL is full. {_KEPT} once there is room")
+    if state.startswith("53"):
+        return Unavailable(f"{what}: PostgreSQL is out of memory or connections ({state}). {_KEPT} later")
+    if state in ("55P03", "57014", "40001", "40P01"):
+        return Unavailable(f"{what}: another connection holds it locked ({state}). {_KEPT} when that one is done")
+    if state.startswith("58"):
+        return Unavailable(f"{what}: the disk of PostgreSQL does not read or write ({state}). {_IN_DOUBT}")
+    if state in ("XX001", "XX002"):
+        return JournalBroken(f"{what}: PostgreSQL reports damaged data ({state}). Restore the newest backup")
+    if not state and type(error.orig).__name__ == "OperationalError":
+        return Unavailable(f"{what}: PostgreSQL cannot be reached or refused the login")
+    return None

@@ -1,0 +1,317 @@
+"""Who is enrolled: agents and talliers, their public keys, their last contact, and how far their journals are.
+
+A key is used by one party, once: a key that was replaced or revoked is never taken again, and no two parties share one.
+The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
+charges, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    Table,
+    Text,
+    insert,
+    select,
+    text,
+    update,
+)
+
+from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.rules import forbid, remain, stay
+from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
+from labeler.messages import COORDINATOR
+from labeler.tally import MAX_TALLIERS
+from labeler.untrusted import check_party_id
+
+Role = Literal["agent", "tallier"]
+State = Literal["active", "revoked"]
+
+parties = Table(
+    "parties",
+    metadata,
+    Column("party_id", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("tallier", WHOLE, nullable=True),
+    Column("verify_key", Text, nullable=False, unique=True),
+    Column("seal_key", Text, nullable=False, unique=True),
+    Column("state", Text, nullable=False),
+    Column("enrolled_at", Moment, nullable=False),
+    Column("last_contact", Moment, nullable=True),
+    Column("facts", Json, nullable=False),
+    Column("journal_seq", WHOLE, nullable=False),
+    Column("journal_hash", Text, nullable=False),
+    CheckConstraint(one_of("role", ("agent", "tallier")), name="role"),
+    CheckConstraint(one_of("state", ("active", "revoked")), name="state"),
+    CheckConstraint("(role = 'tallier') = (tallier IS NOT NULL)", name="tallier"),
+    CheckConstraint(f"tallier IS NULL OR tallier BETWEEN 0 AND {MAX_TALLIERS - 1}", name="number"),
+    Index(
+        "ix_parties_active_tallier",
+        "tallier",
+        unique=True,
+        sqlite_where=text("state = 'active'"),
+        postgresql_where=text("state = 'active'"),
+    ),
+    sqlite_strict=True,
+)
+stay(parties, ("party_id", "role", "tallier", "enrolled_at"))
+remain(parties)
+forbid(
+    parties,
+    "witness",
+    on="UPDATE",
+    when="NEW.journal_seq < OLD.journal_seq",
+    because="the journal of a party never gets shorter",
+)
+
+party_keys = Table(
+    "party_keys",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("party_id", Text, ForeignKey("parties.party_id"), nullable=False),
+    sqlite_strict=True,
+)
+"""Every key that was ever enrolled."""
+stay(party_keys, ("key", "party_id"))
+remain(party_keys)
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class Head(Protocol):
+    """How far a journal is: feature_store.journal.ledger.Head."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def hash(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class PartyRecord:
+    """A party as the coordinator knows it.
+
+    Attributes:
+        party_id: its name.
+        role: agent or tallier.
+        tallier: which tallier it is, from 0; None for an agent.
+        verify_key, seal_key: public, 64 hexadecimal digits.
+        state: revoked parties are neither asked nor believed.
+        enrolled_at: when.
+        last_contact: when it was last heard of; None if never.
+        facts: what it says of itself; nothing private.
+        journal_seq, journal_hash: the furthest head of its own journal it has reported; 0 and "" if none.
+    """
+
+    party_id: str
+    role: Role
+    tallier: int | None
+    verify_key: str
+    seal_key: str
+    state: State
+    enrolled_at: datetime
+    last_contact: datetime | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    journal_seq: int = 0
+    journal_hash: str = ""
+
+
+class PartyStore:
+    """All parties of a coordinator. Every method that writes can join a transaction by `connection`.
+
+    Args:
+        database: the coordinator's journal.
+        clock: the time now, with a time zone; used for `enrolled_at`.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        database.create(parties, party_keys)
+
+    def enrol(
+        self,
+        party_id: str,
+        role: Role,
+        verify_key: str,
+        seal_key: str,
+        *,
+        tallier: int | None = None,
+        connection: Connection | None = None,
+    ) -> PartyRecord:
+        """Enrol a party; the same again changes nothing.
+
+        Raises:
+            InvalidSetting: a tallier without a number from 0 to 2, an agent with one, or a malformed key.
+            ProtocolViolation: the id is known with another role or other keys, a key was used before, or another
+                active tallier has this number.
+        """
+        check_party_id(party_id, "the id of a party")
+        if party_id == COORDINATOR:
+            raise InvalidSetting(f"the id {COORDINATOR!r} is the coordinator's own; choose another")
+        if role not in ("agent", "tallier"):
+            raise InvalidSetting("a party is an agent or a tallier")
+        if (role == "tallier") != (tallier is not None):
+            raise InvalidSetting("a tallier has a number from 0, and an agent has none")
+        if tallier is not None and (type(tallier) is not int or not 0 <= tallier < MAX_TALLIERS):
+            raise InvalidSetting(f"the number of a tallier lies between 0 and {MAX_TALLIERS - 1}")
+        _check_keys(verify_key, seal_key)
+        with writing(self._database, connection) as joined:
+            known = self._find(party_id, joined)
+            if known is not None:
+                asked = (role, tallier, verify_key, seal_key, "active")
+                if (known.role, known.tallier, known.verify_key, known.seal_key, known.state) != asked:
+                    raise ProtocolViolation(
+                        f"{party_id!r} is enrolled already (role {known.role}, {known.state}), and not with exactly "
+                        "this role, number and keys. To give it new keys, rotate them; another party needs another id"
+                    )
+                return known
+            self._check_number(tallier, joined)
+            self._check_unused((verify_key, seal_key), joined)
+            record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", check_moment(self._clock()))
+            joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
+            self._keep_keys(party_id, (verify_key, seal_key), joined)
+            return record
+
+    def get(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
+        """One party, active or revoked.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+        """
+        with reading(self._database, connection) as joined:
+            found = self._find(party_id, joined)
+        if found is None:
+            raise NotFound(f"no party {party_id[:200]!r} is enrolled; an administrator has to enrol its keys")
+        return found
+
+    def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
+        """All parties, or those of one role, by id; revoked ones among them."""
+        query = select(parties).order_by(parties.c.party_id)
+        if role is not None:
+            query = query.where(parties.c.role == role)
+        with reading(self._database, connection) as joined:
+            return [PartyRecord(**row._mapping) for row in joined.execute(query)]
+
+    def rotate(
+        self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
+    ) -> PartyRecord:
+        """Give a party new keys, both of them; one whose keys were revoked is active again. The same again: no change.
+
+        What is known of its journal stays: new keys do not forgive a lost journal.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+            ProtocolViolation: a key was used before, by this party or another, or its tallier number was taken over.
+        """
+        _check_keys(verify_key, seal_key)
+        with writing(self._database, connection) as joined:
+            known = self.get(party_id, connection=joined)
+            if (known.state, known.verify_key, known.seal_key) == ("active", verify_key, seal_key):
+                return known
+            if known.state == "revoked":
+                self._check_number(known.tallier, joined)
+            self._check_unused((verify_key, seal_key), joined)
+            self._keep_keys(party_id, (verify_key, seal_key), joined)
+            joined.execute(
+                update(parties)
+                .where(parties.c.party_id == party_id)
+                .values(verify_key=verify_key, seal_key=seal_key, state="active")
+            )
+            return self.get(party_id, connection=joined)
+
+    def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
+        """Believe a party's keys no longer, for ever; its number as a tallier becomes free.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+        """
+        with writing(self._database, connection) as joined:
+            joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
+            return self.get(party_id, connection=joined)
+
+    def contact(
+        self,
+        party_id: str,
+        at: datetime,
+        facts: Mapping[str, Any],
+        head: Head,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Note that a party was heard of, what it says of itself, and how far its journal is.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+            NotEnrolled: its keys were revoked.
+            JournalBehind: its journal is shorter than it was, or has another entry where it ended.
+        """
+        json_text(dict(facts))
+        check_moment(at)
+        with writing(self._database, connection) as joined:
+            known = self.get(party_id, connection=joined)
+            if known.state != "active":
+                raise NotEnrolled(f"the keys of {party_id!r} were revoked; ask the administrator")
+            same_end = head.seq == known.journal_seq and (head.seq == 0 or head.hash == known.journal_hash)
+            if head.seq <= known.journal_seq and not same_end:
+                raise JournalBehind(
+                    f"the journal of {party_id!r} ended at entry {known.journal_seq} and now ends at entry {head.seq}, "
+                    "or holds another entry there: it was restored from an older copy, and charges are missing from "
+                    "it. Restore its newest journal"
+                )
+            joined.execute(
+                update(parties)
+                .where(parties.c.party_id == party_id)
+                .values(
+                    last_contact=max(at, known.last_contact or at),
+                    facts=dict(facts),
+                    journal_seq=head.seq,
+                    journal_hash=head.hash if head.seq else "",
+                )
+            )
+
+    def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
+        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
+        return None if row is None else PartyRecord(**row._mapping)
+
+    def _check_number(self, tallier: int | None, connection: Connection) -> None:
+        if tallier is None:
+            return
+        query = select(parties.c.party_id).where(parties.c.tallier == tallier, parties.c.state == "active")
+        other = connection.execute(query).scalar()
+        if other is not None:
+            raise ProtocolViolation(
+                f"tallier {tallier} is {other!r}; two parties of one number would each hold a share meant for one. "
+                "Revoke the other first"
+            )
+
+    def _check_unused(self, keys: tuple[str, str], connection: Connection) -> None:
+        used = connection.execute(select(party_keys.c.party_id).where(party_keys.c.key.in_(keys))).scalar()
+        if used is not None:
+            raise ProtocolViolation(
+                f"one of these keys was enrolled before, for {used!r}; a key belongs to one party and is not taken "
+                "twice. Make new ones with `labeler keys`"
+            )
+
+    def _keep_keys(self, party_id: str, keys: tuple[str, str], connection: Connection) -> None:
+        connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
+
+
+def _check_keys(verify_key: str, seal_key: str) -> None:
+    if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in (verify_key, seal_key)):
+        raise InvalidSetting("a public key is 64 hexadecimal digits in lower case")
+    if verify_key == seal_key:
+        raise InvalidSetting("the key that verifies and the key that seals are two different ones")

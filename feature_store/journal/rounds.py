@@ -1,0 +1,246 @@
+"""The steps of a round, each within a write transaction: done once, and the same again changes nothing.
+
+    waiting --set_asked--> asked --fix_contributors--> agreed --set_posted--> posted --store_release--> opened
+
+Who contributes is fixed once for ever: sums over two sets of one round differ by single ballots under the same noise,
+so whoever saw both could subtract. What is released is fixed once for ever: two answers to one query would be two
+draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
+
+Every step returns True where it changed something. `JobStore` is the door to all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, insert, select, update
+
+from feature_store.journal.aggregates import drop_sums
+from feature_store.journal.job_records import RoundRecord
+from feature_store.journal.job_tables import (
+    FINISHED,
+    ROUND_STATES,
+    jobs,
+    releases,
+    round_holdings,
+    round_refusals,
+    rounds,
+)
+from feature_store.journal.ledger_tables import ledger_entries
+from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
+
+
+def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[RoundRecord]:
+    """The rounds a condition holds for, in order."""
+    found = connection.execute(select(rounds).where(condition).order_by(rounds.c.job_id, rounds.c.number)).all()
+    keys = {(row.job_id, row.number) for row in found}
+    in_jobs = {row.job_id for row in found}
+    holdings: dict[tuple[str, int], dict[str, dict[str, str]]] = {key: {} for key in keys}
+    refusals: dict[tuple[str, int], dict[str, str]] = {key: {} for key in keys}
+    final: dict[tuple[str, int], set[str]] = {key: set() for key in keys}
+    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
+        if (row.job_id, row.number) in keys:
+            holdings[row.job_id, row.number][row.tallier_id] = row.holdings
+    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(in_jobs))):
+        if (row.job_id, row.number) in keys:
+            refusals[row.job_id, row.number][row.agent_id] = row.sentence
+            if row.kind == "final":
+                final[row.job_id, row.number].add(row.agent_id)
+    return [
+        RoundRecord(
+            job_id=row.job_id,
+            number=row.number,
+            first_query=row.first_query,
+            num_queries=row.num_queries,
+            state=row.state,
+            batch_digest=row.batch_digest or "",
+            round_digest=row.round_digest or "",
+            contributors=tuple(row.contributors or ()),
+            holdings=holdings[row.job_id, row.number],
+            refusals=refusals[row.job_id, row.number],
+            final_refusals=frozenset(final[row.job_id, row.number]),
+            ledger_seq=row.ledger_seq,
+        )
+        for row in found
+    ]
+
+
+def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
+    """Tie rounds to the queries that were embedded."""
+    changed = False
+    for number, batch_digest, round_digest in batches:
+        row = _row(connection, job_id, number)
+        if row.round_digest is not None:
+            if (row.batch_digest, row.round_digest) != (batch_digest, round_digest):
+                raise PrivacyRefusal(
+                    f"{_name(job_id, number)} was made of other queries, and stays that way: under one charge only one "
+                    "batch is asked. Submit the job again"
+                )
+            continue
+        _check_live(row)
+        twin = connection.execute(select(rounds.c.job_id).where(rounds.c.round_digest == round_digest)).scalar()
+        if twin is not None:
+            raise PrivacyRefusal(
+                f"{_name(job_id, number)} would be the same as one of job {twin!r}: its noise would be the same again. "
+                "Take queries of the task that were not asked yet"
+            )
+        changed |= _step(
+            connection,
+            row,
+            rounds.c.round_digest.is_(None),
+            {"batch_digest": batch_digest, "round_digest": round_digest},
+        )
+    return changed
+
+
+def set_asked(connection: Connection, job_id: str, number: int) -> bool:
+    """Durable before the first question leaves: from here on nobody can say that nothing left."""
+    row = _row(connection, job_id, number)
+    if _reached(row, "asked"):
+        return False
+    _check_live(row)
+    if row.round_digest is None:
+        raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
+    return _step(connection, row, rounds.c.state == "waiting", {"state": "asked"})
+
+
+def report_holdings(
+    connection: Connection, job_id: str, number: int, tallier_id: str, holdings: Mapping[str, str | bytes]
+) -> bool:
+    """Keep what a tallier says it holds, in place of what it said before."""
+    row = _row(connection, job_id, number)
+    written = {agent: value.hex() if isinstance(value, bytes) else value for agent, value in holdings.items()}
+    if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
+        raise ProtocolViolation("a tallier reports one sharing id of 16 bytes for each agent it holds a share of")
+    table = round_holdings
+    this = (table.c.job_id == job_id) & (table.c.number == row.number) & (table.c.tallier_id == tallier_id)
+    known = connection.execute(select(table.c.holdings).where(this)).scalar()
+    if known == written:
+        return False
+    if known is None:
+        key = {"job_id": job_id, "number": number, "tallier_id": tallier_id}
+        connection.execute(insert(table), key | {"holdings": written})
+    else:
+        connection.execute(update(table).where(this).values(holdings=written))
+    return True
+
+
+def report_refusal(
+    connection: Connection, job_id: str, number: int, agent_id: str, sentence: str, is_final: bool
+) -> bool:
+    """Keep why an agent does not answer; a final refusal is not taken back by one that passes."""
+    row = _row(connection, job_id, number)
+    table = round_refusals
+    this = (table.c.job_id == job_id) & (table.c.number == row.number) & (table.c.agent_id == agent_id)
+    news = {"sentence": sentence, "kind": "final" if is_final else "passing"}
+    known = connection.execute(select(table.c.sentence, table.c.kind).where(this)).first()
+    if known is None:
+        connection.execute(insert(table), {"job_id": job_id, "number": number, "agent_id": agent_id} | news)
+        return True
+    if (known.kind == "final" and not is_final) or dict(known._mapping) == news:
+        return False
+    connection.execute(update(table).where(this).values(**news))
+    return True
+
+
+def fix_contributors(connection: Connection, job_id: str, number: int, contributors: Collection[str]) -> bool:
+    """Fix who is summed, once for ever."""
+    row = _row(connection, job_id, number)
+    wanted = sorted(set(contributors))
+    if len(wanted) != len(contributors) or not wanted:
+        raise InvalidSetting("the contributors of a round are at least one agent, each named once")
+    if row.contributors is not None:
+        if row.contributors != wanted:
+            raise PrivacyRefusal(
+                f"the contributors of {_name(job_id, number)} are fixed ({len(row.contributors)} agents, now "
+                f"{len(wanted)} others were named); two sums of one round would differ by single ballots"
+            )
+        return False
+    _check_live(row)
+    if row.state != "asked":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; contributors are agreed on after agents were asked")
+    empty = (rounds.c.state == "asked") & rounds.c.contributors.is_(None)
+    return _step(connection, row, empty, {"state": "agreed", "contributors": wanted})
+
+
+def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int) -> bool:
+    """Note the ledger's entry that posted the charge; only then a tallier may be asked for its sum."""
+    row = _row(connection, job_id, number)
+    if row.ledger_seq is not None:
+        if row.ledger_seq != ledger_seq:
+            raise ProtocolViolation(
+                f"{_name(job_id, number)} was posted by entry {row.ledger_seq} of the ledger, not {ledger_seq}"
+            )
+        return False
+    _check_live(row)
+    if row.state != "agreed":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
+    entry = connection.execute(
+        select(ledger_entries.c.kind, ledger_entries.c.reservation_id).where(ledger_entries.c.seq == ledger_seq)
+    ).first()
+    if entry is None or (entry.kind, entry.reservation_id) != ("post", f"{job_id}/{number}"):
+        raise PrivacyRefusal(
+            f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
+            f"reservation {job_id}/{number} in the same transaction"
+        )
+    return _step(connection, row, rounds.c.state == "agreed", {"state": "posted", "ledger_seq": ledger_seq})
+
+
+def store_release(connection: Connection, job_id: str, number: int, data: bytes) -> bool:
+    """Store what was opened, once for ever, and drop the talliers' single sums."""
+    row = _row(connection, job_id, number)
+    known = read_release(connection, job_id, number)
+    if known is not None:
+        if known != data:
+            raise PrivacyRefusal(
+                f"{_name(job_id, number)} was released before with other content; a round is opened once. Nothing was "
+                "stored: find out who computed the second answer"
+            )
+        return False
+    _check_live(row)
+    if row.state != "posted":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
+    connection.execute(insert(releases), {"job_id": job_id, "number": number, "data": data})
+    _step(connection, row, rounds.c.state == "posted", {"state": "opened"})
+    drop_sums(connection, row.round_digest)
+    return True
+
+
+def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
+    """What was released, or None."""
+    query = select(releases.c.data).where(releases.c.job_id == job_id, releases.c.number == number)
+    found = connection.execute(query).scalar()
+    return None if found is None else bytes(found)
+
+
+def _row(connection: Connection, job_id: str, number: int) -> Any:
+    query = select(rounds, jobs.c.state.label("job_state")).join(jobs, jobs.c.job_id == rounds.c.job_id)
+    row = connection.execute(query.where(rounds.c.job_id == job_id, rounds.c.number == number)).first()
+    if row is None:
+        raise NotFound(f"there is no {_name(job_id, number)}")
+    return row
+
+
+def _step(connection: Connection, row: Any, expected: ColumnElement[bool], values: Mapping[str, object]) -> bool:
+    """Change a round only where it still is as it was read; whoever comes second is told."""
+    this = (rounds.c.job_id == row.job_id) & (rounds.c.number == row.number)
+    if connection.execute(update(rounds).where(this, expected).values(**values)).rowcount != 1:
+        raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
+    return True
+
+
+def _reached(row: Any, state: str) -> bool:
+    return ROUND_STATES.index(row.state) >= ROUND_STATES.index(state)
+
+
+def _check_live(row: Any) -> None:
+    if row.job_state in FINISHED:
+        raise NotReady(
+            f"job {row.job_id!r} is {row.job_state}, and its rounds take no further step: their charge may have been "
+            "given back. Submit a new job"
+        )
+
+
+def _name(job_id: str, number: int) -> str:
+    return f"round {number} of job {job_id!r}"

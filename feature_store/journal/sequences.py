@@ -1,0 +1,153 @@
+"""Numbers of messages: what is sent gets a new one for life, and what was taken is not taken twice.
+
+A sender takes numbers in blocks of 1000, so that most messages cost no write; what is left of a block when a process
+ends is skipped. A receiver keeps the highest number of each sender: a message must be above it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+
+from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, insert, select, update
+
+from feature_store.journal.columns import WHOLE
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.rules import forbid, remain
+from labeler.errors import ProtocolViolation, Replayed
+from labeler.messages import MAX_SEQUENCE
+
+BLOCK = 1000
+
+sequences_sent = Table(
+    "sequences_sent",
+    metadata,
+    Column("recipient", Text, primary_key=True),
+    Column("reserved", WHOLE, nullable=False),
+    CheckConstraint("reserved >= 0", name="reserved"),
+    sqlite_strict=True,
+)
+sequences_taken = Table(
+    "sequences_taken",
+    metadata,
+    Column("sender", Text, primary_key=True),
+    Column("last", WHOLE, nullable=False),
+    CheckConstraint("last >= 1", name="last"),
+    sqlite_strict=True,
+)
+for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last")):
+    remain(_table)
+    forbid(_table, "rise", on="UPDATE", when=f"NEW.{_column} <= OLD.{_column}", because="sequence numbers only go up")
+
+
+class Sequences:
+    """Numbers sent and numbers taken; shared by all threads of a process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._blocks: dict[str, deque[int]] = {}
+        self._last: dict[str, int] = {}
+        database.create(sequences_sent, sequences_taken)
+
+    def next(self, recipient: str, *, connection: Connection | None = None) -> int:
+        """A number for the next message to a recipient: above all before it, also after a crash.
+
+        Args:
+            recipient: who it is for.
+            connection: the write transaction that is open in this thread, where there is one. A number from a
+                transaction that is undone must not be used.
+        """
+        while True:
+            number = self._from_block(recipient)
+            if number is not None:
+                return number
+            # Not under our own lock: a thread that holds the database's pen may be waiting for it.
+            first = self._reserve(recipient, connection)
+            if connection is not None:
+                self._skip_to(recipient, first)
+                self._database.after_commit(partial(self._install, recipient, first + 1))
+                return first
+            self._install(recipient, first)
+
+    def check(self, sender: str, sequence: int, *, connection: Connection | None = None) -> None:
+        """Refuse a message that is not new.
+
+        Raises:
+            Replayed: its number is not above the highest taken.
+            ProtocolViolation: it is no sequence number.
+        """
+        _check_number(sequence)
+        with reading(self._database, connection) as joined:
+            self._check(sender, sequence, joined)
+
+    def taken(self, sender: str, sequence: int, *, connection: Connection | None = None) -> None:
+        """Note that a message was taken, in the transaction that keeps its effect.
+
+        Raises:
+            Replayed: this or a later one was taken at the same time; nothing is to be kept of this one.
+        """
+        _check_number(sequence)
+        with writing(self._database, connection) as joined:
+            table = sequences_taken
+            raised = joined.execute(
+                update(table).where(table.c.sender == sender, table.c.last < sequence).values(last=sequence)
+            )
+            if raised.rowcount != 1:
+                self._check(sender, sequence, joined)
+                joined.execute(insert(table), {"sender": sender, "last": sequence})
+
+    def _check(self, sender: str, sequence: int, connection: Connection) -> None:
+        query = select(sequences_taken.c.last).where(sequences_taken.c.sender == sender)
+        last = connection.execute(query).scalar()
+        if last is not None and sequence <= last:
+            raise Replayed(
+                f"message {sequence} of {sender!r} is not new: message {last} was taken. If it was sent again because "
+                "the answer was lost, it has arrived"
+            )
+
+    def _from_block(self, recipient: str) -> int | None:
+        with self._lock:
+            block = self._blocks.get(recipient)
+            if not block:
+                return None
+            number = block.popleft()
+            self._last[recipient] = number
+            return number
+
+    def _reserve(self, recipient: str, connection: Connection | None) -> int:
+        """Take a block durably; its first number."""
+        table = sequences_sent
+        this = table.c.recipient == recipient
+        with writing(self._database, connection) as joined:
+            reserved = joined.execute(select(table.c.reserved).where(this)).scalar()
+            if reserved is None:
+                reserved = 0
+                joined.execute(insert(table), {"recipient": recipient, "reserved": BLOCK})
+            else:
+                joined.execute(update(table).where(this).values(reserved=reserved + BLOCK))
+        return int(reserved) + 1
+
+    def _skip_to(self, recipient: str, number: int) -> None:
+        """Hand out nothing below a number any more."""
+        with self._lock:
+            self._last[recipient] = max(number, self._last.get(recipient, 0))
+            block = self._blocks.get(recipient)
+            if block and block[0] < number:
+                block.clear()
+
+    def _install(self, recipient: str, first: int) -> None:
+        """Hand out from a block, unless a higher one was begun in the meantime: numbers only go up."""
+        end = (first - 1) // BLOCK * BLOCK + BLOCK
+        with self._lock:
+            block = self._blocks.get(recipient)
+            begun = max(self._last.get(recipient, 0), block[0] if block else 0)
+            if first > begun:
+                self._blocks[recipient] = deque(range(first, end + 1))
+
+
+def _check_number(sequence: int) -> None:
+    if type(sequence) is not int or not 1 <= sequence <= MAX_SEQUENCE:
+        raise ProtocolViolation("sequence of a message must be a whole number between 1 and 2^62")

@@ -1,0 +1,285 @@
+"""What a tallier must not forget: the shares it was sent, who is excluded, and what it summed, once for ever.
+
+A round is summed over one set of agents. The set and the sum are fixed in one transaction, which also drops the single
+shares; the fingerprint of each stays, so that a share that is sent again is still recognised. When a round is
+forgotten the set of agents stays, and the round takes no share and gives no sum any more.
+
+Shares are secret: nothing here prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from feature_store.journal.database import Database
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
+from labeler.bodies import OpenRound
+from labeler.errors import (
+    DuplicateAgent,
+    InvalidSetting,
+    LateShare,
+    NotFound,
+    PrivacyRefusal,
+    ProtocolViolation,
+    WrongDigest,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class KeptShare:
+    """What is kept of one agent's share. Secret: does not print.
+
+    Attributes:
+        data: as it was received (labeler.bodies.share_to_bytes); None once it was summed or dropped.
+        sharing_id: 16 bytes.
+        fingerprint: 32 bytes, of the whole share.
+    """
+
+    data: bytes | None
+    sharing_id: bytes
+    fingerprint: bytes
+
+    def __repr__(self) -> str:
+        return "KeptShare(<redacted>)"
+
+
+@dataclass(frozen=True, repr=False)
+class KeptRound:
+    """All that is kept of one round: what a tallier that was restarted goes on with. Secret: does not print.
+
+    Attributes:
+        opened: the round as the coordinator described it.
+        shares: agent id -> its share, of those not excluded; after the sum, of those summed, without the data.
+        fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
+        excluded: agents that sent two different shares.
+        contributors: the agents summed, or None.
+        aggregate: the sum (labeler.bodies.aggregate_to_bytes), or None.
+        is_forgotten: the round takes no share and gives no sum any more.
+    """
+
+    opened: OpenRound
+    shares: Mapping[str, KeptShare]
+    fingerprints: Mapping[str, bytes]
+    excluded: frozenset[str]
+    contributors: frozenset[str] | None
+    aggregate: bytes | None
+    is_forgotten: bool
+
+    def __repr__(self) -> str:
+        return f"KeptRound({self.opened.round.digest[:12]!r}, agents={len(self.shares)}, <redacted>)"
+
+
+class TallierMemory:
+    """The memory of one tallier, in its own journal; `connection` joins a write transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.create(tallier_rounds, tallier_shares)
+
+    def open_round(self, opening: OpenRound, *, connection: Connection | None = None) -> None:
+        """Begin a round; the same again changes nothing, also when it was summed or forgotten.
+
+        Raises:
+            WrongDigest: the round is known with other participants, number or deadline.
+        """
+        written = opening.encode()
+        with writing(self._database, connection) as joined:
+            known = self._find(opening.round.digest, joined)
+            if known is None:
+                row = {"round_digest": opening.round.digest, "opened": written, "state": "open"}
+                joined.execute(insert(tallier_rounds), row)
+            elif bytes(known.opened) != written:
+                raise WrongDigest(
+                    f"round {opening.round.digest[:12]!r} was opened before with other participants, number of the "
+                    "tallier or deadline; a round never changes. Submit a new job"
+                )
+
+    def open_rounds(self, *, connection: Connection | None = None) -> list[OpenRound]:
+        """Every round that was not forgotten, summed or not."""
+        query = select(tallier_rounds.c.opened).where(tallier_rounds.c.state != "forgotten")
+        with reading(self._database, connection) as joined:
+            rows = joined.execute(query.order_by(tallier_rounds.c.round_digest)).all()
+        return [OpenRound.decode(bytes(row.opened)) for row in rows]
+
+    def store_share(
+        self,
+        round_digest: str,
+        agent_id: str,
+        share: bytes,
+        sharing_id: bytes,
+        fingerprint: bytes,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Keep one agent's share; the same share again changes nothing, before and after the sum.
+
+        Raises:
+            NotFound: the round was never opened here.
+            DuplicateAgent: another share of this agent was kept before. It is excluded now, durably, unless the round
+                was summed (or a joined transaction is undone).
+            LateShare: the round was summed or forgotten.
+        """
+        if not share or not sharing_id or not fingerprint:
+            raise InvalidSetting("a share is kept with its bytes, its sharing id and its fingerprint")
+        with writing(self._database, connection) as joined:
+            state = self._round(round_digest, joined).state
+            known = joined.execute(select(tallier_shares).where(_this(round_digest, agent_id))).first()
+            if known is not None and known.fingerprint == fingerprint and known.state != "excluded":
+                return
+            if known is None and state == "open":
+                row = {"round_digest": round_digest, "agent_id": agent_id, "state": "held", "share": share}
+                joined.execute(insert(tallier_shares), row | {"sharing_id": sharing_id, "fingerprint": fingerprint})
+                return
+            if known is not None and state == "open":
+                self._exclude(round_digest, agent_id, joined)
+        if known is None:
+            raise LateShare(
+                f"the share of agent {agent_id!r} came after round {round_digest[:12]!r} was summed or given up; it "
+                "can take part in the next"
+            )
+        raise DuplicateAgent(
+            f"agent {agent_id!r} sent two different shares in round {round_digest[:12]!r} and is excluded from it, "
+            "unless it was summed already; a retry must send the stored shares again, not new ones"
+        )
+
+    def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
+        """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
+
+        Raises:
+            NotFound: the round was never opened here.
+        """
+        with writing(self._database, connection) as joined:
+            if self._round(round_digest, joined).state == "open":
+                self._exclude(round_digest, agent_id, joined)
+
+    def load(self, round_digest: str, *, connection: Connection | None = None) -> KeptRound:
+        """All that is kept of a round.
+
+        Raises:
+            NotFound: it was never opened here.
+        """
+        with reading(self._database, connection) as joined:
+            row = self._round(round_digest, joined)
+            query = select(tallier_shares).where(tallier_shares.c.round_digest == round_digest)
+            shares = joined.execute(query.order_by(tallier_shares.c.agent_id)).all()
+        return KeptRound(
+            opened=OpenRound.decode(bytes(row.opened)),
+            shares={
+                one.agent_id: KeptShare(
+                    None if one.share is None else bytes(one.share), bytes(one.sharing_id), bytes(one.fingerprint)
+                )
+                for one in shares
+                if one.state in ("held", "summed")
+            },
+            fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
+            excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
+            contributors=None if row.contributors is None else frozenset(row.contributors),
+            aggregate=None if row.aggregate is None else bytes(row.aggregate),
+            is_forgotten=row.state == "forgotten",
+        )
+
+    def fix(
+        self,
+        round_digest: str,
+        contributors: Collection[str],
+        aggregate: bytes,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Fix whom the sum is over and what it is, once for ever, and drop the single shares.
+
+        To be called before the sum leaves. The same again changes nothing.
+
+        Raises:
+            NotFound: the round was never opened here.
+            PrivacyRefusal: it was summed over other agents, to another sum, or was forgotten.
+            ProtocolViolation: no share is held of one of the agents.
+        """
+        wanted = sorted(set(contributors))
+        if not wanted or len(wanted) != len(contributors) or not aggregate:
+            raise InvalidSetting("a sum is over at least one agent, each named once, and is not empty")
+        with writing(self._database, connection) as joined:
+            row = self._round(round_digest, joined)
+            if row.contributors is not None or row.state != "open":
+                _check_same(row, wanted, aggregate)
+                return
+            table = tallier_shares
+            of_round = (table.c.round_digest == round_digest) & (table.c.state == "held")
+            held = set(joined.execute(select(table.c.agent_id).where(of_round)).scalars())
+            missing = set(wanted) - held
+            if missing:
+                raise ProtocolViolation(
+                    f"no share is held of {len(missing)} of the {len(wanted)} agents to sum, among them "
+                    f"{min(missing)!r}; agree on the contributors again"
+                )
+            fixed = joined.execute(
+                update(tallier_rounds)
+                .where(tallier_rounds.c.round_digest == round_digest, tallier_rounds.c.state == "open")
+                .values(state="fixed", contributors=wanted, aggregate=aggregate)
+            )
+            if fixed.rowcount != 1:
+                raise PrivacyRefusal(f"round {round_digest[:12]!r} was summed at the same time; ask again")
+            for agent_id in sorted(held):
+                state = "summed" if agent_id in wanted else "dropped"
+                joined.execute(update(table).where(_this(round_digest, agent_id)).values(state=state, share=None))
+
+    def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
+        """Drop the sum and every share of a round; whom it was summed over stays. The round stays closed for ever.
+
+        Raises:
+            NotFound: it was never opened here.
+        """
+        with writing(self._database, connection) as joined:
+            self._round(round_digest, joined)
+            joined.execute(
+                update(tallier_rounds)
+                .where(tallier_rounds.c.round_digest == round_digest)
+                .values(state="forgotten", aggregate=None)
+            )
+            joined.execute(
+                update(tallier_shares)
+                .where(tallier_shares.c.round_digest == round_digest, tallier_shares.c.state == "held")
+                .values(state="dropped", share=None)
+            )
+
+    def _find(self, round_digest: str, connection: Connection) -> Any:
+        return connection.execute(select(tallier_rounds).where(tallier_rounds.c.round_digest == round_digest)).first()
+
+    def _round(self, round_digest: str, connection: Connection) -> Any:
+        row = self._find(round_digest, connection)
+        if row is None:
+            raise NotFound(
+                f"round {round_digest[:12]!r} was never opened at this tallier; the coordinator opens it first"
+            )
+        return row
+
+    def _exclude(self, round_digest: str, agent_id: str, connection: Connection) -> None:
+        this = _this(round_digest, agent_id)
+        known = connection.execute(select(tallier_shares.c.state).where(this)).scalar()
+        if known is None:
+            row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
+            connection.execute(insert(tallier_shares), row)
+        elif known == "held":
+            connection.execute(update(tallier_shares).where(this).values(state="excluded", share=None))
+
+
+def _this(round_digest: str, agent_id: str) -> Any:
+    return (tallier_shares.c.round_digest == round_digest) & (tallier_shares.c.agent_id == agent_id)
+
+
+def _check_same(row: Any, wanted: list[str], aggregate: bytes) -> None:
+    name = repr(row.round_digest[:12])
+    if row.contributors is not None and row.contributors != wanted:
+        raise PrivacyRefusal(
+            f"round {name} was summed over another set of agents ({len(row.contributors)}, now asked for "
+            f"{len(wanted)}); two sums of one round would differ by single ballots, so the second is refused for ever"
+        )
+    if row.state == "forgotten":
+        raise PrivacyRefusal(f"round {name} was given up and forgotten; it is not summed again. Submit a new job")
+    if bytes(row.aggregate) != aggregate:
+        raise PrivacyRefusal(f"round {name} was summed to something else before; the first sum stands for ever")

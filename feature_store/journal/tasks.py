@@ -1,0 +1,203 @@
+"""Tasks as they were made, and how many of their queries are taken: each query of a task is given out once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, Column, Connection, Index, Row, Table, Text, insert, select, update
+
+from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
+from feature_store.journal.rules import forbid, remain, stay
+from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
+from labeler.task import Task, parse_task
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("participants", Json, nullable=False),
+    Column("max_queries", WHOLE, nullable=False),
+    Column("next_query", WHOLE, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("created_by", Text, nullable=False),
+    CheckConstraint("next_query >= 0 AND next_query <= max_queries", name="queries"),
+    Index(None, "created_at", "digest"),
+    sqlite_strict=True,
+)
+stay(tasks, ("digest", "body", "participants", "max_queries", "created_at", "created_by"))
+remain(tasks)
+forbid(
+    tasks,
+    "advance",
+    on="UPDATE",
+    when="NEW.next_query < OLD.next_query",
+    because="a query of a task is given out once",
+)
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task as it is kept.
+
+    Attributes:
+        task: what all parties agree on.
+        participants: ids of the agents that take part, as many as the task says, each once.
+        created_at: when it was made.
+        created_by: token id of who made it.
+        next_query: number of the first query that is not given out yet.
+
+    Raises:
+        InvalidSetting: participants are not as many as the task says, or one is named twice.
+    """
+
+    task: Task
+    participants: tuple[str, ...]
+    created_at: datetime
+    created_by: str
+    next_query: int = 0
+
+    def __post_init__(self) -> None:
+        check_moment(self.created_at)
+        if len(set(self.participants)) != len(self.participants) or len(self.participants) != self.task.agents:
+            raise InvalidSetting(
+                f"the task is for {self.task.agents} agents, each named once; found {len(self.participants)} names, "
+                f"{len(set(self.participants))} of them different"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Of the task."""
+        return self.task.digest
+
+    @property
+    def queries_left(self) -> int:
+        """How many can still be asked."""
+        return self.task.max_queries - self.next_query
+
+    @property
+    def cursor(self) -> str:
+        """The position of this task in a list; the next page begins after it."""
+        return cursor_text(self.created_at, self.digest)
+
+
+class TaskStore:
+    """All tasks of a coordinator."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.create(tasks)
+
+    def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
+        """Keep a task; the same task again changes nothing.
+
+        Returns:
+            The task as it is kept: with the time and the queries given out of the first time.
+
+        Raises:
+            ProtocolViolation: it is known with other participants.
+        """
+        with writing(self._database, connection) as joined:
+            row = joined.execute(select(tasks).where(tasks.c.digest == record.digest)).first()
+            if row is None:
+                joined.execute(
+                    insert(tasks),
+                    {
+                        "digest": record.digest,
+                        "body": json_text(record.task.model_dump(mode="json")),
+                        "participants": list(record.participants),
+                        "max_queries": record.task.max_queries,
+                        "next_query": record.next_query,
+                        "created_at": record.created_at,
+                        "created_by": record.created_by,
+                    },
+                )
+                return record
+        known = _record(row)
+        if set(known.participants) != set(record.participants):
+            raise ProtocolViolation(
+                f"task {record.digest[:12]!r} is known with other participants, and a task never changes; "
+                "give the new one another nonce or name"
+            )
+        return known
+
+    def get(self, digest: str, *, connection: Connection | None = None) -> TaskRecord:
+        """One task.
+
+        Raises:
+            NotFound: there is none of this digest.
+            JournalBroken: what is stored is not the task of this digest.
+        """
+        with reading(self._database, connection) as joined:
+            row = joined.execute(select(tasks).where(tasks.c.digest == digest)).first()
+        if row is None:
+            raise NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
+        return _record(row)
+
+    def list(self, *, after: str | None = None, limit: int = 100) -> list[TaskRecord]:
+        """Tasks, newest first.
+
+        Args:
+            after: `cursor` of the last task of the page before.
+            limit: most tasks returned, 1 to 1000.
+
+        Raises:
+            InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
+        """
+        query = select(tasks).order_by(tasks.c.created_at.desc(), tasks.c.digest.desc()).limit(check_limit(limit))
+        if after is not None:
+            query = query.where(before(after, tasks.c.created_at, tasks.c.digest))
+        with self._database.read() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def claim_queries(self, digest: str, count: int, *, connection: Connection | None = None) -> int:
+        """Give out the next queries of a task, each once for ever.
+
+        Args:
+            digest: of the task.
+            count: how many, at least 1.
+            connection: write transaction to join, so that nothing is given out for a job that is not kept.
+
+        Returns:
+            The number of the first; the others follow it.
+
+        Raises:
+            InvalidSetting: fewer are left, or the count is below 1.
+            NotFound: there is no such task.
+        """
+        if type(count) is not int or count < 1:
+            raise InvalidSetting("a job takes at least 1 query of its task")
+        with writing(self._database, connection) as joined:
+            taken = joined.execute(
+                update(tasks)
+                .where(tasks.c.digest == digest, tasks.c.next_query + count <= tasks.c.max_queries)
+                .values(next_query=tasks.c.next_query + count)
+                .returning(tasks.c.next_query)
+            ).scalar()
+            if taken is not None:
+                return int(taken) - count
+            record = self.get(digest, connection=joined)
+        raise InvalidSetting(
+            f"{count} queries were asked for, and only {record.queries_left} of the {record.task.max_queries} of task "
+            f"{digest[:12]!r} are left; ask fewer, or make a new task (another nonce), which is priced by itself"
+        )
+
+
+def _record(row: Row[tuple[object, ...]]) -> TaskRecord:
+    task = parse_task(json.loads(row.body))
+    if task.digest != row.digest:
+        raise JournalBroken(
+            f"what is stored as task {row.digest[:12]!r} has digest {task.digest[:12]!r}: it was changed, or written "
+            "by a version that describes tasks differently. Restore the newest backup, or use that version"
+        )
+    return TaskRecord(
+        task=task,
+        participants=tuple(row.participants),
+        created_at=row.created_at,
+        created_by=row.created_by,
+        next_query=row.next_query,
+    )

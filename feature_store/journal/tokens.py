@@ -1,0 +1,158 @@
+"""Access tokens: shown once when they are made, kept as a hash, found again by it.
+
+A token is 256 bits from the operating system, so its SHA-256 cannot be searched; nothing slower is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, func, insert, select, update
+
+from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.rules import forbid, remain, set_once, stay
+from labeler.errors import InvalidSetting, NotFound
+
+Role = Literal["admin", "requester", "viewer"]
+
+PREFIX = "lab_"
+ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
+_SECRET_BYTES = 32
+_MAX_SECRET = 200
+_MAX_NAME = 100
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("secret_digest", Text, nullable=False, unique=True),
+    Column("created_at", Moment, nullable=False),
+    Column("revoked_at", Moment, nullable=True),
+    CheckConstraint(one_of("role", ROLES), name="role"),
+    sqlite_strict=True,
+)
+stay(tokens, ("token_id", "name", "role", "secret_digest", "created_at"))
+remain(tokens)
+forbid(tokens, "revoked", on="UPDATE", when=set_once("revoked_at"), because="a revoked token stays revoked")
+
+_SHOWN = (tokens.c.token_id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token without its secret.
+
+    Attributes:
+        token_id: what it is called in records and logs; not secret.
+        name: for people.
+        role: what it may do.
+        created_at: when it was made.
+        revoked_at: since when it opens nothing; None while it does.
+    """
+
+    token_id: str
+    name: str
+    role: Role
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+class TokenStore:
+    """All access tokens of a coordinator.
+
+    Args:
+        database: the coordinator's journal.
+        clock: the time now, with a time zone.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        database.create(tokens)
+
+    def create(self, name: str, role: Role, *, connection: Connection | None = None) -> tuple[TokenRecord, str]:
+        """Make a token.
+
+        Returns:
+            Its record, and the secret "lab_..."; nobody can show it a second time.
+
+        Raises:
+            InvalidSetting: there is no such role, or the name is empty, too long or not printable.
+        """
+        if role not in ROLES:
+            raise InvalidSetting(f"the role of a token is {', '.join(ROLES)}; found {role!r}")
+        if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
+            raise InvalidSetting(f"the name of a token has 1 to {_MAX_NAME} printable characters")
+        secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+        record = TokenRecord(f"tok_{secrets.token_hex(8)}", name, role, check_moment(self._clock()))
+        with writing(self._database, connection) as joined:
+            joined.execute(
+                insert(tokens),
+                {
+                    "token_id": record.token_id,
+                    "name": name,
+                    "role": role,
+                    "secret_digest": _digest(secret),
+                    "created_at": record.created_at,
+                    "revoked_at": None,
+                },
+            )
+        return record, secret
+
+    def find(self, secret: str) -> TokenRecord | None:
+        """The token of a secret, unless it was revoked.
+
+        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
+        answer takes says nothing about any secret.
+        """
+        if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
+            return None
+        digest = _digest(secret)
+        query = select(*_SHOWN, tokens.c.secret_digest).where(tokens.c.secret_digest == digest)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
+            return None
+        return TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
+
+    def revoke(self, token_id: str, *, connection: Connection | None = None) -> TokenRecord:
+        """End a token for ever; a second time changes nothing.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        this = tokens.c.token_id == token_id
+        with writing(self._database, connection) as joined:
+            joined.execute(
+                update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=check_moment(self._clock()))
+            )
+            row = joined.execute(select(*_SHOWN).where(this)).first()
+        if row is None:
+            raise NotFound(f"there is no token {token_id[:100]!r}; look at the list of tokens")
+        return TokenRecord(**row._mapping)
+
+    def count(self, *, connection: Connection | None = None) -> int:
+        """How many tokens open anything now; 0 where the first has to be made."""
+        query = select(func.count()).select_from(tokens).where(tokens.c.revoked_at.is_(None))
+        with reading(self._database, connection) as joined:
+            return int(joined.execute(query).scalar_one())
+
+    def list(self, *, connection: Connection | None = None) -> list[TokenRecord]:
+        """Every token, oldest first; revoked ones among them."""
+        query = select(*_SHOWN).order_by(tokens.c.created_at, tokens.c.token_id)
+        with reading(self._database, connection) as joined:
+            return [TokenRecord(**row._mapping) for row in joined.execute(query)]
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

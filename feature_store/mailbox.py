@@ -1,0 +1,418 @@
+"""The mailbox: messages in transit, work with leases, and progress for people. The only door to Redis.
+
+    key                            type     what                                         kept
+    mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
+    mail-seen:LENGTH:RECIPIENT:ID  string   this message was put into the mail           1 day
+    work:QUEUE                     stream   work not yet done, with one consumer group   until done
+    work-ids:QUEUE                 hash     work id -> its entry in the stream           until done
+    progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
+
+**Nothing here is the truth.** Redis may lose all of it at any time: the journal (SQL) says what is missing, and
+whoever misses something asks again. In return nothing here waits for a disk. So every call works on an empty
+Redis, a message or a piece of work may come twice, and each may be lost; never is one changed or made up.
+
+Positions are ids of streams, "TIME-NUMBER". A reader that comes with a position later than anything in the
+stream has read an earlier Redis (it was emptied, or its clock was set back) and gets all there is.
+
+Redis 6.2 is enough. It must be reachable by nobody but the coordinator and its embedders: whoever can read it
+sees sealed shares and who answers, and whoever can write to it can hold up the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from labeler.errors import InvalidSetting, NotReady, TooLarge, Unavailable, UnsafeStorage
+from labeler.messages import MAX_MESSAGE_BYTES
+from labeler.untrusted import canonical_json, check_party_id, check_text
+
+MAIL_KEY = "mail:{recipient}"
+MAIL_SEEN_KEY = "mail-seen:{length}:{recipient}:{message_id}"
+WORK_KEY = "work:{queue}"
+WORK_IDS_KEY = "work-ids:{queue}"
+PROGRESS_KEY = "progress:{job_id}"
+
+MAX_MAIL = 10_000
+MAX_EVENTS = 1_000
+MAIL_UNUSED_S = 7 * 86_400
+MAIL_SEEN_S = 86_400
+PROGRESS_UNUSED_S = 86_400
+MAX_WAIT_S = 30.0
+
+MAX_WAITING = 9_000
+"""Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
+
+_GROUP = "workers"
+_OLDEST_REDIS = (6, 2)
+_START = "0-0"
+_REPLY_GRACE_S = 5.0
+_TAKEOVER_EVERY_S = 1.0
+_ERROR_CODE = re.compile(r"\b[A-Z]{3,20}\b")
+
+# Each script is one step for every other client: no crash can leave a mark without its message.
+_SEND = """
+if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'data', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+_ADD_WORK = """
+local known = redis.call('HGET', KEYS[2], ARGV[1])
+if known and #redis.call('XRANGE', KEYS[1], known, known) > 0 then return 0 end
+local entry = redis.call('XADD', KEYS[1], '*', 'work', ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], entry)
+return 1
+"""
+_HEARTBEAT = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local held = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1, ARGV[3])
+if held.err or #held == 0 then return 0 end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[2], 'JUSTID')
+return 1
+"""
+_DONE = """
+local entries = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
+if #entries > 0 and entries[1][2][2] == ARGV[3] then
+  redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[2])
+  redis.call('XDEL', KEYS[1], ARGV[2])
+end
+if redis.call('HGET', KEYS[2], ARGV[3]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[3]) end
+return 1
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work this consumer holds until its lease runs out.
+
+    Attributes:
+        queue: where it was claimed.
+        work_id: what to do; the rest is in the journal.
+        entry: its place in the stream.
+        consumer: who holds it.
+        attempt: how often it was handed out, from 1. A high number says that it kills its workers.
+    """
+
+    queue: str
+    work_id: str
+    entry: str
+    consumer: str
+    attempt: int
+
+
+class Mailbox:
+    """A process's way to Redis; see the module.
+
+    Calls that wait for people and parties are coroutines of one event loop; all others return at once and may be
+    called from any thread. A call that cannot reach Redis raises `Unavailable` within seconds, and the next one
+    connects anew.
+
+    Args:
+        url: redis://, rediss:// or unix://, with its password.
+
+    Raises:
+        InvalidSetting: no such URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        # RESP2: replies have one shape in every version since 6.2.
+        options: dict[str, Any] = {"protocol": 2, "socket_connect_timeout": 2.0}
+        backoff = ExponentialBackoff(cap=0.2, base=0.02)
+        try:
+            # Any: the library types each reply as one of many; `decode_responses` is off, so replies are bytes.
+            self._redis: Any = redis.Redis.from_url(url, socket_timeout=10.0, retry=Retry(backoff, 3), **options)
+            self._waiting: Any = redis.asyncio.Redis.from_url(
+                url,
+                socket_timeout=MAX_WAIT_S + 2 * _REPLY_GRACE_S,
+                max_connections=MAX_WAITING,
+                retry=AsyncRetry(backoff, 3),
+                **options,
+            )
+        except (ValueError, TypeError):
+            raise InvalidSetting(
+                "the redis URL must be redis://, rediss:// or unix://, with a host or a path"
+            ) from None
+        self._send = self._redis.register_script(_SEND)
+        self._add_work = self._redis.register_script(_ADD_WORK)
+        self._heartbeat = self._redis.register_script(_HEARTBEAT)
+        self._done = self._redis.register_script(_DONE)
+
+    def check(self) -> None:
+        """Make sure that Redis answers, is recent enough and throws nothing away by itself.
+
+        Raises:
+            Unavailable: it does not answer.
+            UnsafeStorage: it evicts keys when memory runs low, or is older than 6.2.
+        """
+        with _reaching():
+            version = str(self._redis.info("server").get("redis_version", "0"))
+            try:
+                policy = _text(self._redis.config_get("maxmemory-policy").get("maxmemory-policy", b""))
+            except ResponseError:
+                policy = ""
+            # Hosted services forbid CONFIG; INFO says the same.
+            policy = policy or str(self._redis.info("memory").get("maxmemory_policy", ""))
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < _OLDEST_REDIS:
+            raise UnsafeStorage(f"redis is version {version}, at least 6.2 is needed")
+        if policy != "noeviction":
+            raise UnsafeStorage(
+                f"redis has maxmemory-policy {policy or 'unknown'!r}, so it may throw away mail and work "
+                "without a word; set maxmemory-policy to noeviction"
+            )
+
+    # Mail
+
+    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
+        """Put a message into a party's mail, once: the same id again within a day changes nothing.
+
+        Args:
+            recipient: party id.
+            data: frames (labeler.messages).
+            message_id: `Message.message_id`, SENDER:SEQUENCE.
+
+        Raises:
+            TooLarge: more bytes than a message may have.
+            Unavailable: Redis does not answer, or is full.
+        """
+        check_party_id(recipient, "recipient of mail")
+        check_text(message_id, "message_id of mail", most=300)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise TooLarge(f"mail has at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
+        # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
+        seen = MAIL_SEEN_KEY.format(length=len(recipient), recipient=recipient, message_id=message_id)
+        with _reaching():
+            self._send(
+                keys=[MAIL_KEY.format(recipient=recipient), seen], args=[data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
+            )
+
+    async def receive(
+        self, recipient: str, after: str, wait_s: float, max_messages: int = 16
+    ) -> list[tuple[str, bytes]]:
+        """The mail after a position, oldest first; waits for it. What lies at or before the position is dropped.
+
+        Args:
+            recipient: party id.
+            after: position of the last message it took, empty for none.
+            wait_s: how long to wait while there is none, 0 to 30.
+            max_messages: most that are returned.
+
+        Returns:
+            (position, data) of each message; empty if none came.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        key = MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))
+        entries = await self._read(key, after, wait_s, max_messages, drop=True)
+        return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
+
+    def pending(self, recipient: str) -> int:
+        """How many messages lie in a party's mail, those included that it took and has not confirmed."""
+        with _reaching():
+            return int(self._redis.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))))
+
+    # Work
+
+    def add_work(self, queue: str, work_id: str) -> None:
+        """Ask for a piece of work; while it is not done, asking again changes nothing."""
+        check_text(queue, "name of a queue", most=100)
+        check_text(work_id, "work_id", most=300)
+        with _reaching():
+            self._add_work(keys=_work_keys(queue), args=[work_id])
+
+    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
+        """Take a piece of work, at first one whose lease has run out; wait for one if there is none.
+
+        Args:
+            queue: the queue.
+            consumer: a name no other process has.
+            lease_s: a piece of work nobody gave a sign of life for this long is taken over. All consumers of a
+                queue state the same, several times as long as they take between two heartbeats.
+            wait_s: how long to wait.
+
+        Returns:
+            The work, or None if none came. It may have been done before, once or in part.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        key, _ = _work_keys(queue)
+        deadline = time.monotonic() + wait_s
+        with _reaching():
+            while True:
+                left_s = deadline - time.monotonic()
+                try:
+                    found = self._take_over(key, consumer, lease_s) or self._take_new(key, consumer, left_s)
+                    if found is not None:
+                        return self._work(queue, consumer, *found)
+                except ResponseError as error:
+                    if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                        raise
+                    # An empty Redis, new or emptied while we waited: it has no group yet.
+                    self._make_group(key)
+                    continue
+                if left_s <= 0:
+                    return None
+
+    def heartbeat(self, work: Work) -> None:
+        """Say that the work goes on; its lease begins anew.
+
+        Raises:
+            NotReady: it is no longer held: taken over, done by another, or forgotten by Redis. The result is
+                welcome all the same, for the same work has the same result.
+            Unavailable: Redis does not answer.
+        """
+        with _reaching():
+            is_held = self._heartbeat(
+                keys=[WORK_KEY.format(queue=work.queue)], args=[_GROUP, work.entry, work.consumer]
+            )
+        if not is_held:
+            raise NotReady(
+                f"work {work.work_id!r} is no longer held by {work.consumer!r}: its lease ran out, or redis was emptied"
+            )
+
+    def done(self, work: Work) -> None:
+        """Take work off the queue, after its result is durable."""
+        with _reaching():
+            self._done(keys=_work_keys(work.queue), args=[_GROUP, work.entry, work.work_id])
+
+    # Progress
+
+    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
+        """Tell whoever watches a job; nothing private may be in it."""
+        key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+        with _reaching(), self._redis.pipeline(transaction=True) as steps:
+            steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
+            steps.expire(key, PROGRESS_UNUSED_S)
+            steps.execute()
+
+    async def watch(
+        self, job_id: str, after: str, wait_s: float, max_events: int = 100
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The events of a job after a position, oldest first; waits for them, 0 to 30 seconds."""
+        key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+        entries = await self._read(key, after, wait_s, max_events, drop=False)
+        return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
+
+    # Ends
+
+    def close(self) -> None:
+        """Close what the calls that return at once have opened."""
+        self._redis.close()
+
+    async def aclose(self) -> None:
+        """Close everything; to be awaited in the event loop in which mail was received."""
+        await self._waiting.aclose()
+        self.close()
+
+    def __repr__(self) -> str:
+        return "Mailbox(<redacted>)"
+
+    async def _read(
+        self, key: str, after: str, wait_s: float, count: int, *, drop: bool
+    ) -> list[tuple[str, dict[bytes, bytes]]]:
+        if not 0 <= wait_s <= MAX_WAIT_S:
+            raise InvalidSetting(f"wait_s must lie between 0 and {MAX_WAIT_S:g} seconds, found {wait_s:g}")
+        position = _parse_position(after)
+        with _reaching():
+            async with asyncio.timeout(wait_s + 2 * _REPLY_GRACE_S):
+                try:
+                    last = _text((await self._waiting.xinfo_stream(key))["last-generated-id"])
+                except ResponseError as error:
+                    if "no such key" not in str(error):
+                        raise
+                    last = _START
+                if position > _parse_position(last):
+                    position = (0, 0)
+                elif drop and position > (0, 0):
+                    await self._waiting.xtrim(key, minid=f"{position[0]}-{position[1] + 1}", approximate=False)
+                start = f"{position[0]}-{position[1]}"
+                # 0 would wait for ever.
+                block = max(1, round(wait_s * 1000)) if wait_s > 0 else None
+                reply = await self._waiting.xread({key: start}, count=count, block=block)
+        return [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
+
+    def _take_over(self, key: str, consumer: str, lease_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
+        cursor = _START
+        while True:
+            reply = self._redis.xautoclaim(key, _GROUP, consumer, round(lease_s * 1000), start_id=cursor, count=1)
+            for entry, fields in reply[1]:
+                # Redis 6.2 lists what was deleted as nothing.
+                if entry is not None and fields:
+                    return _text(entry), fields
+            cursor = _text(reply[0])
+            if cursor == _START:
+                return None
+
+    def _take_new(self, key: str, consumer: str, left_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
+        # In slices, so that a lease that runs out meanwhile is noticed.
+        block = max(1, round(min(left_s, _TAKEOVER_EVERY_S) * 1000)) if left_s > 0 else None
+        reply = self._redis.xreadgroup(_GROUP, consumer, {key: ">"}, count=1, block=block)
+        for _, entries in reply or []:
+            for entry, fields in entries:
+                return _text(entry), fields
+        return None
+
+    def _work(self, queue: str, consumer: str, entry: str, fields: Mapping[bytes, bytes]) -> Work:
+        pending = self._redis.xpending_range(WORK_KEY.format(queue=queue), _GROUP, entry, entry, 1)
+        attempt = int(pending[0]["times_delivered"]) if pending else 1
+        return Work(queue, _text(fields[b"work"]), entry, consumer, attempt)
+
+    def _make_group(self, key: str) -> None:
+        try:
+            self._redis.xgroup_create(key, _GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
+        raise Unavailable(
+            f"redis cannot be reached ({type(error).__name__}); nothing is lost, it is tried again once redis answers"
+        ) from None
+    except RedisError as error:
+        # Only the code (OOM, MISCONF) or its class (OutOfMemoryError): what follows may quote keys.
+        code = _ERROR_CODE.search(str(error)) if type(error) is ResponseError else None
+        name = code[0] if code else type(error).__name__
+        raise Unavailable(
+            f"redis refused a command ({name}); if it is out of memory give it more, if it is read-only name the "
+            "primary, if it allows too little check the user in its URL"
+        ) from None
+
+
+def _work_keys(queue: str) -> tuple[str, str]:
+    return WORK_KEY.format(queue=queue), WORK_IDS_KEY.format(queue=queue)
+
+
+def _parse_position(position: str) -> tuple[int, int]:
+    milliseconds, _, number = (position or _START).partition("-")
+    limit = 2**64 - 2
+    if not (
+        milliseconds.isascii() and milliseconds.isdigit() and (not number or (number.isascii() and number.isdigit()))
+    ):
+        raise InvalidSetting("a position must be empty or one that came with a message, TIME-NUMBER")
+    return min(int(milliseconds), limit), min(int(number or 0), limit)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,203 @@
+"""Messages between parties: a signed header, a signature, a body, and frames to carry several of them.
+
+    frame     4 bytes header length | 8 bytes body length | header | 64 bytes signature | body     (big-endian)
+    header    one canonical JSON object: who to whom, of which task and round, which number, SHA-256 of the body
+    signature Ed25519 by the sender over "labeler-message/1\\n" and the header (feature_store.keys)
+
+The header binds the body by its digest, so the signature covers all of a message while a relay can route,
+count and refuse by the header alone. A header has exactly one spelling: one that would be written differently
+is refused, so two parties can never read different things out of the same signed bytes.
+
+Nothing here is believed yet. `read_frames` says that bytes have the form of messages; who sent them is
+checked with `feature_store.keys.verify`, and whether the number was seen before by the receiver's journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
+
+from labeler.errors import ProtocolViolation, TooLarge
+from labeler.untrusted import canonical_json, check_digest, check_flag, check_integer, check_party_id, read_object
+
+Kind = Literal["poll", "open-round", "ask", "input-share", "answered", "refused", "holdings", "sum", "aggregate-share"]
+
+COORDINATOR = "coordinator"
+"""The party id of the coordinator."""
+
+SEALED_KINDS: frozenset[Kind] = frozenset({"input-share", "aggregate-share"})
+"""Kinds whose body is a secret share: a message of one of them that is not sealed is refused."""
+
+VERSION = "labeler-message/1"
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest frame of one message, header and signature included."""
+
+MAX_HEADER_BYTES = 8192
+"""Two ids of 200 characters take at most 2 * 200 * 12 bytes of JSON; the other fields a few hundred."""
+
+SIGNATURE_BYTES = 64
+MAX_SEQUENCE = 2**62
+
+_LENGTHS = (4, 8)
+_PREFIX_BYTES = sum(_LENGTHS)
+_KINDS: frozenset[str] = frozenset(get_args(Kind))
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message says about itself; its canonical bytes are what the sender signs.
+
+    Attributes:
+        kind: what the body holds.
+        sender: party id, 1 to 200 printable characters.
+        recipient: party id.
+        task_digest: SHA-256 of the task in hexadecimal, or empty where the message is of no task.
+        round_digest: SHA-256 of the round, or empty.
+        sequence: number of the message among all of its sender, 1 to 2^62; a receiver takes each once.
+        body_digest: SHA-256 of the body as sent, that is of the sealed body where it is sealed.
+        is_sealed: True where the body is sealed to the recipient.
+
+    Raises:
+        ProtocolViolation: a field is outside its bounds, or a secret share is not sealed.
+    """
+
+    kind: Kind
+    sender: str
+    recipient: str
+    task_digest: str
+    round_digest: str
+    sequence: int
+    body_digest: str
+    is_sealed: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
+            raise ProtocolViolation(f"kind of a message must be one of {', '.join(sorted(_KINDS))}")
+        check_party_id(self.sender, "sender of a message")
+        check_party_id(self.recipient, "recipient of a message")
+        for name in ("task_digest", "round_digest"):
+            if getattr(self, name) != "":
+                check_digest(getattr(self, name), f"{name} of a message")
+        check_digest(self.body_digest, "body_digest of a message")
+        check_integer(self.sequence, "sequence of a message", least=1, most=MAX_SEQUENCE)
+        check_flag(self.is_sealed, "is_sealed of a message")
+        if self.kind in SEALED_KINDS and not self.is_sealed:
+            raise ProtocolViolation(
+                f"a message of kind {self.kind!r} holds a secret share and must be sealed to its recipient; "
+                "seal it to the recipient's enrolled key"
+            )
+
+    def to_bytes(self) -> bytes:
+        """The one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
+        return canonical_json(asdict(self) | {"version": VERSION})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Header:
+        """Read a header, refusing anything that `to_bytes` would not have written.
+
+        Raises:
+            TooLarge: more than 8192 bytes.
+            ProtocolViolation: not canonical JSON of exactly the fields above, of exactly their types.
+        """
+        if len(data) > MAX_HEADER_BYTES:
+            raise TooLarge(f"a header has at most {MAX_HEADER_BYTES} bytes, found {len(data)}")
+        content = read_object(data, "a header", fields=[field.name for field in fields(cls)], version=VERSION)
+        header = cls(**content)
+        if header.to_bytes() != data:
+            raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")
+        return header
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Message:
+    """One message as it travels: nothing about it is checked but its form.
+
+    Attributes:
+        header: who to whom, and what.
+        signature: 64 bytes, Ed25519 over the header.
+        body: the bytes whose SHA-256 the header names; sealed or plain.
+
+    Raises:
+        ProtocolViolation: the signature does not have 64 bytes.
+        TooLarge: the message would not fit into a frame.
+    """
+
+    header: Header
+    signature: bytes
+    body: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.signature, bytes) or len(self.signature) != SIGNATURE_BYTES:
+            raise ProtocolViolation(f"the signature of a message has {SIGNATURE_BYTES} bytes")
+        if not isinstance(self.body, bytes):
+            raise ProtocolViolation("the body of a message must be bytes")
+        size = _PREFIX_BYTES + len(self.header.to_bytes()) + SIGNATURE_BYTES + len(self.body)
+        if size > MAX_MESSAGE_BYTES:
+            raise TooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes, found {size}; ask fewer queries at once")
+
+    @property
+    def message_id(self) -> str:
+        """SENDER:SEQUENCE, the same for a message sent twice and different for any other."""
+        return f"{self.header.sender}:{self.header.sequence}"
+
+    def __repr__(self) -> str:
+        header = self.header
+        return (
+            f"Message(kind={header.kind!r}, sender={header.sender!r}, recipient={header.recipient!r}, "
+            f"sequence={header.sequence}, header_bytes={len(header.to_bytes())}, body_bytes={len(self.body)})"
+        )
+
+
+def frame(messages: Iterable[Message]) -> bytes:
+    """Write messages one after the other, as `read_frames` reads them."""
+    parts = []
+    for message in messages:
+        header = message.header.to_bytes()
+        lengths = [
+            count.to_bytes(width, "big")
+            for count, width in zip((len(header), len(message.body)), _LENGTHS, strict=True)
+        ]
+        parts += [*lengths, header, message.signature, message.body]
+    return b"".join(parts)
+
+
+def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
+    """Read the messages of one transmission: all of them well-formed, or none.
+
+    A stated length is compared with what is there before anything is copied, so no input makes this
+    take more memory than a few times the input itself.
+
+    Args:
+        data: frames, one after the other; empty for no message.
+        max_messages: most messages taken.
+
+    Raises:
+        TooLarge: more messages than taken, or one that is larger than `MAX_MESSAGE_BYTES`.
+        ProtocolViolation: the bytes are cut off or are no messages.
+    """
+    messages: list[Message] = []
+    start = 0
+    while start < len(data):
+        if len(messages) == max_messages:
+            raise TooLarge(f"one transmission holds at most {max_messages} messages; send the rest in another")
+        header_start = start + _PREFIX_BYTES
+        header_length = int.from_bytes(data[start : start + _LENGTHS[0]], "big")
+        body_length = int.from_bytes(data[start + _LENGTHS[0] : header_start], "big")
+        signature_start = header_start + header_length
+        body_start = signature_start + SIGNATURE_BYTES
+        end = body_start + body_length
+        if header_length > MAX_HEADER_BYTES or end - start > MAX_MESSAGE_BYTES:
+            raise TooLarge(
+                f"message {len(messages)} of a transmission states a header of {header_length} and a body of "
+                f"{body_length} bytes; the limits are {MAX_HEADER_BYTES} and {MAX_MESSAGE_BYTES} for all of it"
+            )
+        if header_start > len(data) or end > len(data):
+            raise ProtocolViolation(
+                f"message {len(messages)} of a transmission is cut off: {len(data) - start} bytes are left of it"
+            )
+        header = Header.parse(data[header_start:signature_start])
+        messages.append(Message(header, data[signature_start:body_start], data[body_start:end]))
+        start = end
+    return messages

@@ -1,0 +1,146 @@
+"""A coordinator's journal in a folder of its own, with agents enrolled: what its decisions are tested on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.coordinator import submission
+from api.coordinator.budgets import open_accounts
+from api.coordinator.config import CoordinatorConfig
+from api.coordinator.tasks import create_task
+from api.coordinator.uploads import Upload, upload_of_features
+from api.schema import JobRequest, JobView, TaskRequest
+from feature_store.journal.chain import Head
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.jobs import JobStore
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyStore
+from feature_store.journal.tasks import TaskRecord, TaskStore
+
+FINGERPRINT = "f" * 16
+CLASSES = ("cat", "dog", "owl")
+
+
+@dataclass
+class TestClock:
+    """A clock that a test sets."""
+
+    __test__ = False
+    now: datetime = field(default_factory=lambda: datetime(2026, 3, 1, 12, tzinfo=UTC))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def turn(self, **by: float) -> None:
+        self.now += timedelta(**by)
+
+
+@dataclass
+class House:
+    """Stores over one real journal, and shortcuts to what tests do with them."""
+
+    config: CoordinatorConfig
+    database: Database
+    ledger: Ledger
+    tasks: TaskStore
+    jobs: JobStore
+    parties: PartyStore
+    clock: TestClock
+
+    @property
+    def stores(self) -> submission.Stores:
+        return submission.Stores(self.database, self.ledger, self.tasks, self.jobs, self.clock)
+
+    def with_caps(self, *, federation: tuple[Any, Any], agents: tuple[Any, Any] = ("unlimited", "unlimited")) -> House:
+        """The same house, with other caps (instance, agent); accounts are changed to them."""
+        names = ("instance_epsilon", "agent_epsilon")
+        config = CoordinatorConfig.model_validate(
+            self.config.model_dump()
+            | {"federation": dict(zip(names, federation, strict=True)), "agents": dict(zip(names, agents, strict=True))}
+        )
+        open_accounts(self.ledger, config, [party.party_id for party in self.parties.list(role="agent")])
+        return replace(self, config=config)
+
+    def enrol(self, agent_id: str, *, classes: tuple[str, ...] = CLASSES, fingerprint: str = FINGERPRINT) -> None:
+        self.parties.enrol(agent_id, "agent", secrets.token_hex(32), secrets.token_hex(32))
+        facts: dict[str, Any] = {"classes": list(classes), "backbone_fingerprint": fingerprint}
+        self.parties.contact(agent_id, self.clock(), facts, Head(1, "a" * 64))
+        open_accounts(self.ledger, self.config, [agent_id])
+
+    def task(self, **fields: Any) -> TaskRecord:
+        request = {"name": "animals", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 100, "k": 5} | fields
+        return create_task(
+            TaskRequest.model_validate(request),
+            by="tok-1",
+            config=self.config,
+            tasks=self.tasks,
+            parties=self.parties,
+            clock=self.clock,
+            nonce=lambda: secrets.token_hex(16),
+        )
+
+    def upload(self, count: int, *, start: int = 0) -> Upload:
+        vectors = [[1.0 + (start + number) / 7, 2.0, -1.0] for number in range(count)]
+        return upload_of_features(vectors, None, folder=self.config.home / "incoming", limits=self.config.limits)
+
+    def submit(self, task: TaskRecord, count: int, *, key: str | None = None, start: int = 0, **fields: Any) -> JobView:
+        request = {"task_id": task.digest, "backbone_fingerprint": FINGERPRINT} | fields
+        return submission.submit(
+            JobRequest.model_validate(request),
+            self.upload(count, start=start),
+            by="tok-1",
+            idempotency_key=key,
+            config=self.config,
+            stores=self.stores,
+        )
+
+    def files(self) -> list[str]:
+        """Everything that uploads have left in the home."""
+        kept = [path for part in ("incoming", "jobs") for path in (self.config.home / part).rglob("*")]
+        return sorted(path.relative_to(self.config.home).as_posix() for path in kept)
+
+
+def config_fields(home: Path) -> dict[str, Any]:
+    unlimited = {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited"}
+    return {
+        "home": home,
+        "redis_url": "redis://127.0.0.1:1/0",
+        "public_url": "http://127.0.0.1:1",
+        "federation": unlimited,
+        "agents": unlimited,
+        "backbones": {FINGERPRINT: "pixels"},
+    }
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def house(tmp_path: Path, clock: TestClock) -> Iterator[House]:
+    """Three agents, unlimited budgets, a journal on disk."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    config = CoordinatorConfig.model_validate(config_fields(home))
+    with open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True) as database:
+        house = House(
+            config=config,
+            database=database,
+            ledger=Ledger(database, clock=clock),
+            tasks=TaskStore(database),
+            jobs=JobStore(database, clock=clock),
+            parties=PartyStore(database, clock=clock),
+            clock=clock,
+        )
+        open_accounts(house.ledger, config)
+        for name in ("east", "north", "west"):
+            house.enrol(name)
+        yield house

@@ -1,0 +1,116 @@
+"""Prices: the number that is shown is the number that is charged, and looking costs nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from api.coordinator.budgets import UNBOUNDED_NANO
+from api.coordinator.config import MAX_CAP_EPSILON
+from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
+from api.schema import EstimateView
+from feature_store.journal.tasks import TaskRecord
+from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
+from labeler.budget import budget_for
+from labeler.errors import InvalidSetting, NotReady
+from labeler.planning import price
+from tests.api.conftest import House
+
+
+def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
+    balances = house.ledger.balances()
+    return estimate(record.task, record.participants, queries, balances, delta=house.config.delta)
+
+
+def test_rounds_hold_all_queries_and_reverse_knn_is_never_cut(house: House) -> None:
+    task = house.task(max_queries=10_000).task
+    assert round_sizes(task, 10_000) == (BATCH_QUERIES, BATCH_QUERIES, 10_000 - 2 * BATCH_QUERIES)
+    assert round_sizes(task, BATCH_QUERIES) == (BATCH_QUERIES,)
+    whole = house.task(max_queries=10_000, method="reverse-knn").task
+    assert round_sizes(whole, 10_000) == (10_000,)
+    with pytest.raises(InvalidSetting, match="at least 1 query"):
+        round_sizes(task, 0)
+
+
+def test_the_price_is_the_certified_one_and_its_charge_is_what_the_rounds_cost(house: House) -> None:
+    task = house.task(max_queries=10_000).task
+    view = price_view(task, 10_000)
+    assert view.instance_epsilon == price(task).instance.epsilon
+    assert view.agent_epsilon == price(task).agent.epsilon
+    rounds = [round_charges(task, size) for size in round_sizes(task, 10_000)]
+    assert view.instance_charge_nano == sum(charges["instance"] for charges in rounds)
+    assert view.agent_charge_nano == total_charges(task, round_sizes(task, 10_000))["agent"]
+
+
+def test_a_price_that_was_asked_before_takes_no_time(house: House) -> None:
+    task = house.task(max_queries=10_000).task
+    price_view(task, 9_999)
+    began = time.perf_counter()
+    for _ in range(100):
+        price_view(task, 9_999)
+    assert time.perf_counter() - began < 0.1
+
+
+def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> None:
+    task = house.task(method="reverse-knn").task
+    view = price_view(task, 100)
+    assert view.agent_epsilon is None
+    assert view.agent_charge_nano is None
+    assert "agent level: no finite guarantee" in view.reason
+    assert finite_levels(task, 100) == ("instance",)
+    assert round_amounts(task, 100, finite=("instance",))["agent"] == UNBOUNDED_NANO
+
+
+def test_no_cap_that_can_be_configured_covers_an_unbounded_round() -> None:
+    assert budget_for(MAX_CAP_EPSILON, 0.9) < UNBOUNDED_NANO
+
+
+def test_an_estimate_shows_every_account_and_how_many_such_jobs_are_left(house: House) -> None:
+    record = house.task()
+    cost = price_view(record.task, 100)
+    assert cost.instance_epsilon is not None
+    assert cost.instance_charge_nano is not None
+    view = estimated(house.with_caps(federation=(cost.instance_epsilon * 2, "unlimited")), record, 100)
+    assert view.affordable
+    assert view.refusal == ""
+    assert [(one.account, one.level) for one in view.accounts][:4] == [
+        ("federation", "instance"),
+        ("federation", "agent"),
+        ("agent:east", "instance"),
+        ("agent:east", "agent"),
+    ]
+    assert len(view.accounts) == 8
+    assert view.jobs_left == budget_for(cost.instance_epsilon * 2, 1e-5) // cost.instance_charge_nano
+    assert view.quorum == 3
+    assert house.ledger.entries(search="reserve") == []
+
+
+def test_a_job_that_is_not_covered_is_refused_in_words(house: House) -> None:
+    record = house.task()
+    view = estimated(house.with_caps(federation=(0.1, "unlimited"), agents=(5.0, "unlimited")), record, 100)
+    assert not view.affordable
+    assert view.jobs_left == 0
+    assert "account 'federation', instance level: a job of 100 queries costs epsilon 1.356 " in view.refusal
+    assert [one.account for one in view.accounts if not one.enough] == ["federation"]
+
+
+def test_a_level_without_a_bound_needs_an_account_without_a_cap(house: House) -> None:
+    record = house.task(method="reverse-knn")
+    assert estimated(house, record, 100).affordable
+    assert estimated(house, record, 100).jobs_left is None
+    view = estimated(house.with_caps(federation=("unlimited", 100.0)), record, 100)
+    assert not view.affordable
+    assert "no finite epsilon" in view.refusal
+    assert view.accounts[1].asked_nano is None
+
+
+def test_more_queries_than_the_task_has_are_refused(house: House) -> None:
+    with pytest.raises(InvalidSetting, match="between 1 and the task's max_queries 100"):
+        estimated(house, house.task(), 101)
+
+
+def test_an_account_that_was_never_opened_is_named(house: House) -> None:
+    record = house.task()
+    with pytest.raises(NotReady, match="'federation' has not been opened"):
+        estimate(record.task, record.participants, 1, [], delta=1e-5)

@@ -1,0 +1,283 @@
+"""Taking a job: all of it or nothing, once per key, and a refusal that says whose budget and who spent it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from api.coordinator import submission
+from api.coordinator.budgets import UNBOUNDED_NANO
+from api.coordinator.pricing import price_view
+from api.problems import problem_of
+from api.schema import JobRequest
+from feature_store.journal.ledger import Ledger
+from labeler.batching import BATCH_QUERIES, round_charges
+from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, LabelerError, NotFound, NotReady
+from tests.api.conftest import FINGERPRINT, House
+
+
+def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: House) -> None:
+    record = house.task()
+    view = house.submit(record, 30, name="first")
+    assert re.fullmatch(r"job-[0-9a-f]{20}", view.job_id)
+    assert (view.state, view.queries, view.images, view.queries_done) == ("queued", 30, 30, 0)
+    assert view.stage == "30 questions are being chosen"
+    assert [one.state for one in view.rounds] == ["waiting"]
+    assert house.tasks.get(record.digest).next_query == 30
+    charges = round_charges(record.task, 30)
+    assert house.ledger.state(f"{view.job_id}/0") == "reserved"
+    for account in ("federation", "agent:east", "agent:north", "agent:west"):
+        assert house.ledger.balance(account, "instance").reserved == charges["instance"]
+        assert house.ledger.balance(account, "agent").reserved == charges["agent"]
+    assert house.files() == [f"jobs/{view.job_id}", f"jobs/{view.job_id}/upload.parquet"]
+    following = house.submit(record, 70, start=100)
+    assert house.jobs.get(following.job_id).first_query == 30
+
+
+def test_a_large_job_is_cut_into_rounds_that_are_reserved_one_by_one(house: House) -> None:
+    record = house.task(max_queries=5000)
+    view = house.submit(record, 5000)
+    assert [(one.number, one.queries) for one in view.rounds] == [(0, BATCH_QUERIES), (1, 5000 - BATCH_QUERIES)]
+    assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["reserved", "reserved"]
+    assert house.ledger.balance("federation", "instance").reserved == view.price.instance_charge_nano
+
+
+def test_a_selection_asks_about_some_of_the_images(house: House) -> None:
+    view = house.submit(house.task(), 30, selection={"strategy": "clustered", "count": 7, "seed": 3})
+    assert (view.queries, view.images) == (7, 30)
+    assert view.selection.count == 7
+
+
+def test_the_deadline_is_the_requests_or_the_configured_one(house: House) -> None:
+    record = house.task()
+    assert house.submit(record, 1).expires_at == house.clock() + timedelta(days=1)
+    assert house.submit(record, 1, deadline_s=60).expires_at == house.clock() + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count", "said"),
+    [
+        ({"backbone_fingerprint": None}, 3, "feature vectors need backbone_fingerprint"),
+        ({"backbone_fingerprint": "0" * 16}, 3, "similarities between two backbones mean nothing"),
+        ({"selection": {"strategy": "random", "count": 4}}, 3, "selection.count is 4, and 3 images were sent"),
+        ({"selection": {"strategy": "all", "count": 2}}, 3, "contradicts"),
+        ({"query_ids": ["a"]}, 3, "query_ids go with feature vectors in the request"),
+        ({"features": [[1.0, 2.0]]}, 3, "send one of the two"),
+        ({}, 101, "101 queries are more than the 100 of the task"),
+    ],
+)
+def test_what_does_not_fit_the_task_is_refused_and_leaves_nothing(
+    house: House, fields: dict[str, Any], count: int, said: str
+) -> None:
+    record = house.task()
+    head = house.ledger.head()
+    with pytest.raises(InvalidSetting, match=re.escape(said)):
+        house.submit(record, count, **fields)
+    assert house.files() == []
+    assert house.ledger.head() == head
+    assert house.jobs.list() == []
+
+
+def test_queries_of_a_task_run_out(house: House) -> None:
+    record = house.task()
+    house.submit(record, 90)
+    with pytest.raises(InvalidSetting, match="only 10 of the 100"):
+        house.submit(record, 11, key="once")
+    assert house.tasks.get(record.digest).next_query == 90
+    assert house.jobs.known("tok-1", "once") is None
+
+
+def test_an_unknown_task_is_refused(house: House) -> None:
+    request = JobRequest(task_id="0" * 64, backbone_fingerprint=FINGERPRINT)
+    with pytest.raises(NotFound, match="no task"):
+        submission.submit(
+            request, house.upload(3), by="tok-1", idempotency_key=None, config=house.config, stores=house.stores
+        )
+    assert house.files() == []
+
+
+def test_reverse_knn_is_asked_all_at_once(house: House) -> None:
+    record = house.task(method="reverse-knn", k=1, max_queries=20)
+    with pytest.raises(InvalidSetting, match="Make a task with max_queries = 19"):
+        house.submit(record, 19)
+    view = house.submit(record, 20)
+    assert view.price.agent_epsilon is None
+    assert house.ledger.balance("federation", "agent").reserved == UNBOUNDED_NANO
+
+
+def test_vectors_in_the_request_need_no_files(house: House) -> None:
+    record = house.task()
+    request = JobRequest(
+        task_id=record.digest,
+        features=[[1.0, 2.0], [3.0, -1.0]],
+        query_ids=["a", "b"],
+        backbone_fingerprint=FINGERPRINT,
+    )
+    view = submission.submit(request, None, by="tok-1", idempotency_key=None, config=house.config, stores=house.stores)
+    assert view.queries == 2
+    with pytest.raises(InvalidSetting, match="without images"):
+        submission.submit(
+            JobRequest(task_id=record.digest),
+            None,
+            by="t",
+            idempotency_key=None,
+            config=house.config,
+            stores=house.stores,
+        )
+
+
+def test_the_same_key_and_request_give_the_same_job(house: House) -> None:
+    record = house.task()
+    first = house.submit(record, 10, key="k")
+    head = house.ledger.head()
+    assert house.submit(record, 10, key="k") == first
+    assert house.ledger.head() == head
+    assert house.tasks.get(record.digest).next_query == 10
+    assert house.files() == [f"jobs/{first.job_id}", f"jobs/{first.job_id}/upload.parquet"]
+    assert house.submit(record, 10, key="other").job_id != first.job_id
+
+
+@pytest.mark.parametrize("change", [{"name": "x"}, {"count": 11}, {"start": 1}, {"deadline_s": 9.0}])
+def test_the_same_key_for_another_request_is_refused(house: House, change: dict[str, Any]) -> None:
+    record = house.task()
+    house.submit(record, 10, key="k")
+    with pytest.raises(IdempotencyMismatch, match="belongs to another request"):
+        house.submit(record, **({"count": 10, "key": "k"} | change))
+    assert len(house.jobs.list()) == 1
+
+
+def test_one_key_at_the_same_time_makes_one_job(house: House) -> None:
+    record = house.task()
+    gate = threading.Barrier(8)
+
+    def send(_: int) -> str:
+        gate.wait()
+        return house.submit(record, 10, key="k").job_id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(send, range(8)))
+    assert len(ids) == 1
+    assert house.tasks.get(record.digest).next_query == 10
+    assert house.files() == [f"jobs/{ids.pop()}", house.files()[1]]
+
+
+def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(house: House) -> None:
+    record = house.task()
+    cost = price_view(record.task, 100).instance_epsilon
+    assert cost is not None
+    house = house.with_caps(federation=("unlimited", "unlimited"), agents=(cost, "unlimited"))
+    paid = house.submit(record, 90)
+    left = house.ledger.balance("agent:east", "instance").left
+    other = house.task()
+    with pytest.raises(BudgetExceeded, match="account 'agent:east', instance level: a job of 50 queries") as refused:
+        house.submit(other, 50, key="k")
+    problem = problem_of(refused.value)
+    assert (problem["account"], problem["level"], problem["status"]) == ("agent:east", "instance", 409)
+    assert problem["asked_nano"] == price_view(other.task, 50).instance_charge_nano
+    assert problem["left_nano"] == left
+    assert problem["asked_epsilon"] > problem["left_epsilon"]
+    assert problem["last_spenders"][0]["reservation_id"] == f"{paid.job_id}/0"
+    assert "Nobody was asked" in problem["detail"]
+    job = house.jobs.get(problem["job_id"])
+    assert (job.state, job.num_queries) == ("refused", 50)
+    view = submission.read_job(job.job_id, stores=house.stores)
+    assert view.problem is not None
+    assert view.problem.model_dump(exclude={"instance"}) == problem
+    assert view.stage == "refused before anybody was asked"
+    assert view.rounds == ()
+    assert house.tasks.get(other.digest).next_query == 0
+    assert house.ledger.state(f"{job.job_id}/0") is None
+    assert house.files() == [f"jobs/{paid.job_id}", f"jobs/{paid.job_id}/upload.parquet"]
+    with pytest.raises(BudgetExceeded) as again:
+        house.submit(other, 50, key="k")
+    assert problem_of(again.value) == problem
+    assert len(house.jobs.list()) == 2
+
+
+def test_a_job_of_several_rounds_is_refused_as_a_whole(house: House) -> None:
+    record = house.task(max_queries=5000)
+    one_round = price_view(record.task, BATCH_QUERIES).instance_epsilon
+    assert one_round is not None
+    house = house.with_caps(federation=(one_round * 1.01, "unlimited"))
+    with pytest.raises(BudgetExceeded, match="a job of 5000 queries") as refused:
+        house.submit(record, 5000)
+    assert problem_of(refused.value)["asked_nano"] == price_view(record.task, 5000).instance_charge_nano
+    assert problem_of(refused.value)["last_spenders"] == []
+    assert house.ledger.balance("federation", "instance").spent == 0
+
+
+def test_a_level_without_a_bound_is_refused_where_the_account_has_a_cap(house: House) -> None:
+    record = house.task(method="reverse-knn", max_queries=20)
+    house = house.with_caps(federation=("unlimited", 100.0))
+    with pytest.raises(BudgetExceeded, match="no finite epsilon") as refused:
+        house.submit(record, 20)
+    problem = problem_of(refused.value)
+    assert (problem["level"], problem["asked_nano"], problem["asked_epsilon"]) == ("agent", None, None)
+    assert house.ledger.balance("federation", "agent").spent == 0
+
+
+def test_the_last_of_a_budget_is_given_to_one_of_many(house: House) -> None:
+    record = house.task(max_queries=1000)
+    cost = price_view(record.task, 100).instance_epsilon
+    assert cost is not None
+    house = house.with_caps(federation=(cost, "unlimited"))
+    gate = threading.Barrier(8)
+
+    def send(number: int) -> str:
+        gate.wait()
+        try:
+            return house.submit(record, 100, start=number).state
+        except BudgetExceeded:
+            return "refused"
+
+    with ThreadPoolExecutor(8) as pool:
+        states = sorted(pool.map(send, range(8)))
+    assert states == ["queued"] + ["refused"] * 7
+    assert isinstance(house.ledger, Ledger)
+    house.ledger.verify()
+
+
+def test_cancelling_before_anybody_was_asked_gives_everything_back(house: House) -> None:
+    record = house.task(max_queries=5000)
+    view = house.submit(record, 5000)
+    cancelled = submission.cancel(view.job_id, stores=house.stores)
+    assert cancelled.state == "cancelled"
+    assert cancelled.stage == "cancelled before anybody was asked; nothing was charged"
+    assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["void", "void"]
+    assert house.ledger.balance("federation", "instance").spent == 0
+    assert submission.cancel(view.job_id, stores=house.stores) == cancelled
+
+
+def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> None:
+    record = house.task(max_queries=5000)
+    view = house.submit(record, 5000)
+    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64), (1, "3" * 64, "4" * 64)])
+    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.jobs.set_asked(view.job_id, 0)
+    seen = submission.read_job(view.job_id, stores=house.stores)
+    assert seen.stage == "batch 1 of 2: waiting for 3 of 3 agents: east, north, west"
+    house.jobs.report_refusal(view.job_id, 0, "north", "the policy of this site does not allow it", True)
+    for tallier in ("t0", "t1", "t2"):
+        house.jobs.report_holdings(view.job_id, 0, tallier, {"east": "ab" * 16})
+    seen = submission.read_job(view.job_id, stores=house.stores)
+    assert seen.stage == "batch 1 of 2: waiting for 1 of 3 agents: west; refused: north"
+    assert seen.rounds[0].answered == ("east",)
+    assert seen.rounds[0].waiting_for == ("west",)
+    cancelled = submission.cancel(view.job_id, stores=house.stores)
+    assert cancelled.stage == "cancelled; 1 of 2 batches had been asked"
+    assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["posted", "void"]
+    assert house.ledger.balance("agent:west", "instance").spent == round_charges(record.task, BATCH_QUERIES)["instance"]
+
+
+def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
+    view = house.submit(house.task(), 5)
+    house.jobs.change(view.job_id, "failed", expected={"queued"}, problem=problem_of(LabelerError("x")))
+    with pytest.raises(NotReady, match="has ended"):
+        submission.cancel(view.job_id, stores=house.stores)
+    with pytest.raises(NotFound, match="no job"):
+        submission.cancel("job-0", stores=house.stores)

@@ -1,0 +1,95 @@
+"""Tasks: what is left out is filled in from the federation, and an agent that differs is named."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from api.coordinator.tasks import describe_task, task_view
+from api.schema import TaskRequest
+from labeler.errors import InvalidTask, LabelerError, NotEnrolled
+from labeler.planning import price
+from tests.api.conftest import CLASSES, FINGERPRINT, House
+
+
+def test_all_active_agents_take_part_and_their_facts_fill_the_gaps(house: House) -> None:
+    house.enrol("gone")
+    house.parties.revoke("gone")
+    record = house.task()
+    assert record.participants == ("east", "north", "west")
+    assert record.task.agents == 3
+    assert record.task.talliers == 3
+    assert record.task.classes == CLASSES
+    assert record.task.backbone_fingerprint == FINGERPRINT
+    assert house.tasks.get(record.digest) == record
+
+
+def test_equal_requests_make_different_tasks(house: House) -> None:
+    assert house.task().digest != house.task().digest
+
+
+def test_the_noise_is_solved_for_a_price(house: House) -> None:
+    record = house.task(sigma_votes=None, epsilon=2.0)
+    assert 1.99 < price(record.task).instance.epsilon <= 2.0
+    view = task_view(record)
+    assert view.price.instance_epsilon == price(record.task).instance.epsilon
+    assert view.queries_left == 100
+
+
+def test_describing_a_task_keeps_nothing_and_says_the_same_twice(house: House) -> None:
+    request = TaskRequest(name="animals", sigma_votes=40.0, delta=1e-5, max_queries=10)
+    first, participants = describe_task(request, config=house.config, parties=house.parties)
+    second, _ = describe_task(request, config=house.config, parties=house.parties)
+    assert first.digest == second.digest
+    assert participants == ("east", "north", "west")
+    assert house.tasks.list() == []
+
+
+def test_named_agents_and_classes_are_taken_as_they_are(house: House) -> None:
+    record = house.task(agents=["west", "east"], classes=CLASSES, backbone_fingerprint=FINGERPRINT)
+    assert record.participants == ("east", "west")
+
+
+def test_the_configured_classes_are_the_default(house: House) -> None:
+    house.config = house.config.model_copy(update={"classes": tuple(reversed(CLASSES))})
+    with pytest.raises(InvalidTask, match="agents east, north, west have other classes"):
+        house.task()
+
+
+def test_an_agent_that_differs_is_named(house: House) -> None:
+    house.enrol("zoo", classes=("cat", "dog"))
+    with pytest.raises(InvalidTask, match="agents zoo have other classes"):
+        house.task()
+    assert house.task(agents=["east", "north"]).task.agents == 2
+    house.enrol("lab", fingerprint="0" * 16)
+    with pytest.raises(InvalidTask, match=re.escape("agents lab (0000000000000000) made their features")):
+        house.task(agents=["east", "lab"])
+
+
+def test_an_agent_that_has_not_reported_is_named(house: House) -> None:
+    house.parties.enrol("new", "agent", "1" * 64, "2" * 64)
+    with pytest.raises(InvalidTask, match="agents new have not reported"):
+        house.task()
+    assert house.task(classes=CLASSES, backbone_fingerprint=FINGERPRINT).task.agents == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        ({"release": "winner"}, InvalidTask, "secure computation"),
+        ({"agents": ["east", "nobody"]}, NotEnrolled, "agents nobody are not enrolled"),
+        ({"agents": ["east", "east"]}, InvalidTask, "names one twice"),
+        ({"agents": []}, InvalidTask, "no agent is enrolled"),
+        ({"colluding_agents": 3}, InvalidTask, "too few agents for the collusion stated"),
+        ({"method": "reverse-knn", "k": 200}, InvalidTask, "max_queries is only 100"),
+        ({"max_agent_records": 5}, InvalidTask, "only means something for method reverse-knn"),
+    ],
+)
+def test_what_cannot_be_a_task_is_refused_in_a_sentence(
+    house: House, fields: dict[str, Any], error: type[LabelerError], said: str
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        house.task(**fields)
+    assert house.tasks.list() == []

@@ -1,0 +1,358 @@
+"""Uploads: what is good is kept byte for byte, what is bad is named, and a refusal leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from api.coordinator.config import LimitsTable
+from api.coordinator.uploads import Upload, UploadWriter, sweep, tidy_name
+from feature_store.quantize import quantize
+from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
+
+LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
+
+
+def png(number: int = 0, side: int = 8, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (side, side), number % 256 if mode == "L" else (number % 256, 20, 30)).save(file, "PNG")
+    return file.getvalue()
+
+
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    file.seek(0)
+    return file
+
+
+def parquet(columns: dict[str, Any]) -> io.BytesIO:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    file.seek(0)
+    return file
+
+
+def uploaded(folder: Path, fill: Callable[[UploadWriter], None], limits: LimitsTable = LIMITS) -> Upload:
+    with UploadWriter(folder, limits) as writer:
+        fill(writer)
+        return writer.finish()
+
+
+def rows(upload: Upload) -> list[dict[str, Any]]:
+    return pq.read_table(upload.path).to_pylist()  # type: ignore[no-any-return]
+
+
+def test_images_are_kept_byte_for_byte_in_their_order(tmp_path: Path) -> None:
+    files = {f"set/{number}.png": png(number) for number in (3, 1, 2)}
+
+    def fill(writer: UploadWriter) -> None:
+        for name, data in files.items():
+            writer.add_image(name, [data[:10], data[10:]])
+
+    upload = uploaded(tmp_path, fill)
+    assert (upload.count, upload.source, upload.dimension) == (3, "images", None)
+    assert rows(upload) == [{"name": name, "image": data} for name, data in files.items()]
+    assert upload.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_zip_and_a_parquet_file_give_the_same_as_single_files(tmp_path: Path) -> None:
+    files = {"a.png": png(1), "b.png": png(2)}
+    single = uploaded(tmp_path, lambda writer: [writer.add_image(*item) for item in files.items()] and None)
+    archive = zipped(files | {".DS_Store": b"x", "__MACOSX/a.png": b"x"})
+    packed = uploaded(tmp_path, lambda writer: writer.add_zip(archive))
+    table = {"name": list(files), "image": [{"bytes": data, "path": None} for data in files.values()]}
+    tabled = uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(table)))
+    assert rows(packed) == rows(single) == rows(tabled)
+    assert packed.digest == single.digest == tabled.digest
+
+
+def test_rows_of_a_parquet_file_without_names_are_numbered(tmp_path: Path) -> None:
+    file = parquet({"image": [png(1), png(2)]})
+    upload = uploaded(tmp_path, lambda writer: writer.add_parquet(file, name="new.parquet"))
+    assert [row["name"] for row in rows(upload)] == ["new.parquet#0", "new.parquet#1"]
+
+
+def test_vectors_are_quantised_and_quantised_ones_are_taken_as_they_are(tmp_path: Path) -> None:
+    vectors = np.array([[1.0, 2.0, -3.0], [0.1, 0.0, 0.0]])
+    upload = uploaded(tmp_path, lambda writer: writer.add_features(vectors.tolist(), ["a", "b"]))
+    assert (upload.count, upload.source, upload.dimension) == (2, "features", 3)
+    assert pq.read_schema(upload.path).field("feature").type == pa.list_(pa.int16(), 3)
+    assert [row["feature"] for row in rows(upload)] == quantize(vectors).tolist()
+    ready = uploaded(tmp_path, lambda writer: writer.add_features(quantize(vectors), ["a", "b"]))
+    assert ready.digest == upload.digest
+    table = {"id": ["a", "b"], "feature": vectors.astype(np.float32).tolist()}
+    assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(table))).digest == upload.digest
+    short = {"id": ["a", "b"], "feature": pa.array(quantize(vectors).tolist(), pa.list_(pa.int16()))}
+    assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(short))).digest == upload.digest
+
+
+def test_the_digest_is_of_names_content_and_order(tmp_path: Path) -> None:
+    def digest(*items: tuple[str, bytes]) -> str:
+        return uploaded(tmp_path, lambda writer: [writer.add_image(*item) for item in items] and None).digest
+
+    first = digest(("a", png(1)), ("b", png(2)))
+    assert first == digest(("a", png(1)), ("b", png(2)))
+    assert len({first, digest(("b", png(2)), ("a", png(1))), digest(("a", png(1)), ("c", png(2)))}) == 3
+
+
+def test_names_are_only_names(tmp_path: Path) -> None:
+    assert tidy_name("../../etc/passwd") == "etc/passwd"
+    assert tidy_name("\\\\host\\dir\\.\\x.png") == "host/dir/x.png"
+    assert tidy_name("a\nb\x00.png") == "a_b_.png"
+    assert tidy_name("caf\u0065\u0301.png") == "caf\u00e9.png"
+    upload = uploaded(tmp_path, lambda writer: writer.add_zip(zipped({"../up.png": png(), "/root.png": png()})))
+    assert [row["name"] for row in rows(upload)] == ["up.png", "root.png"]
+    assert not (tmp_path.parent / "up.png").exists()
+
+
+def test_up_to_ten_bad_images_are_named_in_one_refusal(tmp_path: Path) -> None:
+    def some(writer: UploadWriter) -> None:
+        writer.add_image("good.png", png())
+        writer.add_image("text.png", b"hello")
+        writer.add_image("empty.png", b"")
+        writer.add_image("cut.png", png()[:20])
+        writer.add_image("large.png", png(side=101))
+
+    with pytest.raises(UnreadableImage) as refused:
+        uploaded(tmp_path, some)
+    text = str(refused.value)
+    assert text.startswith("4 of the images cannot be used")
+    assert "'text.png' (not an image of a known format)" in text
+    assert "'empty.png' (an empty file)" in text
+    assert "'large.png' (101 x 101 pixels, at most 10000 are taken)" in text
+    assert "good.png" not in text
+    with pytest.raises(UnreadableImage, match="at least 10 of the images"):
+        uploaded(tmp_path, lambda writer: writer.add_zip(zipped({f"{one}.png": b"x" for one in range(30)})))
+    assert list(tmp_path.iterdir()) == []
+
+
+def encrypted() -> io.BytesIO:
+    data = bytearray(zipped({"a.png": png()}).getvalue())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = data.index(signature) + offset
+        data[place] |= 1
+    return io.BytesIO(bytes(data))
+
+
+def lying() -> io.BytesIO:
+    """Declares 10 bytes and unpacks to 100,000."""
+    data = bytearray(zipped({"a.png": b"\0" * 100_000}).getvalue())
+    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        place = data.index(signature) + offset
+        data[place : place + 4] = struct.pack("<I", 10)
+    return io.BytesIO(bytes(data))
+
+
+def broken() -> io.BytesIO:
+    data = bytearray(zipped({"a.png": png()}, zipfile.ZIP_STORED).getvalue())
+    data[50] ^= 0xFF
+    return io.BytesIO(bytes(data))
+
+
+def directory_only() -> io.BytesIO:
+    """A large directory of nothing."""
+    return zipped({f"{number:0100d}": b"" for number in range(2000)}, zipfile.ZIP_STORED)
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "said"),
+    [
+        (lambda: io.BytesIO(b"no zip at all"), BadData, "no zip"),
+        (lambda: io.BytesIO(zipped({"a.png": png()}).getvalue()[:-30]), BadData, "no zip"),
+        (encrypted, BadData, "encrypted"),
+        (broken, BadData, "damaged"),
+        (lying, BadData, "damaged"),
+        (directory_only, TooLarge, "directory"),
+        (lambda: zipped({}), InvalidSetting, "no file"),
+        (lambda: zipped({"folder/": b""}), InvalidSetting, "no file"),
+        (lambda: zipped({"a": b"\0" * (2**20 + 1)}), TooLarge, "1048576 bytes"),
+        (lambda: zipped({f"{one}": png(one) for one in range(51)}), TooLarge, "51 files"),
+        (lambda: zipped({"a.png": png()}, zipfile.ZIP_LZMA), BadData, "unusual way"),
+        (lambda: zipped({"a.png": png(), "../a.png": png()}), InvalidSetting, "two images"),
+        (lambda: zipped({"in.zip": zipped({"a.png": png()}).getvalue()}), UnreadableImage, "'in.zip'"),
+    ],
+)
+def test_a_zip_that_cannot_be_taken_is_refused_in_a_sentence(
+    tmp_path: Path, file: Callable[[], io.BytesIO], error: type[LabelerError], said: str
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        uploaded(tmp_path, lambda writer: writer.add_zip(file()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    limits = LIMITS.model_copy(update={"max_image_bytes": 2**30, "max_upload_bytes": 2**34})
+    file = zipped({"bomb.png": b"\0" * (100 * 2**20)})
+    assert len(file.getvalue()) < 200_000
+    tracemalloc.start()
+    with pytest.raises(BadData, match="decompression bombs"):
+        uploaded(tmp_path, lambda writer: writer.add_zip(file), limits)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_an_image_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
+    data = bytearray(png())
+    data[16:24] = struct.pack(">II", 60_000, 60_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    with pytest.raises(UnreadableImage, match="pixels"):
+        uploaded(tmp_path, lambda writer: writer.add_image("bomb.png", bytes(data)))
+
+
+def test_memory_stays_bounded_while_much_is_written(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (500, 500, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "BMP")
+    limits = LimitsTable(max_images=200)
+    tracemalloc.start()
+    upload = uploaded(
+        tmp_path,
+        lambda writer: [writer.add_image(f"{n}.bmp", file.getvalue()) for n in range(100)] and None,
+        limits,
+    )
+    assert upload.path.stat().st_size > 70 * 2**20
+    assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "said"),
+    [
+        ({"picture": [png()]}, BadData, "needs a column image"),
+        ({"image": ["text"]}, BadData, "image (string)"),
+        ({"image": [png(), None]}, UnreadableImage, "an empty file"),
+        ({"image": pa.array([], pa.binary())}, InvalidSetting, "no rows"),
+        ({"image": [png()] * 51}, TooLarge, "51 rows"),
+        ({"image": [png(), png()], "name": ["a", None]}, InvalidSetting, "without a name"),
+        ({"image": [png(), png()], "name": ["a", "a"]}, InvalidSetting, "two images"),
+        ({"image": [png(), b"\0" * (40 * 2**20)]}, TooLarge, "unpacks to more"),
+        ({"feature": [[1.0, 2.0], [1.0]]}, BadData, "all of one length"),
+        ({"feature": [[1.0, 2.0], None]}, BadData, "all of one length"),
+        ({"feature": [[1.0, float("nan")]]}, BadData, "zero or not finite"),
+        ({"feature": [[0.0, 0.0]]}, BadData, "zero or not finite"),
+        ({"feature": [[1, 2]]}, BadData, "lists of floats or of int16"),
+        ({"feature": pa.array([[30_000, 30_000]], pa.list_(pa.int16()))}, BadData, "use quantize"),
+    ],
+)
+def test_a_parquet_file_that_cannot_be_taken_is_refused_in_a_sentence(
+    tmp_path: Path, columns: dict[str, Any], error: type[LabelerError], said: str
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(columns)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_damaged_bytes_is_taken_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    generator = np.random.default_rng(11)
+    whole = [
+        ("add_zip", zipped({f"{number}.png": png(number) for number in range(3)})),
+        ("add_parquet", parquet({"image": [png(1), png(2)], "name": ["a", "b"]})),
+        ("add_parquet", parquet({"feature": [[1.0, 2.0], [3.0, 4.0]]})),
+    ]
+    refused = 0
+    for number in range(600):
+        method, file = whole[number % 3]
+        data = bytearray(file.getvalue())
+        for place in generator.integers(0, len(data), 1 + number % 3):
+            data[place] = generator.integers(0, 256)
+        damaged = io.BytesIO(bytes(data))
+        try:
+            uploaded(tmp_path, lambda writer, add=method, file=damaged: getattr(writer, add)(file)).discard()
+        except LabelerError:
+            refused += 1
+        assert list(tmp_path.iterdir()) == []
+    assert refused > 300
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1 and then nothing PAR1"])
+def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(BadData, match="no Parquet"):
+        uploaded(tmp_path, lambda writer: writer.add_parquet(io.BytesIO(data)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("vectors", "ids", "error", "said"),
+    [
+        ([[1.0], [1.0, 2.0]], None, InvalidSetting, "one length"),
+        ([], None, InvalidSetting, "one length"),
+        ([[]], None, BadData, "shape"),
+        ([[1.0, 2.0]], ["a", "b"], InvalidSetting, "1 feature vectors came with 2"),
+        ([[1.0], [2.0]], ["a", "a"], InvalidSetting, "two images or vectors"),
+        ([[1.0]], [" / "], InvalidSetting, "needs a name"),
+        ([[1.0, float("inf")]], None, BadData, "not finite"),
+        ([[1.0] * 20_000], None, TooLarge, "20000 entries"),
+        ([[1.0]] * 51, None, TooLarge, "at most 50"),
+        (np.array([[1, 2]]), None, BadData, "int64"),
+    ],
+)
+def test_vectors_that_cannot_be_taken_are_refused_in_a_sentence(
+    tmp_path: Path, vectors: Any, ids: list[str] | None, error: type[LabelerError], said: str
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        uploaded(tmp_path, lambda writer: writer.add_features(vectors, ids))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_job_takes_images_or_vectors_and_so_much_of_them(tmp_path: Path) -> None:
+    def both(writer: UploadWriter) -> None:
+        writer.add_image("a", png())
+        writer.add_features([[1.0]])
+
+    with pytest.raises(InvalidSetting, match="not both"):
+        uploaded(tmp_path, both)
+    small = LIMITS.model_copy(update={"max_upload_bytes": 100})
+    with pytest.raises(TooLarge, match="at most 100 bytes"):
+        uploaded(tmp_path, lambda writer: [writer.add_image(str(n), png()) for n in range(9)] and None, small)
+    with pytest.raises(TooLarge, match="more than the 1048576 bytes"):
+        uploaded(tmp_path, lambda writer: writer.add_image("a", iter([b"\0" * 2**19] * 3)))
+    with pytest.raises(InvalidSetting, match="without images"):
+        uploaded(tmp_path, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_that_ended_takes_nothing_more_and_one_that_was_cut_off_is_swept(tmp_path: Path) -> None:
+    writer = UploadWriter(tmp_path, LIMITS)
+    with pytest.raises(InvalidSetting):
+        writer.add_features([[1.0], [1.0, 2.0]])
+    with pytest.raises(NotReady, match="has ended"):
+        writer.add_image("a", png())
+    left = UploadWriter(tmp_path, LIMITS)
+    left.add_image("a", png())
+    assert sweep(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert sweep(tmp_path / "nowhere") == 0
+    left.discard()
+
+
+def test_an_upload_is_moved_to_its_job_or_discarded(tmp_path: Path) -> None:
+    upload = uploaded(tmp_path, lambda writer: writer.add_image("a", png()))
+    upload.move_to(tmp_path / "jobs" / "job-1" / "upload.parquet")
+    upload.discard()
+    assert [path.name for path in tmp_path.rglob("*.parquet")] == ["upload.parquet"]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: pq.ParquetWriter, table: pa.Table) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(Unavailable, match="No space left on device"):
+        uploaded(tmp_path, lambda writer: writer.add_image("a", png()))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,140 @@
+"""A real coordinator behind a real server: SQLite on disk, redis-server, uvicorn in a thread, tokens of every role."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import uvicorn
+
+from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
+from api.coordinator.service import Coordinator
+from api.schema import PartyRequest, Role, TaskRequest, TaskView
+from api.server import serve
+from feature_store.keys import PartyKeys
+from workers.redis_server import RedisServer
+
+CLASSES = ("backpack", "keyboard", "mug")
+FINGERPRINT = "sha256:test-backbone"
+AGENTS = ("agent-a", "agent-b", "agent-c")
+TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
+DIMENSION = 8
+ROLES: tuple[Role, ...] = ("viewer", "requester", "admin")
+
+
+@dataclass
+class Service:
+    """A running service and what a test needs to talk to it."""
+
+    url: str
+    coordinator: Coordinator
+    tokens: dict[Role, str] = field(repr=False)
+    keys: dict[str, PartyKeys] = field(default_factory=dict, repr=False)
+
+    def http(self, role: Role | None) -> httpx2.Client:
+        headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def task(self, **changes: object) -> TaskView:
+        fields: dict[str, object] = {
+            "name": "tools",
+            "classes": CLASSES,
+            "k": 1,
+            "sigma_votes": 20.0,
+            "delta": 1e-5,
+            "max_queries": 100,
+            "backbone_fingerprint": FINGERPRINT,
+        }
+        return self.coordinator.create_task(TaskRequest.model_validate(fields | changes), by="test")
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@contextmanager
+def running(config: CoordinatorConfig) -> Iterator[Service]:
+    """Open, fill and serve a coordinator until the block ends."""
+    coordinator = Coordinator.open(config)
+    tokens = {role: coordinator.tokens.create(f"a {role}", role)[1] for role in ROLES}
+    keys = {name: PartyKeys.generate() for name in (*AGENTS, *TALLIERS)}
+    for name in keys:
+        public = keys[name].public
+        coordinator.enrol(
+            PartyRequest(
+                party_id=name,
+                role="agent" if name in AGENTS else "tallier",
+                verify_key=public.verify_key,
+                seal_key=public.seal_key,
+                tallier=None if name in AGENTS else TALLIERS.index(name),
+            )
+        )
+    ready = threading.Event()
+    urls: list[str] = []
+    servers: list[uvicorn.Server] = []
+
+    def on_ready(url: str) -> None:
+        urls.append(url)
+        ready.set()
+
+    def run() -> None:
+        serve(coordinator, host="127.0.0.1", port=0, on_ready=on_ready, on_server=servers.append)
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    try:
+        assert ready.wait(20), "the server did not start"
+        yield Service(urls[0], coordinator, tokens, keys)
+    finally:
+        if servers:
+            servers[0].should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+ConfigOf = Callable[..., CoordinatorConfig]
+ServeIn = Callable[[CoordinatorConfig], AbstractContextManager[Service]]
+
+
+@pytest.fixture(scope="session")
+def config_of(redis_url: str) -> ConfigOf:
+    def make(home: Path, *, federation_epsilon: float = 50.0, **limits: int) -> CoordinatorConfig:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return CoordinatorConfig(
+            home=home,
+            redis_url=redis_url,
+            public_url="http://127.0.0.1:8080",
+            classes=CLASSES,
+            federation=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
+            agents=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
+            backbones={FINGERPRINT: "pixels"},
+            limits=LimitsTable(**({"max_requests_per_minute": 1_000_000} | limits)),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(config_of(tmp_path_factory.mktemp("coordinator") / "home")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def serve_in() -> ServeIn:
+    """For tests that need a service of their own."""
+    return running
+
+
+@pytest.fixture
+def features() -> list[list[float]]:
+    rows = np.random.default_rng(7).normal(size=(2, DIMENSION))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).round(6).tolist()

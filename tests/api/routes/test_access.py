@@ -1,0 +1,152 @@
+"""Role x route over every route of the app; tokens; rate limits."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from api.access import ACCESS, Need, reaches
+from api.app import create_app
+from api.logs import LogFormatter
+from api.rate_limit import RateLimits, TooManyRequests
+from labeler.errors import InvalidSetting
+from tests.api.routes.conftest import ConfigOf, ServeIn, Service
+
+FILLED = {
+    "{task_id}": "0" * 64,
+    "{job_id}": "job-none",
+    "{agent_id}": "nobody",
+    "{party_id}": "nobody",
+    "{token_id}": "tok-none",
+    "{asset:path}": "app.js",
+}
+CALLERS = (None, "viewer", "requester", "admin")
+
+
+def concrete(path: str) -> str:
+    for name, value in FILLED.items():
+        path = path.replace(name, value)
+    return path
+
+
+def allowed(role: Any, need: Need) -> bool:
+    if need in ("open", "signed", "local"):
+        return True
+    return role is not None and reaches(role, need)
+
+
+def test_every_route_has_a_row_and_every_row_a_route(service: Service) -> None:
+    app = create_app(service.coordinator)
+    routes = {(method, route.path) for route in iter_route_contexts(app.routes) for method in route.methods or ()}
+    assert routes == set(ACCESS)
+
+
+@pytest.mark.parametrize("role", CALLERS)
+@pytest.mark.parametrize(("method", "path"), ACCESS)
+def test_a_role_reaches_what_the_table_says_and_nothing_else(
+    service: Service, method: str, path: str, role: Any
+) -> None:
+    with service.http(role) as http:
+        response = http.request(method, concrete(path), headers={"Content-Type": "application/x-none"})
+    if allowed(role, ACCESS[method, path]):
+        # Past the gate: whatever is wrong now is wrong with the request, which was made to be wrong.
+        assert response.status_code in (200, 404, 415, 503), response.text
+    elif role is None:
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+        assert response.json()["type"] == "urn:labeler:problem:not-authenticated"
+    else:
+        assert response.status_code == 403
+        assert response.json()["type"] == "urn:labeler:problem:not-allowed"
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer lab_wrong", "Basic YTpi", "lab_wrong", "Bearer " + "x" * 5000]
+)
+def test_what_is_no_known_token_is_refused(service: Service, header: str) -> None:
+    with service.http(None) as http:
+        response = http.get("/v1/budget", headers={"Authorization": header})
+    assert response.status_code == 401
+    assert "wrong" not in response.text
+
+
+def test_a_revoked_token_is_refused(service: Service) -> None:
+    record, secret = service.coordinator.tokens.create("leaver", "admin")
+    with service.http(None) as http:
+        headers = {"Authorization": f"Bearer {secret}"}
+        assert http.get("/v1/budget", headers=headers).status_code == 200
+        with service.http("admin") as admin:
+            assert admin.delete(f"/v1/tokens/{record.token_id}").json()["revoked_at"] is not None
+        assert http.get("/v1/budget", headers=headers).status_code == 401
+
+
+def test_metrics_from_another_machine_need_a_token(service: Service) -> None:
+    # What uvicorn makes of a proxy on this machine that passes a stranger's request on.
+    forwarded = {"X-Forwarded-For": "203.0.113.7"}
+    with service.http(None) as http, service.http("viewer") as viewer:
+        assert http.get("/metrics").status_code == 200
+        assert http.get("/metrics", headers=forwarded).status_code == 401
+        assert viewer.get("/metrics", headers=forwarded).status_code == 200
+
+
+def test_a_token_is_shown_once_and_listed_without_its_secret(service: Service) -> None:
+    with service.http("admin") as http:
+        made = http.post("/v1/tokens", json={"name": "night job", "role": "requester"})
+        secret = made.json()["token"]
+        assert secret.startswith("lab_")
+        listed = http.get("/v1/tokens?limit=200")
+        assert made.json()["token_id"] in {item["token_id"] for item in listed.json()["items"]}
+        assert secret not in listed.text
+        first = http.get("/v1/tokens?limit=2").json()
+        second = http.get("/v1/tokens", params={"limit": 2, "after": first["next"]}).json()
+        seen = [item["token_id"] for item in (*first["items"], *second["items"])]
+        assert len(set(seen)) == len(seen)
+        assert http.get("/v1/tokens?after=%21%21").status_code == 422
+    with service.http("viewer") as http:
+        assert http.get("/v1/whoami").json()["role"] == "viewer"
+
+
+def test_a_token_that_calls_too_often_is_told_when_to_come_back(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
+) -> None:
+    with serve_in(config_of(tmp_path / "home", max_requests_per_minute=5)) as service:
+        with service.http("viewer") as http:
+            answers = [http.get("/v1/whoami") for _ in range(6)]
+        assert [answer.status_code for answer in answers] == [200] * 5 + [429]
+        assert 1 <= int(answers[-1].headers["Retry-After"]) <= 60
+        assert answers[-1].json()["type"] == "urn:labeler:problem:rate-limited"
+        with service.http("admin") as http:
+            assert http.get("/v1/whoami").status_code == 200
+
+
+def test_failures_of_an_address_are_limited_and_harm_no_good_token() -> None:
+    limits = RateLimits(requests_per_minute=10, failures_per_minute=3)
+    for _ in range(3):
+        limits.failed("192.0.2.1")
+    with pytest.raises(TooManyRequests) as caught:
+        limits.failed("192.0.2.1")
+    assert caught.value.retry_after_s >= 1
+    limits.failed("192.0.2.2")
+    limits.spend("tok-1")
+    with pytest.raises(InvalidSetting):
+        RateLimits(requests_per_minute=0)
+
+
+def test_logs_hold_no_token_no_body_and_no_query(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "labeler"), service.http("admin") as http:
+        http.get("/v1/ledger?search=my-secret-search", headers={"X-Request-ID": "trace-0001"})
+        http.post("/v1/tokens", json={"name": "my-secret-name", "role": "viewer"})
+        http.get("/v1/jobs/my-secret-job")
+    lines = [LogFormatter().format(record) for record in caplog.records if record.name == "labeler.access"]
+    assert len(lines) == 3
+    text = "\n".join(lines)
+    assert "my-secret" not in text
+    assert service.tokens["admin"] not in text
+    logged = json.loads(lines[0])
+    assert {"route", "status", "ms", "token_id", "method"} <= set(logged)
+    assert logged["route"] == "/v1/ledger"

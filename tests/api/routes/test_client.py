@@ -1,0 +1,245 @@
+"""The client tries again where that is safe, resumes streams, never leaves half a file, and says what it was told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from api import examples
+from api.client import Client, ServiceBusy, ServiceProblem
+from api.schema import JobView, LabelsRequest
+from labeler.errors import InvalidSetting, LabelerError, TryAgain
+
+Answer = Callable[["Handler"], None]
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Script:
+    """What a scripted service answers, in order, and what it was asked."""
+
+    url: str
+    answers: list[Answer] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+
+
+class Handler(BaseHTTPRequestHandler):
+    script: Script
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.script.seen.append(Seen(self.command, self.path, headers, body))
+        self.script.answers.pop(0)(self)
+
+    do_GET = do_POST = do_DELETE = answer
+
+
+def reply(status: int, document: object, **headers: str) -> Answer:
+    def send(handler: Handler) -> None:
+        data = json.dumps(document).encode()
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return send
+
+
+def stream(*pieces: bytes, is_whole: bool) -> Answer:
+    def send(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for piece in pieces:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        if is_whole:
+            handler.wfile.write(b"0\r\n\r\n")
+        handler.close_connection = True
+
+    return send
+
+
+def hang_up(handler: Handler) -> None:
+    handler.close_connection = True
+
+
+def event(version: int, state: str) -> bytes:
+    job = examples.JOB | {"state": state, "version": version}
+    return f"event: job\r\nid: {version}\r\ndata: {json.dumps(job)}\r\n\r\n".encode()
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    written = Script(f"http://127.0.0.1:{server.server_address[1]}")
+    Handler.script = written
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield written
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def client(script: Script) -> Iterator[Client]:
+    with Client(script.url, "lab_secret", timeout_s=5, patience_s=5) as made:
+        yield made
+
+
+PROBLEM = {
+    "type": "urn:labeler:problem:budget-exceeded",
+    "title": "no",
+    "status": 409,
+    "detail": "because",
+    "left_nano": 3,
+}
+BUSY = {"type": "urn:labeler:problem:unavailable", "title": "not now", "status": 503, "detail": "later"}
+
+
+def test_a_submission_that_got_no_answer_is_sent_again_under_the_same_key(client: Client, script: Script) -> None:
+    script.answers = [hang_up, reply(503, BUSY), reply(502, {"html": 1}), reply(202, examples.JOB)]
+    job = client.submit(examples.TASK_ID, features=[[0.6, 0.8]], backbone_fingerprint="f")
+    assert job.job_id == examples.JOB_ID
+    assert len(script.seen) == 4
+    assert len({one.headers["idempotency-key"] for one in script.seen}) == 1
+    assert len({one.body for one in script.seen}) == 1
+    assert script.seen[0].headers["authorization"] == "Bearer lab_secret"
+
+
+def test_a_form_is_sent_whole_in_every_try(client: Client, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / 'one "1".jpg').write_bytes(b"first" * 100_000)
+    (tmp_path / "two.PNG").write_bytes(b"second")
+    (tmp_path / "notes.txt").write_bytes(b"no image")
+    script.answers = [reply(503, BUSY), reply(202, examples.JOB)]
+    client.submit(examples.TASK_ID, images=tmp_path)
+    first, second = script.seen
+    assert first.body == second.body
+    assert int(first.headers["content-length"]) == len(first.body)
+    assert first.body.index(b'name="request"') < first.body.index(b'name="images"')
+    assert b'filename="a/one %221%22.jpg"' in first.body
+    assert b'filename="two.PNG"' in first.body
+    assert b"notes" not in first.body
+
+
+def test_a_refusal_is_raised_at_once_with_all_it_says(client: Client, script: Script) -> None:
+    script.answers = [reply(409, PROBLEM)]
+    with pytest.raises(ServiceProblem) as caught:
+        client.submit(examples.TASK_ID, features=[[1.0]], backbone_fingerprint="f")
+    problem = caught.value
+    assert (problem.type, problem.status, problem.detail) == (PROBLEM["type"], 409, "because")
+    assert problem.members == {"left_nano": 3}
+    assert problem.exit_code == 1
+    assert isinstance(problem, LabelerError)
+    assert not isinstance(problem, TryAgain)
+    assert "lab_secret" not in repr(client) + str(problem) + repr(problem)
+
+
+def test_a_refusal_that_is_no_problem_document_is_told_by_its_status(client: Client, script: Script) -> None:
+    script.answers = [reply(403, "<html>")]
+    with pytest.raises(ServiceProblem, match="403"):
+        client.budget()
+
+
+def test_retry_after_is_kept_and_patience_ends(script: Script) -> None:
+    script.answers = [reply(429, BUSY | {"status": 429}, Retry_After="30")]
+    with Client(script.url, "t", patience_s=1) as client, pytest.raises(ServiceBusy) as caught:
+        client.budget()
+    assert caught.value.exit_code == 75
+    assert len(script.seen) == 1
+
+
+def test_an_unreachable_service_is_try_again(script: Script) -> None:
+    with (
+        Client("http://127.0.0.1:9", "t", patience_s=0.3) as client,
+        pytest.raises(ServiceBusy, match="no answer from"),
+    ):
+        client.budget()
+
+
+def test_a_token_is_never_made_twice(client: Client, script: Script) -> None:
+    script.answers = [hang_up]
+    with pytest.raises(ServiceBusy):
+        client.create_token("x", "viewer")
+    assert len(script.seen) == 1
+
+
+def test_waiting_goes_on_where_a_broken_stream_ended(client: Client, script: Script) -> None:
+    script.answers = [
+        stream(event(1, "queued"), event(2, "collecting"), b": ping\r\n\r\n", is_whole=False),
+        reply(503, BUSY),
+        stream(event(3, "tallying"), is_whole=True),
+        reply(200, examples.JOB | {"version": 3, "state": "tallying"}),
+        stream(event(4, "completed"), is_whole=True),
+    ]
+    seen: list[JobView] = []
+    job = client.wait(examples.JOB_ID, seen.append)
+    assert job.state == "completed"
+    assert [one.version for one in seen] == [1, 2, 3, 4]
+    streams = [one for one in script.seen if one.path.endswith("/events")]
+    assert [one.headers.get("last-event-id") for one in streams] == [None, "2", "2", "3"]
+
+
+def test_labels_appear_only_when_they_are_whole(client: Client, script: Script, tmp_path: Path) -> None:
+    target = tmp_path / "labels.jsonl"
+    script.answers = [stream(b"half", is_whole=False), stream(b"whole", b" file", is_whole=True)]
+    assert client.labels(examples.JOB_ID, target, format="jsonl") == target
+    assert target.read_bytes() == b"whole file"
+    script.answers = [reply(409, PROBLEM)]
+    with pytest.raises(ServiceProblem):
+        client.labels(examples.JOB_ID, tmp_path / "none.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.jsonl"]
+
+
+def test_the_ledger_is_read_page_by_page(client: Client, script: Script) -> None:
+    entries = [examples.LEDGER_ENTRY | {"seq": seq} for seq in (1, 2, 3)]
+    script.answers = [reply(200, {"items": entries[:2], "next": "2"}), reply(200, {"items": entries[2:], "next": None})]
+    assert [entry.seq for entry in client.ledger(account="federation")] == [1, 2, 3]
+    assert script.seen[1].path == "/v1/ledger?after=2&account=federation"
+
+
+def test_small_questions_wait_longer_than_the_service(client: Client, script: Script) -> None:
+    script.answers = [reply(200, examples.LABELS)]
+    answer = client.ask(LabelsRequest.model_validate(examples.LABELS_REQUEST))
+    assert answer.labels[0].label_name == "mug"
+
+
+@pytest.mark.parametrize("url", ["http://labels.example.org", "ftp://127.0.0.1", "127.0.0.1:8080", "http://"])
+def test_a_token_does_not_travel_in_clear(url: str) -> None:
+    with pytest.raises(InvalidSetting):
+        Client(url, "lab_secret")
+
+
+def test_images_that_cannot_be_sent_are_refused_before_anything_is_sent(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="no image"):
+        client.submit(examples.TASK_ID, images=tmp_path)
+    with pytest.raises(InvalidSetting, match="no file or folder"):
+        client.submit(examples.TASK_ID, images=tmp_path / "none")
+    with pytest.raises(InvalidSetting, match="same name"):
+        client.submit(examples.TASK_ID, images=[tmp_path / "a.jpg", tmp_path / "b" / "a.jpg"])
+    with pytest.raises(InvalidSetting, match="exactly one"):
+        client.submit(examples.TASK_ID)
+    with pytest.raises(InvalidSetting, match="CA file"):
+        Client("https://127.0.0.1", "t", ca_file=tmp_path / "none.pem")

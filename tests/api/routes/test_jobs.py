@@ -1,0 +1,262 @@
+"""Jobs over HTTP: feature vectors, files, zip, Parquet; idempotency; cancellation; refusals; what does not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from api.client import Client, ServiceProblem
+from api.schema import EstimateRequest, Selection
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+
+Features = list[list[float]]
+
+
+def picture(seed: int, size: int = 12) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def archive(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        for number, name in enumerate(names):
+            made.writestr(name, picture(number))
+    return buffer.getvalue()
+
+
+def parquet(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"name": list(names), "image": [picture(n) for n in range(len(names))]}), buffer)
+    return buffer.getvalue()
+
+
+def incoming(service: Service) -> list[Path]:
+    return list((service.coordinator.config.home / "incoming").glob("*"))
+
+
+def test_a_job_of_vectors_is_queued_with_its_place_and_the_same_key_gives_the_same_job(
+    service: Service, features: Features
+) -> None:
+    body = {"task_id": service.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+    with service.http("requester") as http:
+        first = http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
+        assert first.status_code == 202, first.text
+        job = first.json()
+        assert first.headers["Location"] == f"/v1/jobs/{job['job_id']}"
+        assert first.headers["Retry-After"] == "1"
+        assert job["queries"] == 2
+        again = http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "once"})
+        assert again.json()["job_id"] == job["job_id"]
+        other = http.post("/v1/jobs", json=body | {"name": "other"}, headers={"Idempotency-Key": "once"})
+        assert other.status_code == 422
+        assert other.json()["type"] == "urn:labeler:problem:idempotency-mismatch"
+        assert http.get(first.headers["Location"]).json()["job_id"] == job["job_id"]
+        bad = http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "x" * 201})
+        assert bad.status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["images", "archive", "parquet"])
+def test_images_arrive_as_files_as_a_zip_and_as_parquet(service: Service, kind: str) -> None:
+    request = json.dumps({"task_id": service.task().task_id, "name": kind})
+    files: list[tuple[str, tuple[str, bytes]]] = {
+        "images": [("images", ("a/one.png", picture(0))), ("images", ("two.png", picture(1)))],
+        "archive": [("archive", ("photos.zip", archive("a/one.png", "two.png")))],
+        "parquet": [("parquet", ("photos.parquet", parquet("a/one.png", "two.png")))],
+    }[kind]
+    with service.http("requester") as http:
+        response = http.post("/v1/jobs", data={"request": request}, files=files)
+    assert response.status_code == 202, response.text
+    job = response.json()
+    assert (job["images"], job["queries"]) == (2, 2)
+    stored = pq.read_table(service.coordinator.config.home / "jobs" / job["job_id"] / "upload.parquet")
+    assert stored.column("name").to_pylist() == ["a/one.png", "two.png"]
+    assert stored.column("image").to_pylist() == [picture(0), picture(1)]
+    assert incoming(service) == []
+
+
+def test_the_client_submits_a_folder_a_zip_and_files(service: Service, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "one.png").write_bytes(picture(0))
+    (folder / "two.png").write_bytes(picture(1))
+    zipped = tmp_path / "photos.zip"
+    zipped.write_bytes(archive("one.png", "two.png", "three.png"))
+    task = service.task()
+    with Client(service.url, service.tokens["requester"]) as client:
+        assert client.estimate(EstimateRequest(task_id=task.task_id, queries=2)).affordable
+        assert client.submit(task.task_id, images=folder).images == 2
+        job = client.submit(task.task_id, images=zipped, selection=Selection(strategy="random", count=2))
+        assert (job.images, job.queries) == (3, 2)
+        assert client.submit(task.task_id, images=[folder / "two.png"]).images == 1
+        ids = [one.job_id for one in client.jobs()]
+        assert ids[1] == job.job_id
+        with pytest.raises(ServiceProblem, match=r"state|completed") as caught:
+            client.labels(job.job_id, tmp_path / "labels.jsonl")
+        assert caught.value.status == 409
+        assert client.cancel(job.job_id).state == "cancelled"
+        assert client.cancel(job.job_id).state == "cancelled"
+        assert client.wait(job.job_id).state == "cancelled"
+        assert next(iter(client.ledger())).seq == 1
+        assert client.agent_budget("agent-a").accounts
+        assert client.task(task.task_id).task_id == task.task_id
+
+
+BROKEN = {
+    "no request": ({}, [("images", ("a.png", picture(0)))], 422),
+    "no images": ({"request": "TASK"}, [("other", ("a.png", picture(0)))], 422),
+    "unreadable image": ({"request": "TASK"}, [("images", ("a.png", b"not an image"))], 422),
+    "unreadable zip": ({"request": "TASK"}, [("archive", ("a.zip", b"not a zip"))], 422),
+    "unreadable parquet": ({"request": "TASK"}, [("parquet", ("a.parquet", b"PAR1"))], 422),
+    "two kinds": ({"request": "TASK"}, [("archive", ("a.zip", archive("a.png"))), ("images", ("b.png", b""))], 422),
+    "same name": ({"request": "TASK"}, [("images", ("a.png", picture(0))), ("images", ("a.png", picture(1)))], 422),
+    "request is no JSON": ({"request": "{"}, [("images", ("a.png", picture(0)))], 422),
+    "request does not fit": ({"request": '{"task_id": 3}'}, [("images", ("a.png", picture(0)))], 422),
+    "large request": ({"request": " " * 1_100_000}, [("images", ("a.png", picture(0)))], 413),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_form_that_cannot_be_taken_leaves_nothing_behind(service: Service, name: str) -> None:
+    data, files, status = BROKEN[name]
+    task = json.dumps({"task_id": service.task().task_id})
+    filled = {field: value.replace("TASK", task) for field, value in data.items()}
+    with service.http("requester") as http:
+        response = http.post("/v1/jobs", data=filled, files=files)
+    assert response.status_code == status, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert incoming(service) == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=a", b"no boundary at all"),
+        ("multipart/form-data; boundary=a", b'--a\r\nContent-Disposition: form-data; name="request"\r\n\r\n{'),
+        ("multipart/form-data; boundary=a", b"--a\r\nX: y\r\n\r\nbody\r\n--a--\r\n"),
+        ("multipart/form-data; boundary=" + "a" * 5000, b"x"),
+        ("multipart/form-data; boundary=a", b""),
+    ],
+)
+def test_a_malformed_form_is_refused(service: Service, content_type: str, content: bytes) -> None:
+    with service.http("requester") as http:
+        response = http.post("/v1/jobs", content=content, headers={"Content-Type": content_type})
+    assert response.status_code == 422, response.text
+    assert incoming(service) == []
+
+
+def test_vectors_that_are_no_vectors_are_refused(service: Service) -> None:
+    task_id = service.task().task_id
+    rows: list[tuple[object, int]] = [
+        ([[0.0] * 8], 422),
+        ([[1.0, 2.0], [1.0]], 422),
+        ([["a"]], 422),
+        ([], 422),
+        ([[]], 422),
+        ([[1e308] * 8], 422),
+    ]
+    with service.http("requester") as http:
+        for features, status in rows:
+            body = {"task_id": task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+            response = http.post("/v1/jobs", json=body)
+            assert response.status_code == status, (features, response.text)
+        text = '{"task_id": "%s", "backbone_fingerprint": "f", "features": [[NaN]]}' % task_id
+        headers = {"Content-Type": "application/json"}
+        assert http.post("/v1/jobs", content=text, headers=headers).status_code == 422
+        assert http.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/csv"}).status_code == 415
+
+
+def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_read(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path / "home", max_upload_bytes=1000, max_image_bytes=600)
+    with serve_in(config) as service, service.http("requester") as http:
+        request = {"request": json.dumps({"task_id": service.task().task_id})}
+        big = [("images", ("a.png", picture(0) * 2))]
+        response = http.post("/v1/jobs", data=request, files=big)
+        assert response.status_code == 413, response.text
+        three = [("images", (f"{n}.png", picture(n))) for n in range(3)]
+        assert http.post("/v1/jobs", data=request, files=three).status_code == 413
+        head = b'--a\r\nContent-Disposition: form-data; name="archive"; filename="a.zip"\r\n\r\n'
+
+        def endless() -> object:
+            yield head
+            while True:
+                yield b"\0" * 1_000_000
+
+        form = {"Content-Type": "multipart/form-data; boundary=a"}
+        try:
+            status = http.post("/v1/jobs", content=endless(), headers=form).status_code  # type: ignore[arg-type]
+        except httpx2.TransportError:
+            # The service hung up on a body it had refused; whether the refusal is read first is a race.
+            status = 413
+        assert status == 413
+        told = form | {"Content-Length": str(2**40)}
+        with http.stream("POST", "/v1/jobs", content=iter([head]), headers=told) as early:
+            assert early.status_code == 413
+        assert incoming(service) == []
+
+
+def test_a_refusal_for_budget_says_whose_and_how_much_and_is_kept(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, features: Features
+) -> None:
+    config = config_of(tmp_path / "home", federation_epsilon=0.01)
+    with serve_in(config) as service, Client(service.url, service.tokens["requester"]) as client:
+        task = service.task()
+        assert not client.estimate(EstimateRequest(task_id=task.task_id, queries=2)).affordable
+        for _ in range(2):
+            with pytest.raises(ServiceProblem) as caught:
+                client.submit(
+                    task.task_id, features=features, backbone_fingerprint=FINGERPRINT, idempotency_key="broke"
+                )
+            problem = caught.value
+            assert problem.status == 409
+            assert problem.type == "urn:labeler:problem:budget-exceeded"
+            assert {"account", "level", "asked_nano", "left_nano", "cap_nano", "last_spenders"} <= set(problem.members)
+        refused = list(client.jobs(states=["refused"]))
+        assert len(refused) == 1
+        assert refused[0].problem is not None
+
+
+def test_a_small_question_nobody_answers_in_time_says_where_its_job_is(service: Service, features: Features) -> None:
+    body = {
+        "task_id": service.task().task_id,
+        "features": features,
+        "backbone_fingerprint": FINGERPRINT,
+        "wait_s": 0.3,
+    }
+    with service.http("requester") as http:
+        response = http.post("/v1/labels", json=body)
+        assert response.status_code == 202, response.text
+        assert response.json()["labels"] == []
+        assert http.get(response.headers["Location"]).status_code == 200
+        assert http.post("/v1/labels", json=body | {"features": features * 33}).status_code == 422
+
+
+def test_events_begin_with_the_job_resume_after_the_last_seen_and_end_with_it(
+    service: Service, features: Features
+) -> None:
+    with Client(service.url, service.tokens["requester"]) as client, service.http("viewer") as http:
+        job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
+        client.cancel(job.job_id)
+        response = http.get(f"/v1/jobs/{job.job_id}/events")
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        lines = response.text.splitlines()
+        assert "event: job" in lines
+        identity = next(line for line in lines if line.startswith("id: ")).removeprefix("id: ")
+        data = next(line for line in lines if line.startswith("data: ")).removeprefix("data: ")
+        assert json.loads(data)["state"] == "cancelled"
+        assert int(identity) == json.loads(data)["version"]
+        assert http.get("/v1/jobs/job-none/events").status_code == 404

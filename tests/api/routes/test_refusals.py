@@ -1,0 +1,154 @@
+"""Every refusal is a problem document, and tells nothing it should not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api import refusals
+from api.logs import LogFormatter, describe
+from api.problems import PROBLEMS, TYPE_PREFIX
+from api.request_context import RequestContext
+from labeler.errors import BudgetExceeded, LabelerError
+from tests.api.routes.conftest import Service
+
+
+class _NoMetrics:
+    def observe(self, **_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.delta = 1e-5
+    refusals.install(app)
+    app.add_middleware(RequestContext, metrics=_NoMetrics())
+    return app
+
+
+@pytest.mark.parametrize("kind", PROBLEMS, ids=lambda kind: kind.__name__)
+def test_every_error_of_the_tree_becomes_a_problem_document(app: FastAPI, kind: type[LabelerError]) -> None:
+    @app.get("/fail")
+    def fail() -> None:
+        raise kind("why, the bound, and what was found")
+
+    with TestClient(app) as http:
+        response = http.get("/fail")
+    assert response.headers["Content-Type"] == "application/problem+json"
+    problem = response.json()
+    assert response.status_code == problem["status"] == PROBLEMS[kind][0]
+    assert problem["type"] == TYPE_PREFIX + kind.problem_type
+    assert problem["title"]
+    assert problem["detail"] == "why, the bound, and what was found"
+    assert problem["instance"] == "/fail"
+    assert ("Retry-After" in response.headers) == (response.status_code in (429, 503))
+    assert ("WWW-Authenticate" in response.headers) == (response.status_code == 401)
+
+
+def test_a_refusal_for_budget_names_account_level_and_last_spenders(app: FastAPI) -> None:
+    @app.get("/fail")
+    def fail() -> None:
+        raise BudgetExceeded(
+            "no", account="federation", level="instance", asked=10, left=3, cap=20, last_spenders=(("job-1/0", 17),)
+        )
+
+    with TestClient(app) as http:
+        problem = http.get("/fail").json()
+    assert problem["account"] == "federation"
+    assert problem["level"] == "instance"
+    assert (problem["asked_nano"], problem["left_nano"], problem["cap_nano"]) == (10, 3, 20)
+    assert problem["last_spenders"] == [{"reservation_id": "job-1/0", "amount_nano": 17}]
+    assert problem["delta"] == 1e-5
+
+
+def test_an_unexpected_error_gives_an_incident_id_and_logs_places_without_values(
+    app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.get("/fail")
+    def fail() -> None:
+        private = "vote-count-17"
+        raise KeyError(private)
+
+    with caplog.at_level(logging.ERROR, "labeler"), TestClient(app) as http:
+        response = http.get("/fail")
+    assert response.status_code == 500
+    problem = response.json()
+    assert problem["type"] == refusals.INTERNAL
+    assert len(problem["incident"]) == 16
+    assert "vote" not in response.text
+    assert "KeyError" not in response.text
+    (record,) = [record for record in caplog.records if record.name == "labeler.api"]
+    line = LogFormatter().format(record)
+    assert problem["incident"] in line
+    assert "KeyError" in line
+    assert "in fail" in line
+    assert "vote-count-17" not in line
+
+
+def test_a_chain_of_errors_is_described_without_messages() -> None:
+    try:
+        try:
+            raise OSError(28, "No space left on device", "/secret/place")
+        except OSError as error:
+            raise ValueError("secret value") from error
+    except ValueError as error:
+        text = describe(error)
+    assert "builtins.ValueError" in text
+    assert "No space left on device" in text
+    assert "secret" not in text.replace("test_refusals", "")
+
+
+def test_unknown_routes_and_methods_are_problem_documents_too(service: Service) -> None:
+    with service.http("admin") as http:
+        for method, path, status, name in (
+            ("GET", "/v1/nothing", 404, "not-found"),
+            ("GET", "/", 404, "not-found"),
+            ("PUT", "/v1/tasks", 405, "method-not-allowed"),
+            ("GET", "/v1/jobs/", 404, "not-found"),
+            ("GET", "/v1/jobs/%00", 422, "invalid-request"),
+            ("GET", "/v1/ledger?search=%00", 422, "invalid-request"),
+        ):
+            response = http.request(method, path)
+            assert response.status_code == status, (path, response.text)
+            assert response.headers["Content-Type"] == "application/problem+json"
+            assert response.json()["type"] == TYPE_PREFIX + name
+            assert response.headers["X-Request-ID"]
+        assert "GET" in http.put("/v1/tasks").headers["Allow"]
+
+
+def test_a_request_that_does_not_fit_names_its_fields_and_not_their_values(service: Service) -> None:
+    with service.http("admin") as http:
+        wrong = {"name": "x", "k": "secret-input", "sigma_votes": 1, "delta": 7, "max_queries": 1, "colour": "secret"}
+        response = http.post("/v1/tasks", json=wrong)
+    assert response.status_code == 422
+    problem = response.json()
+    assert problem["type"] == refusals.INVALID_REQUEST
+    assert {field["field"] for field in problem["fields"]} == {"body.k", "body.delta", "body.colour"}
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content", "status"),
+    [
+        ("text/plain", b"{}", 415),
+        ("", b"{}", 415),
+        ("application/json", b'{"task_id": NaN}', 422),
+        ("application/json", b"[" * 100_000, 422),
+        ("application/json", b'{"queries": 1e999}', 422),
+        ("application/json", b"", 422),
+        ("application/json", b'{"a": "' + b"x" * 1_100_000 + b'"}', 413),
+    ],
+)
+def test_bodies_that_cannot_be_taken_are_refused(
+    service: Service, content_type: str, content: bytes, status: int
+) -> None:
+    with service.http("admin") as http:
+        headers = {"Content-Type": content_type} if content_type else {}
+        for path in ("/v1/jobs:estimate", "/v1/tasks", "/v1/tokens", "/v1/parties"):
+            response = http.post(path, content=content, headers=headers)
+            assert response.status_code == status, (path, response.text)
+            assert response.headers["Content-Type"] == "application/problem+json"

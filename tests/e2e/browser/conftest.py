@@ -1,0 +1,111 @@
+"""A real Chromium for tests of the dashboard: what it shows, what its scripts complain about, what can be read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+PROBES = Path(__file__).parent
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@dataclass
+class Visit:
+    """One open page and everything it complained about.
+
+    Attributes:
+        page: playwright's page.
+        script_errors: errors and warnings that came from scripts, styles or the content security policy.
+        failed_loads: requests that got no answer or a refusal. The browser writes a line about each to the console,
+            which no page can prevent; a test says which of them it expects.
+    """
+
+    page: Page
+    script_errors: list[str] = field(default_factory=list)
+    failed_loads: list[str] = field(default_factory=list)
+
+    def heard(self, message: ConsoleMessage) -> None:
+        if message.type not in ("error", "warning"):
+            return
+        if message.text.startswith("Failed to load resource"):
+            self.failed_loads.append(f"{message.location.get('url', '')}: {message.text}")
+        else:
+            self.script_errors.append(message.text)
+
+    def contrast_problems(self) -> list[str]:
+        """Texts below WCAG AA as they are painted now."""
+        found: list[str] = self.page.evaluate((PROBES / "contrast.js").read_text())
+        return found
+
+    def naming_problems(self) -> list[str]:
+        """Controls, pictures and tables a screen reader could not name."""
+        found: list[str] = self.page.evaluate((PROBES / "naming.js").read_text())
+        return found
+
+    def overflow_px(self) -> int:
+        """By how much the page is wider than its window."""
+        wider: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        return wider
+
+    def keep(self, folder: Path, name: str) -> Path:
+        """A picture of the whole page, for people to look at."""
+        path = folder / f"{name}.png"
+        self.page.screenshot(path=path, full_page=True)
+        return path
+
+
+OpenPage = Callable[..., Visit]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A running browser, or a reason why there is none."""
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[OpenPage]:
+    """`open_page(url, width=..., scheme=...)` opens a fresh profile on it; all are closed at the end."""
+    contexts = []
+
+    def open_one(
+        url: str, *, width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light"
+    ) -> Visit:
+        context = chromium.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+            locale="en-GB",
+            timezone_id="Europe/Berlin",
+        )
+        contexts.append(context)
+        visit = Visit(context.new_page())
+        visit.page.on("console", visit.heard)
+        visit.page.on("pageerror", lambda error: visit.script_errors.append(str(error)))
+        visit.page.goto(url)
+        return visit
+
+    yield open_one
+    for context in contexts:
+        context.close()

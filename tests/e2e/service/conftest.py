@@ -1,0 +1,111 @@
+"""A whole federation as real processes: `labeler up` on a free port, with its own redis-server and journals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from api.client import Client
+
+START_S = 90.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running federation.
+
+    Attributes:
+        url: of its coordinator.
+        token: the first admin token.
+        home: its folder.
+        faults: the file that arms a fault point.
+        process: the supervisor.
+    """
+
+    url: str
+    token: str
+    home: Path
+    faults: Path
+    process: subprocess.Popen[str]
+
+    def client(self, *, token: str | None = None) -> Client:
+        return Client(self.url, token or self.token)
+
+    def pid(self, role: str) -> int:
+        """Process id of a child now running: "coordinator", "redis", "agent-1" ..."""
+        return int(json.loads((self.home / "processes.json").read_text())[role])
+
+
+StartService = Callable[..., Service]
+
+
+@contextmanager
+def running(home: Path, *arguments: object, agents: int = 3) -> Iterator[Service]:
+    """Start `labeler up` in a folder, wait until it is ready, and stop it at the end."""
+    home.mkdir(parents=True, exist_ok=True)
+    faults = home.parent / f"{home.name}.fault"
+    command = [sys.executable, "-m", "workers.cli", "up", "--home", home, "--agents", agents, "--port", 0, "--json"]
+    environment = os.environ | {"LABELER_FAULTS": str(faults), "OMP_NUM_THREADS": "1"}
+    with (home.parent / f"{home.name}.log").open("w") as errors:
+        process = subprocess.Popen(
+            [*map(str, command), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, (home.parent / f"{home.name}.log").read_text()
+        told = json.loads(line)
+        yield Service(told["url"], told["token"], home, faults, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One federation of three agents for all tests that do not harm it."""
+    with running(tmp_path_factory.mktemp("up") / "federation") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def digit_features() -> np.ndarray:
+    """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
+    from feature_store.backbones import load_backbone
+    from feature_store.quantize import quantize
+
+    backbone = load_backbone("pixels:8")
+    from PIL import Image
+
+    images = [Image.fromarray((image * (255 / 16)).round().astype(np.uint8)) for image in load_digits().images]
+    return quantize(backbone.embed(images))
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 30.0, what: str = "it") -> None:
+    """Wait for something that other processes do."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.05)

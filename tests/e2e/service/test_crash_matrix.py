@@ -1,0 +1,97 @@
+"""Whoever dies, at whatever step: the job completes, paid for once, with the one answer its noise secrets determine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from api.schema import TaskRequest
+from feature_store.faults import FAULT_POINTS
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.task import parse_task
+from tests.e2e.service.conftest import Service, running
+from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
+from workers.round import run_round
+
+QUERIES = 6
+AGENTS = 3
+KILL_REDIS_AT = ("coordinator.reserved", "coordinator.asked", "agent.computed", "tallier.stored", "coordinator.posted")
+CELLS = [(name.split(".")[0], name) for name in FAULT_POINTS] + [("redis", name) for name in KILL_REDIS_AT]
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("crashes") / "federation", agents=AGENTS) as service:
+        yield service
+
+
+def expected_votes(service: Service, task_fields: dict[str, object], batch: QueryBatch) -> np.ndarray:
+    """What the agents' durable noise secrets determine for this batch, computed in this process."""
+    task = parse_task(task_fields)
+    agents = []
+    for home in sorted((service.home / "agents").iterdir()):
+        shard = Shard.open(next(home.glob("*.shard")))
+        agents.append(
+            Agent(
+                home.name,
+                shard,
+                noise_secret=(home / "noise.secret").read_bytes(),
+                ledger=InMemoryLedger({"instance": Account(home.name, "instance", 10**15)}),
+            )
+        )
+    release = run_round(task, batch, agents, post_charge=lambda _: None)
+    assert release.noisy_votes is not None
+    return release.noisy_votes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("victim", "point"), CELLS, ids=[f"{victim} at {point}" for victim, point in CELLS])
+def test_a_killed_process_costs_time_and_nothing_else(
+    fragile, digit_features, tmp_path: Path, victim: str, point: str
+) -> None:
+    number = CELLS.index((victim, point))
+    features = digit_features[number * QUERIES : (number + 1) * QUERIES]
+    with fragile.client() as client:
+        task = client.create_task(
+            TaskRequest(name=f"{victim} {point}", method="knn", k=5, sigma_votes=20.0, delta=1e-5, max_queries=QUERIES)
+        )
+        before = {(one.account, one.level): one for one in client.budget().accounts}
+        pid = f"\n{fragile.pid('redis')}" if victim == "redis" else ""
+        armed = fragile.faults.with_suffix(".new")
+        armed.write_text(point + pid)
+        armed.rename(fragile.faults)
+        started = time.monotonic()
+        job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
+        done = client.wait(job.job_id)
+        assert not fragile.faults.exists(), "the fault point was not reached"
+        assert done.state == "completed"
+        after = {(one.account, one.level): one for one in client.budget().accounts}
+        charge = done.price.instance_charge_nano
+        for key, balance in after.items():
+            if key[1] == "instance":
+                assert balance.posted_nano - before[key].posted_nano == charge
+                assert balance.reserved_nano == 0
+        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
+        votes = np.array(table["noisy_votes"].to_pylist())
+    batch = QueryBatch(features, first_query=0)
+    assert np.array_equal(votes, expected_votes(fragile, task.task, batch))
+    record(fragile.home.parent, victim, point, time.monotonic() - started)
+
+
+def record(folder: Path, victim: str, point: str, seconds: float) -> None:
+    """A row of the table in ARCHITECTURE.md."""
+    with (folder / "crash-matrix.md").open("a") as file:
+        file.write(f"| {victim} | {point} | {FAULT_POINTS[point]} | completed, charged once | {seconds:.1f} |\n")
+    target = os.environ.get("LABELER_ARTEFACTS")
+    if target:
+        (Path(target) / "crash-matrix.md").write_text((folder / "crash-matrix.md").read_text())

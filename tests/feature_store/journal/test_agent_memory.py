@@ -1,0 +1,190 @@
+"""An agent pays for a round once, remembers it with the charge, and never answers it over other records."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import Database
+from feature_store.journal.ledger import Charge, Ledger
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound, PrivacyRefusal
+from labeler.task import Task
+from tests.feature_store.journal.conftest import Clock, Place
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def memory(database: Database, ledger: Ledger, clock: Clock) -> AgentMemory:
+    return AgentMemory(database, ledger, clock=clock)
+
+
+def pay(memory: AgentMemory, number: int = 1, **changes: Any) -> None:
+    fields: dict[str, Any] = {
+        "round_digest": f"{number:064x}",
+        "shard_version": "v1",
+        "reservation_id": f"round {number}",
+        "charges": [Charge("federation", "instance", 10)],
+        "num_queries": 4,
+        "task_digest": "f" * 64,
+    }
+    memory.charge(**fields | changes)
+
+
+def spent(ledger: Ledger) -> int:
+    return ledger.balance("federation", "instance").spent
+
+
+def test_a_round_is_charged_once_and_posted(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
+    pay(memory)
+    head = ledger.head()
+    assert (spent(ledger), ledger.state("round 1")) == (10, "posted")
+    pay(memory)
+    pay(memory, reservation_id="another name", charges=[Charge("federation", "instance", 99)])
+    assert ledger.head() == head
+    assert memory.queries_since(clock.now) == 4
+
+
+def test_a_round_is_never_answered_over_other_records_also_after_a_restart(place: Place, clock: Clock) -> None:
+    for number in range(2):
+        database = place.open()
+        ledger = Ledger(database, clock=clock)
+        ledger.open_account("federation", "instance", 100)
+        memory = AgentMemory(database, ledger, clock=clock)
+        if number == 0:
+            pay(memory)
+        with pytest.raises(PrivacyRefusal, match="new task"):
+            pay(memory, shard_version="v2", reservation_id="round 1 v2")
+        assert (spent(ledger), ledger.state("round 1 v2")) == (10, None)
+        place.close()
+
+
+def test_a_charge_that_is_not_covered_leaves_nothing_behind(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
+    head = ledger.head()
+    with pytest.raises(BudgetExceeded):
+        pay(memory, charges=[Charge("federation", "instance", 101)])
+    with pytest.raises(NotFound):
+        pay(memory, charges=[Charge("federation", "instance", 1), Charge("federation", "agent", 1)])
+    with pytest.raises(LabelerError):
+        pay(memory, charges=[])
+    assert (ledger.head(), memory.queries_since(clock.now - timedelta(days=1))) == (head, 0)
+    pay(memory)
+
+
+def test_one_charge_pays_for_one_round(memory: AgentMemory, ledger: Ledger) -> None:
+    pay(memory, 1)
+    with pytest.raises(PrivacyRefusal, match="something else"):
+        pay(memory, 2, reservation_id="round 1")
+    ledger.reserve("elsewhere", [Charge("federation", "instance", 10)])
+    with pytest.raises(PrivacyRefusal, match="something else"):
+        pay(memory, 3, reservation_id="elsewhere")
+    assert ledger.state("elsewhere") == "reserved"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_queries": 0}, {"num_queries": True}, {"shard_version": ""}, {"round_digest": ""}]
+)
+def test_a_malformed_charge_is_refused(memory: AgentMemory, ledger: Ledger, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting):
+        pay(memory, **changes)
+    assert spent(ledger) == 0
+
+
+def test_the_same_round_asked_by_many_threads_is_charged_once(memory: AgentMemory, ledger: Ledger) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: pay(memory), range(16)))
+    assert spent(ledger) == 10
+
+
+def test_of_two_versions_asked_at_once_one_answers(memory: AgentMemory, ledger: Ledger) -> None:
+    def answer(number: int) -> bool:
+        try:
+            pay(memory, shard_version=f"v{number}", reservation_id=f"round 1 v{number}")
+        except PrivacyRefusal:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(answer, range(8))) == 1
+    assert spent(ledger) == 10
+
+
+def test_a_charge_is_undone_with_the_transaction_it_joined(
+    memory: AgentMemory, ledger: Ledger, database: Database
+) -> None:
+    with suppress(KeyError), database.write() as connection:
+        pay(memory, connection=connection)
+        raise KeyError
+    assert (spent(ledger), ledger.state("round 1")) == (0, None)
+    pay(memory, shard_version="v2")
+
+
+def test_queries_are_counted_from_a_moment_on_and_a_clock_set_back_does_not_begin_a_new_day(
+    memory: AgentMemory, clock: Clock
+) -> None:
+    start = clock.now
+    assert memory.queries_since(start) == 0
+    pay(memory, 1)
+    clock.turn(hours=20)
+    pay(memory, 2, num_queries=7)
+    assert memory.queries_since(start) == 11
+    assert memory.queries_since(start + timedelta(microseconds=1)) == 7
+    assert memory.queries_since(clock.now) == 7
+    clock.turn(days=-3)
+    pay(memory, 3, num_queries=5)
+    assert memory.queries_since(clock.now - timedelta(days=1)) == 16
+    assert memory.queries_since(start + timedelta(hours=20)) == 12
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE answered_rounds SET shard_version = 'v2'",
+        "UPDATE answered_rounds SET num_queries = 1",
+        "DELETE FROM answered_rounds",
+        "INSERT INTO answered_rounds VALUES ('r', 'v', 'round 1', 1, 1, 't')",
+        "INSERT INTO answered_rounds VALUES ('r', 'v', 'nothing', 1, 1, 't')",
+    ],
+)
+def test_the_database_itself_keeps_what_was_answered(memory: AgentMemory, database: Database, statement: str) -> None:
+    pay(memory)
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(text(statement))
+
+
+def a_task(nonce: str = "") -> Task:
+    return Task(name="t", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=9, agents=2, nonce=nonce)
+
+
+def test_a_task_waits_until_a_person_decides_and_each_step_twice_equals_once(memory: AgentMemory) -> None:
+    first, second = a_task("1"), a_task("2")
+    memory.request(second, NOW + timedelta(hours=1))
+    for at in (NOW, NOW + timedelta(hours=2)):
+        memory.request(first, at)
+    assert memory.waiting() == [(first.digest, first, NOW), (second.digest, second, NOW + timedelta(hours=1))]
+    assert not memory.is_approved(first.digest)
+    for _ in range(2):
+        memory.approve(first.digest)
+        assert memory.is_approved(first.digest)
+    assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
+    for _ in range(2):
+        memory.revoke_approval(first.digest)
+        assert not memory.is_approved(first.digest)
+    memory.request(first, NOW + timedelta(days=1))
+    assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
+    memory.approve(first.digest)
+    assert memory.is_approved(first.digest)
+
+
+def test_only_what_was_shown_can_be_approved(memory: AgentMemory) -> None:
+    for decide in (memory.approve, memory.revoke_approval):
+        with pytest.raises(NotFound):
+            decide("0" * 64)
+    assert not memory.is_approved("0" * 64)

@@ -1,0 +1,64 @@
+"""A process that is killed in the middle of charging loses no charge that it had acknowledged."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from feature_store.journal.anchor import Anchor
+from feature_store.journal.ledger import Ledger
+from tests.feature_store.journal.conftest import Clock, Place
+
+CHARGING = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Charge, Ledger
+with open_database(sys.argv[1], anchor=Path(sys.argv[2])) as database:
+    ledger = Ledger(database, clock=lambda: datetime.now(UTC))
+    ledger.open_account("federation", "instance", 10**9)
+    ledger.open_account("agent-1", "instance", 10**9)
+    number = ledger.head().seq
+    while True:
+        number += 1
+        charges = [Charge("federation", "instance", 1), Charge("agent-1", "instance", 2)]
+        seq = ledger.reserve(f"job-{number}", charges)
+        print(f"job-{number}", seq, ledger.entries(after=seq - 1, limit=1)[0].hash, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_process_loses_no_acknowledged_entry(place: Place, clock: Clock, seed: int) -> None:
+    acknowledged: dict[str, tuple[int, str]] = {}
+    for number in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHARGING, place.target, str(place.anchor)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]  # it is charging now
+        time.sleep(random.Random(10 * seed + number).uniform(0.0, 0.15))
+        process.kill()
+        rest, _ = process.communicate()
+        for line in (lines[0] + rest).splitlines(keepends=True):
+            if line.endswith("\n"):
+                name, seq, entry = line.split()
+                acknowledged[name] = (int(seq), entry)
+        assert process.returncode == -9
+    remembered = Anchor(place.anchor).read()
+    ledger = Ledger(place.open(), clock=clock)
+    head = ledger.verify()
+    assert remembered is not None
+    assert head.seq - remembered.seq in (0, 2), "at most the one transaction between a commit and its anchor"
+    entries = {
+        entry.seq: entry for start in range(0, head.seq, 1000) for entry in ledger.entries(after=start, limit=1000)
+    }
+    for name, (seq, entry_hash) in acknowledged.items():
+        assert (entries[seq].reservation_id, entries[seq].hash) == (name, entry_hash)
+        assert ledger.state(name) == "reserved"
+    balances = {balance.account: balance.spent for balance in ledger.balances()}
+    assert balances["agent-1"] == 2 * balances["federation"] >= 2 * len(acknowledged)

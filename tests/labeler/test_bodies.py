@@ -1,0 +1,429 @@
+"""Bodies read back exactly, and whatever is not one is refused with an error of ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from labeler.batch import QueryBatch
+from labeler.bodies import (
+    MAX_ENTRIES,
+    Ask,
+    Mail,
+    OpenRound,
+    Poll,
+    Refusal,
+    SumRequest,
+    TallierKey,
+    aggregate_from_bytes,
+    aggregate_to_bytes,
+    holdings_from_bytes,
+    holdings_to_bytes,
+    share_from_bytes,
+    share_to_bytes,
+)
+from labeler.body_format import MAX_JSON_BYTES
+from labeler.errors import (
+    AwaitingApproval,
+    BudgetExceeded,
+    InvalidTask,
+    LabelerError,
+    ProtocolViolation,
+    TooLarge,
+    WrongDigest,
+)
+from labeler.randomness import seeded_source
+from labeler.sharing import ShareVector, split, unshard
+from labeler.tally import AggregateShare
+from labeler.task import parse_task
+
+TASK = parse_task(
+    {
+        "name": "birds",
+        "classes": ["finch", "w\u00fcrger", "wren"],
+        "k": 5,
+        "sigma_votes": 25,
+        "delta": 1e-4,
+        "max_queries": 100,
+        "agents": 3,
+        "backbone_fingerprint": "f" * 64,
+    }
+)
+BATCH = QueryBatch(np.arange(-20, 20, dtype=np.int16).reshape(5, 8), first_query=10)
+TALLIERS = tuple(TallierKey(f"tallier-{i}", f"{i}a" * 32, f"{i}b" * 32) for i in range(3))
+ASK = Ask(TASK, BATCH, TALLIERS, 1.8e9)
+ROUND = ASK.round
+SHARES = split(np.arange(15, dtype=np.int64).reshape(5, 3), num_talliers=3, source=seeded_source(1))
+AGGREGATE = AggregateShare(
+    tallier=2,
+    round=ROUND,
+    contributors=frozenset({"agent-1", "agent-2"}),
+    sharings_digest="c" * 64,
+    words=SHARES[2].expand(),
+    is_seeded=True,
+)
+POLL = Poll("1790000000000-3", 20.0, 7, "a" * 64, 0, "", "0.1.0", {"classes": ["a"], "backbone_fingerprint": "f"})
+OPEN = OpenRound(ROUND, 1, {"agent-1": "1a" * 32, "agent-2": "2a" * 32}, 1.8e9)
+SUM = SumRequest(("agent-1", "agent-2"), 5, "d" * 64)
+MAIL = Mail("1790000000000-3", 7, "a" * 64)
+REFUSAL = Refusal("budget-exceeded", "The price is higher than what is left.", True)
+
+Decode = Callable[[bytes], object]
+BODIES: dict[str, tuple[bytes, Decode]] = {
+    "ask": (ASK.encode(), Ask.decode),
+    "open-round": (OPEN.encode(), OpenRound.decode),
+    "sum": (SUM.encode(), SumRequest.decode),
+    "refused": (REFUSAL.encode(), Refusal.decode),
+    "poll": (POLL.encode(), Poll.decode),
+    "mail": (MAIL.encode(), Mail.decode),
+    "seed share": (share_to_bytes(SHARES[0]), lambda data: share_from_bytes(data, max_entries=15)),
+    "word share": (share_to_bytes(SHARES[2]), lambda data: share_from_bytes(data, max_entries=15)),
+    "holdings": (holdings_to_bytes({"agent-1": bytes(16)}), holdings_from_bytes),
+    "aggregate-share": (aggregate_to_bytes(AGGREGATE), aggregate_from_bytes),
+}
+
+
+def changed(body: bytes, **changes: object) -> bytes:
+    """A body with other fields; a field that is `...` is left out."""
+    head, line_feed, rest = body.partition(b"\n")
+    content = {name: value for name, value in (json.loads(head) | changes).items() if value is not ...}
+    return json.dumps(content).encode() + line_feed + rest
+
+
+def with_arrays(body: bytes, **arrays: np.ndarray[Any, Any]) -> bytes:
+    return body.partition(b"\n")[0] + b"\n" + save(arrays)
+
+
+def test_an_ask_reads_back_with_the_same_round() -> None:
+    found = Ask.decode(ASK.encode())
+    assert found.task == TASK
+    assert found.round == ROUND
+    assert found.round.digest == ROUND.digest
+    assert (found.batch.features == BATCH.features).all()
+    assert (found.talliers, found.expires_at) == (TALLIERS, 1.8e9)
+
+
+@pytest.mark.parametrize("body", [OPEN, SUM, REFUSAL, POLL, MAIL])
+def test_a_body_of_words_reads_back(body: Any) -> None:
+    assert type(body).decode(body.encode()) == body
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_share_reads_back_with_its_fingerprint(share: ShareVector) -> None:
+    found = share_from_bytes(share_to_bytes(share), max_entries=15)
+    assert found.fingerprint() == share.fingerprint()
+    assert found.is_seeded
+
+
+def test_shares_that_travelled_add_up_to_what_was_shared() -> None:
+    travelled = [share_from_bytes(share_to_bytes(share), max_entries=15).expand() for share in SHARES]
+    assert unshard(travelled).ravel().tolist() == list(range(15))
+
+
+def test_an_aggregate_share_reads_back_and_cannot_be_written_to() -> None:
+    found = aggregate_from_bytes(aggregate_to_bytes(AGGREGATE))
+    assert (found.words == AGGREGATE.words).all()
+    assert not found.words.flags.writeable
+    assert (
+        replace(found, words=AGGREGATE.words).__dict__.items()
+        >= {
+            "tallier": 2,
+            "round": ROUND,
+            "contributors": AGGREGATE.contributors,
+            "sharings_digest": "c" * 64,
+            "is_seeded": True,
+        }.items()
+    )
+
+
+def test_holdings_read_back() -> None:
+    holdings = {"agent-2": bytes(range(16)), "agent-1": bytes(16)}
+    assert holdings_from_bytes(holdings_to_bytes(holdings)) == holdings
+    assert holdings_from_bytes(holdings_to_bytes({})) == {}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_field_too_many_or_too_few_is_refused(name: str) -> None:
+    body, decode = BODIES[name]
+    decode(changed(body))
+    with pytest.raises(ProtocolViolation, match="exactly the fields"):
+        decode(changed(body, surplus=1))
+    for field in json.loads(body.partition(b"\n")[0]):
+        with pytest.raises(ProtocolViolation):
+            decode(changed(body, **{field: ...}))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_field_of_another_type_is_refused(name: str) -> None:
+    body, decode = BODIES[name]
+    for field, value in json.loads(body.partition(b"\n")[0]).items():
+        for other in (None, True, 1.5, -1, "\n", [], {"a": []}, [1], 10**400, float("nan"), float("inf")):
+            if type(other) is type(value) or (isinstance(value, float) and isinstance(other, float)):
+                continue
+            if field == "wait_s" or (field == "facts" and isinstance(other, dict)):
+                continue
+            with pytest.raises(LabelerError):
+                decode(changed(body, **{field: other}))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_of_another_kind_is_refused(name: str) -> None:
+    for other, (body, _) in BODIES.items():
+        if other.rpartition(" ")[2] != name.rpartition(" ")[2]:
+            with pytest.raises(ProtocolViolation):
+                BODIES[name][1](body)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_refused(name: str, data: bytes) -> None:
+    with pytest.raises(LabelerError):
+        BODIES[name][1](data)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@given(data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_a_mutated_body_reads_or_is_refused_with_an_error_of_ours(name: str, data: st.DataObject) -> None:
+    body, decode = BODIES[name]
+    mutated = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(mutated) - 1))
+        action = data.draw(st.sampled_from(["flip", "digit", "insert", "delete", "cut"]))
+        if action == "flip":
+            mutated[place] ^= data.draw(st.integers(1, 255))
+        elif action == "digit":
+            mutated[place] = data.draw(st.sampled_from(list(b'0123456789-.eE"{}[],:')))
+        elif action == "insert":
+            mutated[place:place] = data.draw(st.binary(min_size=1, max_size=4))
+        elif action == "delete":
+            del mutated[place : place + data.draw(st.integers(1, 20))]
+        else:
+            del mutated[max(place, 1) :]
+        mutated = mutated or bytearray(b"{")
+    with suppress(LabelerError):
+        decode(bytes(mutated))
+
+
+@given(st.dictionaries(st.text(max_size=12), st.lists(st.integers(-3, 2**63), max_size=4), max_size=3), st.data())
+@settings(deadline=None)
+def test_a_hostile_array_header_is_refused_with_an_error_of_ours(
+    shapes: dict[str, list[int]], data: st.DataObject
+) -> None:
+    header: dict[str, object] = {
+        name: {
+            "dtype": data.draw(st.sampled_from(["U64", "U8", "I16", "BF16", "F8_E4M3", "BOOL", "x"])),
+            "shape": shape,
+            "data_offsets": [0, data.draw(st.integers(0, 2**63))],
+        }
+        for name, shape in shapes.items()
+    }
+    text = json.dumps(header).encode()
+    length = data.draw(st.sampled_from([len(text), 0, 2**63, 2**64 - 1]))
+    head = share_to_bytes(SHARES[2]).partition(b"\n")[0]
+    with pytest.raises(LabelerError):
+        share_from_bytes(head + b"\n" + length.to_bytes(8, "little") + text + bytes(8), max_entries=15)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"features": BATCH.features.astype(np.float32)},
+        {"features": np.full((5, 8), np.nan)},
+        {"features": BATCH.features.astype(np.int64)},
+        {"features": BATCH.features, "more": BATCH.features},
+        {"other": BATCH.features},
+        {"features": BATCH.features.ravel()},
+        {"features": np.zeros((5, 0), np.int16)},
+        {"features": np.zeros((0, 8), np.int16)},
+    ],
+)
+def test_features_that_are_not_quantised_are_refused(arrays: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolViolation):
+        Ask.decode(with_arrays(ASK.encode(), **arrays))
+
+
+def test_features_longer_than_a_normalised_one_are_refused() -> None:
+    """Inner products with them would leave the integers that float32 holds exactly."""
+    length = np.zeros((1, 64), np.int16)
+    length[0, 0] = 2048
+    Ask(TASK, QueryBatch(length), TALLIERS, 1.8e9)
+    length[0, 0] = 2060
+    with pytest.raises(ProtocolViolation, match="longer than a normalised feature"):
+        Ask(TASK, QueryBatch(length), TALLIERS, 1.8e9)
+    with pytest.raises(ProtocolViolation, match="longer than a normalised feature"):
+        Ask(TASK, QueryBatch(np.full((1, 10_000), -32768, np.int16)), TALLIERS, 1.8e9)
+
+
+def test_other_features_under_the_same_digest_are_refused() -> None:
+    features = BATCH.features.copy()
+    features[0, 0] += 1
+    with pytest.raises(WrongDigest, match="batch_digest"):
+        Ask.decode(with_arrays(ASK.encode(), features=features))
+    with pytest.raises(WrongDigest, match="batch_digest"):
+        Ask.decode(changed(ASK.encode(), first_query=11))
+
+
+def test_another_task_under_the_same_digest_is_refused() -> None:
+    task = TASK.model_dump(mode="json")
+    with pytest.raises(WrongDigest, match="task_digest"):
+        Ask.decode(changed(ASK.encode(), task=task | {"sigma_votes": 26.0}))
+    with pytest.raises(InvalidTask):
+        Ask.decode(changed(ASK.encode(), task=task | {"sigma_votes": -1.0}))
+    with pytest.raises(ProtocolViolation, match="written out in full"):
+        Ask.decode(changed(ASK.encode(), task=task | {"k": "5"}))
+
+
+@pytest.mark.parametrize("first_query", [-1, 96, 2**61])
+def test_a_batch_beyond_the_queries_paid_for_is_refused(first_query: int) -> None:
+    with pytest.raises(ProtocolViolation, match="pays for queries 0 to 99"):
+        Ask(TASK, QueryBatch(BATCH.features, first_query), TALLIERS, 1.8e9)
+
+
+@pytest.mark.parametrize("field", ["tallier_id", "seal_key", "verify_key"])
+def test_one_party_never_gets_two_shares(field: str) -> None:
+    twice = replace(TALLIERS[1], **{field: getattr(TALLIERS[0], field)})
+    with pytest.raises(ProtocolViolation, match="two shares"):
+        Ask(TASK, BATCH, (TALLIERS[0], twice, TALLIERS[2]), 1.8e9)
+    with pytest.raises(ProtocolViolation, match="3 talliers"):
+        Ask(TASK, BATCH, TALLIERS[:2], 1.8e9)
+
+
+@pytest.mark.parametrize("expires_at", [float("nan"), float("inf"), 0, -1.0, 1e12, True, "1.8e9", None])
+def test_a_time_that_is_none_is_refused(expires_at: Any) -> None:
+    with pytest.raises(ProtocolViolation, match="expires_at"):
+        replace(ASK, expires_at=expires_at)
+    with pytest.raises(ProtocolViolation, match="expires_at"):
+        replace(OPEN, expires_at=expires_at)
+    with pytest.raises(ProtocolViolation):
+        Ask.decode(changed(ASK.encode(), expires_at=expires_at))
+
+
+def test_infinity_written_as_a_large_number_is_refused() -> None:
+    with pytest.raises(ProtocolViolation, match="expires_at"):
+        Ask.decode(ASK.encode().replace(b'"expires_at":1800000000.0', b'"expires_at":1e999'))
+    with pytest.raises(ProtocolViolation, match="finite"):
+        Poll.decode(POLL.encode().replace(b'"f"', b"1e999"))
+
+
+def test_two_agents_with_one_key_are_refused() -> None:
+    with pytest.raises(ProtocolViolation, match="count twice"):
+        replace(OPEN, participants={"agent-1": "1a" * 32, "agent-2": "1a" * 32})
+
+
+def test_a_round_whose_shares_fit_no_message_is_refused() -> None:
+    with pytest.raises(TooLarge, match="at most"):
+        replace(OPEN, round=replace(ROUND, num_queries=MAX_ENTRIES, num_classes=2))
+    with pytest.raises(ProtocolViolation):
+        OpenRound.decode(changed(OPEN.encode(), round={"task_digest": "a" * 64}))
+    words = np.zeros(MAX_ENTRIES // 2 * 2, np.uint64).reshape(-1, 2)
+    assert len(share_to_bytes(ShareVector(words.shape, bytes(16), False, words=words))) < 64 * 1024 * 1024 - 8192
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"seed": np.zeros(31, np.uint8)},
+        {"seed": np.zeros(32, np.int8)},
+        {"seed": np.zeros((1, 32), np.uint8)},
+        {"words": np.zeros((3, 5), np.uint64)},
+        {"words": np.zeros(15, np.uint64)},
+        {"words": np.zeros((5, 3), np.int64)},
+        {"words": np.full((5, 3), np.nan)},
+        {"seed": np.zeros(32, np.uint8), "words": np.zeros((5, 3), np.uint64)},
+        {"words": np.zeros((5, 3), np.uint64), "x": np.zeros(1, np.uint8)},
+    ],
+)
+def test_a_share_of_another_form_is_refused(arrays: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolViolation):
+        share_from_bytes(with_arrays(share_to_bytes(SHARES[0]), **arrays), max_entries=15)
+
+
+def test_a_seed_cannot_stand_for_more_than_the_round_holds() -> None:
+    body = share_to_bytes(SHARES[0])
+    with pytest.raises(TooLarge, match="at most 14"):
+        share_from_bytes(body, max_entries=14)
+    with pytest.raises(TooLarge):
+        share_from_bytes(changed(body, shape=[2**40, 2**40]), max_entries=15)
+    for shape in ([], [0, 3], [5, -3], [5, 3.0], [True, 15], [1] * 5):
+        with pytest.raises(ProtocolViolation):
+            share_from_bytes(changed(body, shape=shape), max_entries=15)
+
+
+@pytest.mark.parametrize("contributors", [[], ["b", "a"], ["a", "a"], ["a\n"], [1], "ab"])
+def test_contributors_are_sorted_and_each_there_once(contributors: Any) -> None:
+    for body, decode in (BODIES["sum"], BODIES["aggregate-share"]):
+        with pytest.raises(ProtocolViolation):
+            decode(changed(body, contributors=contributors))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("after", "x"),
+        ("after", "1-2-3"),
+        ("after", "9" * 21),
+        ("wait_s", -1),
+        ("wait_s", 30.1),
+        ("wait_s", True),
+        ("journal_seq", -1),
+        ("journal_hash", ""),
+        ("coordinator_hash", "zz"),
+        ("coordinator_seq", 1),
+        ("program", "a\nb"),
+        ("program", ""),
+        ("facts", {"a": float("nan")}),
+        ("facts", None),
+    ],
+)
+def test_a_poll_outside_its_bounds_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ProtocolViolation):
+        Poll.decode(changed(POLL.encode(), **{field: value}))
+
+
+@pytest.mark.parametrize(("after", "seq", "head"), [("x", 0, ""), ("", 1, ""), ("", 0, "zz"), ("", -1, "a" * 64)])
+def test_an_answer_to_a_poll_outside_its_bounds_is_refused(after: str, seq: int, head: str) -> None:
+    Mail("", 0, "")
+    with pytest.raises(ProtocolViolation):
+        Mail(after, seq, head)
+
+
+def test_a_refusal_is_made_of_an_error() -> None:
+    refusal = Refusal.of(BudgetExceeded("agent 'a' has\n  0.1 left\x07" + "." * 3000))
+    assert (refusal.reason, refusal.is_final) == ("budget-exceeded", True)
+    assert refusal.sentence.startswith("agent 'a' has 0.1 left?...")
+    assert Refusal.decode(refusal.encode()) == refusal
+    assert not Refusal.of(AwaitingApproval("a person has to approve first")).is_final
+    assert Refusal.of(AwaitingApproval()).sentence
+    with pytest.raises(ProtocolViolation):
+        replace(REFUSAL, sentence="a" * 2001)
+
+
+def test_json_beyond_the_limit_is_not_parsed() -> None:
+    for _, decode in BODIES.values():
+        with pytest.raises((TooLarge, ProtocolViolation), match=str(MAX_JSON_BYTES)):
+            decode(b"[" * (MAX_JSON_BYTES + 1))
+    with pytest.raises(TooLarge):
+        replace(POLL, facts={"a": "x" * MAX_JSON_BYTES}).encode()
+
+
+def test_an_aggregate_share_does_not_print_its_words() -> None:
+    assert "redacted" in repr(aggregate_from_bytes(aggregate_to_bytes(AGGREGATE)))
+    assert "redacted" in repr(share_from_bytes(share_to_bytes(SHARES[2]), max_entries=15))
+
+
+def test_bodies_load_no_learning_library_and_no_pickle() -> None:
+    code = "import sys, labeler.bodies; print(*sorted({'torch', 'nacl', 'redis', 'sqlalchemy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []

@@ -1,0 +1,373 @@
+"""The agent's process: what it answers, what it refuses in which words, and that killing it changes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.keys import PartyKeys, verify
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.bodies import Ask, Refusal, TallierKey, share_from_bytes
+from labeler.errors import BadData, PolicyRefusal
+from labeler.messages import Message
+from labeler.planning import price
+from labeler.sharing import ShareVector, unshard
+from labeler.task import parse_task
+from workers.agent_service import run_agent
+from workers.party_home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
+from workers.policy import Policy, policy_toml
+
+AGENT = "hospital-1"
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+@dataclass
+class Site:
+    """One agent's home, its talliers' keys, and the relay it talks to."""
+
+    home: Path
+    shard: Shard
+    relay: Any
+    talliers: dict[str, PartyKeys]
+    batch: QueryBatch
+    start: Callable[..., Any]
+
+    def policy(self, **changes: Any) -> Policy:
+        allow = {
+            "backbones": [self.shard.fingerprint],
+            "tasks": "any",
+            "methods": ["knn", "reverse-knn"],
+            "max_queries_per_day": 1000,
+            "approval": False,
+        }
+        return Policy.model_validate(
+            {
+                "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
+                "allow": allow | changes,
+                "talliers": {name: keys.public.seal_key for name, keys in self.talliers.items()},
+                "coordinator": {"verify_key": self.relay.keys.public.verify_key},
+            }
+        )
+
+    def write_policy(self, **changes: Any) -> None:
+        (self.home / "policy.toml").write_text(policy_toml(self.policy(**changes)))
+
+    def ask(self, *, expires_at: float = 2e9, talliers: dict[str, str] | None = None, **changes: Any) -> Ask:
+        task = parse_task(
+            {
+                "name": "t",
+                "classes": self.shard.classes,
+                "k": 5,
+                "sigma_votes": 40.0,
+                "delta": 1e-5,
+                "max_queries": len(self.batch),
+                "agents": 3,
+                "backbone_fingerprint": self.shard.fingerprint,
+            }
+            | changes
+        )
+        keys = {name: keys.public for name, keys in self.talliers.items()}
+        seal_keys = {name: key.seal_key for name, key in keys.items()} | (talliers or {})
+        named = tuple(TallierKey(name, seal_keys[name], keys[name].verify_key) for name in keys)
+        return Ask(task, self.batch, named, expires_at)
+
+    def send(self, ask: Ask) -> Message:
+        return self.relay.send("ask", AGENT, ask.encode(), task=ask.task.digest, round=ask.round.digest)
+
+    def run(self) -> Any:
+        return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: NOW, wait_s=5.0))
+
+    def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
+        """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
+        end = time.monotonic() + 20
+        sent: dict[str, list[ShareVector]] = {name: [] for name in self.talliers}
+        while min(len(found) for found in sent.values()) < count:
+            assert time.monotonic() < end, "waited 20 s for shares"
+            time.sleep(0.02)
+            for name, keys in self.talliers.items():
+                sent[name] = []
+                for message in self.relay.mail_of(name):
+                    if message.header.round_digest == ask.round.digest:
+                        verify(message, self.relay.enrolled[AGENT].verify_key)
+                        sent[name].append(share_from_bytes(keys.open(message), max_entries=10_000))
+        return list(zip(*sent.values(), strict=False))[:count]
+
+    def refusals(self, count: int) -> list[Refusal]:
+        return [Refusal.decode(message.body) for message in self.relay.wait_for("refused", count)]
+
+    def spent(self) -> int:
+        with open_database(self.home / "journal.db", read_only=True) as database:
+            return sum(balance.spent for balance in Ledger(database, clock=lambda: NOW).balances() if balance.cap)
+
+
+@pytest.fixture
+def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> Site:
+    shard = make_shard("own")
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    site = Site(tmp_path / "agent", shard, relay, talliers, batch, start)
+    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
+    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    return site
+
+
+def same(first: tuple[ShareVector, ...], second: tuple[ShareVector, ...]) -> bool:
+    return [share.fingerprint() for share in first] == [share.fingerprint() for share in second]
+
+
+def test_each_tallier_can_open_its_share_and_together_they_are_votes_and_noise(site: Site) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    (shares,) = site.shares(ask, 1)
+    (answered,) = site.relay.wait_for("answered")
+    running.end()
+    noisy = unshard([share.expand() for share in shares])
+    assert noisy.shape == (9, 3)
+    assert 0.4 < noisy.std() / ask.task.share_sigma_grid < 1.8
+    assert not any(share.is_seeded for share in shares)
+    assert (answered.header.task_digest, answered.header.round_digest) == (ask.task.digest, ask.round.digest)
+    assert site.spent() == price(ask.task).instance.charge_nano
+
+
+def test_asked_again_before_and_after_a_restart_it_sends_the_same_shares_and_pays_once(site: Site) -> None:
+    ask = site.ask()
+    for _ in range(2):
+        running = site.run()
+        already = len(site.relay.received("answered"))
+        for step in (1, 2):
+            site.send(ask)
+            site.relay.wait_for("answered", already + step)
+        running.end()
+    answers = site.shares(ask, 4)
+    assert all(same(answers[0], other) for other in answers[1:])
+    assert site.spent() == price(ask.task).instance.charge_nano
+
+
+def test_asks_that_pile_up_for_one_round_are_answered_once(site: Site) -> None:
+    ask = site.ask()
+    for _ in range(5):
+        site.send(ask)
+    other = site.ask(nonce="other")
+    site.send(other)
+    running = site.run()
+    site.shares(other, 1)
+    running.end()
+    assert len(site.shares(ask, 1)) == len(site.relay.mail_of("tallier-0")) - 1 == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "said"),
+    [
+        ({"methods": ["reverse-knn"]}, {}, "allow.methods"),
+        ({"backbones": ["0" * 64]}, {}, "allow.backbones"),
+        ({"tasks": ["0" * 64]}, {}, "allow.tasks"),
+        ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
+        ({}, {"talliers": {"tallier-1": PartyKeys.generate().public.seal_key}}, "talliers.tallier-1"),
+        ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level"),
+        ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),
+        ({}, {"expires_at": 1e9}, "expired"),
+    ],
+)
+def test_what_it_may_not_do_is_refused_with_the_reason_and_costs_nothing(
+    site: Site, policy: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    site.write_policy(**policy)
+    site.send(site.ask(**changes))
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert said in refusal.sentence
+    assert refusal.is_final
+    assert site.spent() == 0
+    assert site.relay.mail_of("tallier-0") == []
+
+
+def test_more_neighbours_than_records_are_answered_without_a_word(site: Site) -> None:
+    ask = site.ask(k=500, sigma_votes=4000.0)
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    running.end()
+
+
+def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
+    site.write_policy(approval=True)
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    assert (refusal.reason, refusal.is_final) == ("awaiting-approval", False)
+    assert ask.task.digest in refusal.sentence
+    with open_database(site.home / "journal.db", read_only=True) as database:
+        memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
+        assert [(digest, task.digest) for digest, task, _ in memory.waiting()] == [(ask.task.digest, ask.task.digest)]
+    approve(site.home, ask.task.digest)
+    site.send(ask)
+    site.shares(ask, 1)
+    revoke_approval(site.home, ask.task.digest)
+    site.send(ask)
+    assert not site.refusals(2)[1].is_final
+    running.end()
+
+
+def test_a_policy_that_cannot_be_read_refuses_everything_until_it_can(site: Site) -> None:
+    running = site.run()
+    site.relay.wait_for_poll()
+    (site.home / "policy.toml").write_text("[budget")
+    ask = site.ask()
+    site.send(ask)
+    (refusal,) = site.refusals(1)
+    assert "allows nothing as it is" in refusal.sentence
+    site.write_policy()
+    site.send(ask)
+    site.shares(ask, 1)
+    running.end()
+
+
+def test_it_does_not_start_without_a_policy(site: Site) -> None:
+    (site.home / "policy.toml").unlink()
+    with pytest.raises(PolicyRefusal, match="cannot be read"):
+        run_agent(site.home, stop=threading.Event())
+
+
+def test_poisoned_messages_are_refused_or_skipped_and_the_next_is_answered(site: Site) -> None:
+    ask = site.ask()
+    stranger = PartyKeys.generate()
+    site.relay.put(
+        AGENT, stranger.message("ask", sender="coordinator", recipient=AGENT, sequence=10**6, body=ask.encode())
+    )
+    site.relay.send("ask", AGENT, b"\x00 no ask", task=ask.task.digest, round=ask.round.digest)
+    site.relay.send("ask", AGENT, ask.encode(), task="b" * 64, round="b" * 64)
+    site.relay.send("sum", AGENT, b"{}", task=ask.task.digest, round=ask.round.digest)
+    site.relay.send("ask", AGENT, b"no digest")
+    good = site.ask(nonce="good")
+    site.send(good)
+    running = site.run()
+    site.shares(good, 1)
+    running.end()
+    reasons = {refusal.reason for refusal in site.refusals(2)}
+    assert reasons == {"protocol-violation", "wrong-digest"}
+    assert site.spent() == price(good.task).instance.charge_nano
+
+
+def test_a_replayed_ask_is_dropped(site: Site) -> None:
+    ask = site.ask()
+    message = site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    running.end()
+    site.relay.put(AGENT, message)
+    other = site.ask(nonce="other")
+    site.send(other)
+    running = site.run()
+    site.shares(other, 1)
+    running.end()
+    assert len([m for m in site.relay.mail_of("tallier-0") if m.header.round_digest == ask.round.digest]) == 1
+
+
+def test_trouble_with_the_records_is_told_in_words_that_say_nothing(site: Site) -> None:
+    """The error itself names numbers of records; it stays in the site's own log."""
+    text = (site.home / "agent.toml").read_text()
+    (site.home / "agent.toml").write_text(text + "memory_limit_bytes = 1\n")
+    site.send(site.ask())
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert refusal.sentence == "this agent cannot answer this round; its operator finds the reason in its log"
+    assert refusal.reason == "bad-data"
+
+
+def test_a_record_deleted_by_another_process_no_longer_votes(site: Site) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    other = Shard.open(site.shard.path)
+    other.delete(other.record_ids[:1])
+    site.send(ask)
+    (refusal,) = site.refusals(1)
+    assert "Ask in a new task" in refusal.sentence
+    new = site.ask(nonce="new")
+    site.send(new)
+    site.shares(new, 1)
+    running.end()
+
+
+def test_an_agent_that_has_answered_does_not_start_without_its_noise_secret(site: Site) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    site.relay.wait_for("answered")
+    running.end()
+    (site.home / "noise.secret").unlink()
+    with pytest.raises(BadData, match="retire this agent"):
+        run_agent(site.home, stop=threading.Event())
+
+
+def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:
+    running = site.run()
+    site.relay.wait_for_poll()
+    running.end()
+    assert dict(site.relay.polls[0].facts) == {
+        "backbone_fingerprint": site.shard.fingerprint,
+        "classes": list(site.shard.classes),
+    }
+
+
+def test_nothing_secret_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    running.end()
+    written = " ".join(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)
+    assert "answered" in written
+    assert (site.home / "noise.secret").read_bytes().hex() not in written
+    assert (site.home / KEYS_FILE).read_text().split('"signing_key": "')[1][:64] not in written
+
+
+@pytest.mark.parametrize("point", ["agent.asked", "agent.charged", "agent.computed", "agent.sent"])
+def test_killed_at_any_step_it_gives_the_same_answer_and_pays_once(site: Site, tmp_path: Path, point: str) -> None:
+    ask = site.ask()
+    site.send(ask)
+    fault = tmp_path / "fault"
+    fault.write_text(point)
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(site.home)],
+        env=os.environ | {"LABELER_FAULTS": str(fault)},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    before = len(site.relay.mail_of("tallier-0"))
+    assert before == (1 if point == "agent.sent" else 0)
+    running = site.run()
+    answers = site.shares(ask, before + 1)
+    running.end()
+    assert all(same(answers[0], other) for other in answers[1:])
+    assert site.spent() == price(ask.task).instance.charge_nano
+    assert np.isfinite(unshard([share.expand() for share in answers[0]])).all()

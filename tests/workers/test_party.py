@@ -1,0 +1,268 @@
+"""The link of a party to its coordinator: what it believes, what it repeats, and what it refuses, over real HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from feature_store.journal.chain import EMPTY, Head
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.sequences import Sequences
+from feature_store.keys import PartyKeys
+from labeler.bodies import holdings_to_bytes
+from labeler.errors import (
+    Forged,
+    Interrupted,
+    InvalidSetting,
+    JournalBehind,
+    NotEnrolled,
+    ProtocolViolation,
+    Replayed,
+)
+from labeler.messages import COORDINATOR
+from workers.party import Draft, PartyLink, check_url, converse
+
+DIGEST = "a" * 64
+NOTHING = holdings_to_bytes({})
+DRAFT = Draft("holdings", COORDINATOR, NOTHING, task_digest=DIGEST, round_digest=DIGEST)
+
+MakeLink = Callable[..., PartyLink]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(tmp_path / "journal.db", allow_unsynced=True) as database:
+        yield database
+
+
+@pytest.fixture
+def make_link(relay: Any, database: Database, tmp_path: Path) -> Iterator[MakeLink]:
+    links: list[PartyLink] = []
+    keys = PartyKeys.generate()
+    relay.enrolled["me"] = keys.public
+
+    def make(**changes: Any) -> PartyLink:
+        options: dict[str, Any] = {
+            "url": relay.url,
+            "party_id": "me",
+            "keys": keys,
+            "coordinator_key": relay.keys.public.verify_key,
+            "database": database,
+            "sequences": Sequences(database),
+            "journal_head": lambda: EMPTY,
+            "seen": tmp_path / "coordinator.head",
+            "facts": lambda: {"classes": ["a"]},
+            "stop": threading.Event(),
+            "wait_s": 0.0,
+        }
+        links.append(PartyLink(**options | changes))
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+
+
+def open_all(link: PartyLink, relay: Any) -> list[bytes]:
+    return [link.open(message, relay.keys.public.verify_key) for message in link.poll()]
+
+
+def test_mail_comes_once_it_is_handled_and_again_until_then(make_link: MakeLink, relay: Any) -> None:
+    link = make_link()
+    relay.send("ask", "me", b"one")
+    assert open_all(link, relay) == [b"one"]
+    assert open_all(link, relay) == [b"one"]
+    link.handled()
+    assert open_all(link, relay) == []
+
+
+def test_a_message_that_was_taken_is_dropped_after_a_restart(make_link: MakeLink, relay: Any) -> None:
+    link = make_link()
+    relay.send("ask", "me", b"one")
+    messages = link.poll()
+    link.open(messages[0], relay.keys.public.verify_key)
+    link.taken(messages)
+    again = make_link()
+    relay.send("ask", "me", b"two")
+    first, second = again.poll()
+    with pytest.raises(Replayed):
+        again.open(first, relay.keys.public.verify_key)
+    assert again.open(second, relay.keys.public.verify_key) == b"two"
+
+
+def test_a_forged_signature_is_refused(make_link: MakeLink, relay: Any) -> None:
+    link = make_link()
+    relay.put("me", PartyKeys.generate().message("ask", sender=COORDINATOR, recipient="me", sequence=9, body=b"x"))
+    (message,) = link.poll()
+    with pytest.raises(Forged):
+        link.open(message, relay.keys.public.verify_key)
+
+
+def test_a_message_for_somebody_else_is_skipped(make_link: MakeLink, relay: Any) -> None:
+    relay.put("me", relay.sign("ask", "you", b"x"))
+    assert make_link().poll() == []
+
+
+def test_an_answer_that_another_coordinator_signed_is_refused(make_link: MakeLink) -> None:
+    with pytest.raises(Forged):
+        make_link(coordinator_key=PartyKeys.generate().public.verify_key).poll()
+
+
+def test_a_post_whose_answer_was_lost_is_sent_with_new_numbers(make_link: MakeLink, relay: Any) -> None:
+    relay.lost_answers = 1
+    make_link().post([DRAFT, DRAFT])
+    assert len(relay.inbox) == 4
+    assert len({message.header.sequence for message in relay.inbox}) == 4
+
+
+def test_a_number_that_was_seen_before_is_replaced(make_link: MakeLink, relay: Any) -> None:
+    relay._taken["me", COORDINATOR] = 2
+    make_link().post([DRAFT])
+    assert [message.header.sequence for message in relay.inbox] == [3]
+
+
+def test_numbers_go_on_after_a_restart(make_link: MakeLink, relay: Any) -> None:
+    make_link().post([DRAFT])
+    make_link().post([DRAFT])
+    first, second = (message.header.sequence for message in relay.inbox)
+    assert second > first
+
+
+def test_trouble_that_passes_is_waited_for(make_link: MakeLink, relay: Any) -> None:
+    relay.failures = [(503, {}, b""), (429, {"Retry-After": "1"}, b"{}"), (500, {}, b"\xff")]
+    started = time.monotonic()
+    make_link().post([DRAFT])
+    assert len(relay.inbox) == 1
+    assert time.monotonic() - started >= 1
+
+
+def test_an_unreachable_coordinator_is_tried_until_told_to_stop(make_link: MakeLink) -> None:
+    stop = threading.Event()
+    link = make_link(url="http://127.0.0.1:9", stop=stop)
+    threading.Timer(0.7, stop.set).start()
+    with pytest.raises(Interrupted):
+        link.post([DRAFT])
+
+
+def test_a_held_poll_ends_at_once_when_told_to_stop(make_link: MakeLink) -> None:
+    stop = threading.Event()
+    link = make_link(stop=stop, wait_s=30.0)
+    threading.Timer(0.3, stop.set).start()
+    started = time.monotonic()
+    with pytest.raises(Interrupted):
+        link.poll()
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (403, b'{"type": "urn:labeler:problem:not-enrolled", "detail": "revoked"}', NotEnrolled),
+        (403, b"<html>", NotEnrolled),
+        (403, b'{"type": "urn:labeler:problem:forged", "detail": "x"}', Forged),
+        (422, b'{"type": "urn:labeler:problem:wrong-digest", "detail": "the round is over"}', ProtocolViolation),
+        (404, b"", ProtocolViolation),
+    ],
+)
+def test_a_refusal_says_what_the_coordinator_said(
+    make_link: MakeLink, relay: Any, status: int, body: bytes, error: type[Exception]
+) -> None:
+    relay.failures = [(status, {}, body)]
+    with pytest.raises(error, match=f"answered {status}"):
+        make_link().post([DRAFT])
+
+
+def test_an_answer_that_is_no_mail_is_refused(make_link: MakeLink, relay: Any) -> None:
+    relay.failures = [(200, {}, b""), (200, {}, b"<html>hello</html>")]
+    link = make_link()
+    for _ in range(2):
+        with pytest.raises((ProtocolViolation, InvalidSetting)):
+            link.poll()
+
+
+def test_a_poll_tells_both_heads_and_the_facts(make_link: MakeLink, relay: Any) -> None:
+    link = make_link(journal_head=lambda: Head(4, "b" * 64))
+    relay.head = (7, "c" * 64)
+    link.poll()
+    link.poll()
+    assert [(poll.journal_seq, poll.coordinator_seq) for poll in relay.polls] == [(4, 0), (4, 7)]
+    assert dict(relay.polls[0].facts) == {"classes": ["a"]}
+
+
+def test_a_coordinator_that_lost_part_of_its_journal_is_left_alone(make_link: MakeLink, relay: Any) -> None:
+    relay.head = (7, "c" * 64)
+    make_link().poll()
+    relay.head = (6, "d" * 64)
+    relay.send("ask", "me", b"x")
+    restarted = make_link()
+    with pytest.raises(JournalBehind, match="ends at entry 6, and this party has seen entry 7"):
+        restarted.poll()
+    relay.head = (7, "d" * 64)
+    with pytest.raises(JournalBehind):
+        restarted.poll()
+    relay.head = (8, "e" * 64)
+    assert len(restarted.poll()) == 1
+
+
+def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, relay: Any, start: Any) -> None:
+    handled: list[bytes] = []
+
+    def handle(mail: Any) -> None:
+        for message in mail:
+            handled.append(link.open(message, relay.keys.public.verify_key))
+            if len(handled) == 1:
+                raise ProtocolViolation("the first time something is wrong")
+            link.taken([message])
+
+    running = None
+    relay.failures = [(200, {}, b"no frames")]
+    relay.send("ask", "me", b"one")
+
+    def work(stop: threading.Event) -> None:
+        nonlocal link
+        link = make_link(stop=stop, wait_s=5.0)
+        converse(link, handle, stop)
+
+    link: PartyLink
+    running = start(work)
+    end = time.monotonic() + 20
+    while len(handled) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    running.end()
+    assert handled == [b"one", b"one"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org",
+        "http://10.0.0.1:8000",
+        "http://localhost.example.org",
+        "ftp://127.0.0.1",
+        "https://user:secret@example.org",
+        "https://example.org/?token=1",
+        "127.0.0.1:8000",
+        "",
+    ],
+)
+def test_addresses_that_would_give_messages_away_are_refused(url: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        check_url(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["https://example.org", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"])
+def test_encrypted_and_local_addresses_are_taken(url: str) -> None:
+    assert httpx2.URL(check_url(url)).host
+
+
+def test_a_missing_certificate_file_is_refused(make_link: MakeLink, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="ca_file"):
+        make_link(ca_file=str(tmp_path / "none.pem"))

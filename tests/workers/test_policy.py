@@ -1,0 +1,187 @@
+"""The site's policy: every field is documented and required, and whatever it does not allow is refused by name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.keys import PartyKeys
+from feature_store.quantize import quantize
+from labeler.batch import QueryBatch
+from labeler.bodies import Ask, TallierKey
+from labeler.budget import budget_for
+from labeler.errors import AwaitingApproval, PolicyRefusal
+from labeler.task import parse_task
+from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy, policy_toml, read_policy
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+TABLES = {"budget": BudgetTable, "allow": AllowTable, "coordinator": CoordinatorTable}
+COORDINATOR = PartyKeys.generate().public
+TALLIERS = {f"tallier-{number}": PartyKeys.generate().public for number in range(3)}
+FINGERPRINT = "f" * 64
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "budget": {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5},
+        "allow": {
+            "backbones": [FINGERPRINT],
+            "tasks": "any",
+            "methods": ["knn"],
+            "max_queries_per_day": 10,
+            "approval": False,
+        },
+        "talliers": {name: keys.seal_key for name, keys in TALLIERS.items()},
+        "coordinator": {"verify_key": COORDINATOR.verify_key},
+    }
+    for path, value in changes.items():
+        table, _, field = path.partition("__")
+        if field:
+            content[table][field] = value
+        else:
+            content[table] = value
+    return content
+
+
+def policy(**changes: Any) -> Policy:
+    return Policy.model_validate(fields(**changes))
+
+
+def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, **changes: Any) -> Ask:
+    seal_keys = {name: keys.seal_key for name, keys in TALLIERS.items()} | (talliers or {})
+    task = parse_task(
+        {
+            "name": "t",
+            "classes": ["a", "b"],
+            "sigma_votes": 4.0,
+            "delta": 1e-5,
+            "max_queries": 100,
+            "agents": 3,
+            "backbone_fingerprint": FINGERPRINT,
+        }
+        | changes
+    )
+    features = quantize(np.random.default_rng(1).normal(size=(queries, 8)))
+    keys = tuple(
+        TallierKey(name, key, TALLIERS[name].verify_key if name in TALLIERS else PartyKeys.generate().public.verify_key)
+        for name, key in list(seal_keys.items())[-3:]
+    )
+    return Ask(task, QueryBatch(features), keys, expires_at=2e9)
+
+
+def check(policy: Policy, asked: Ask, *, is_approved: bool = False) -> None:
+    policy.check(asked, coordinator_key=COORDINATOR.verify_key, is_approved=is_approved)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
+    rows = next(part for part in re.split(r"^## ", DOCUMENT, flags=re.M) if part.startswith(f"`[{name}]`"))
+    assert set(re.findall(r"^\| `(\w+)`", rows, flags=re.M)) == set(TABLES[name].model_fields)
+    assert all(field.is_required() for field in TABLES[name].model_fields.values())
+
+
+def test_every_table_is_documented() -> None:
+    assert set(re.findall(r"^## `\[(\w+)\]`", DOCUMENT, flags=re.M)) == set(Policy.model_fields)
+
+
+def test_the_documented_example_is_a_policy_that_survives_being_written(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", DOCUMENT, flags=re.S)
+    assert example is not None
+    parsed = Policy.model_validate(tomllib.loads(example[1]))
+    (tmp_path / "policy.toml").write_text(policy_toml(parsed))
+    assert read_policy(tmp_path / "policy.toml") == parsed
+
+
+def test_a_policy_with_unusual_names_survives_being_written(tmp_path: Path) -> None:
+    odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
+    (tmp_path / "policy.toml").write_text(policy_toml(odd))
+    assert read_policy(tmp_path / "policy.toml") == odd
+
+
+def test_what_the_policy_allows_passes() -> None:
+    check(policy(), ask())
+    check(policy(allow__approval=True), ask(), is_approved=True)
+    check(policy(allow__tasks=[ask().task.digest]), ask())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "said"),
+    [
+        ({"allow__backbones": []}, ask, "allow.backbones: the site's policy allows none"),
+        ({"allow__backbones": ["0" * 64]}, ask, "allow.backbones: the site's policy allows 0000"),
+        ({"allow__tasks": []}, ask, "allow.tasks: the site's policy allows none"),
+        ({"allow__tasks": ["1" * 64]}, ask, "allow.tasks"),
+        ({"allow__methods": ["knn"]}, lambda: ask(method="reverse-knn"), "allow.methods: the site's policy allows knn"),
+        (
+            {"allow__max_queries_per_day": 3},
+            ask,
+            "allow.max_queries_per_day: the site's policy allows 3, and 4 at once",
+        ),
+        ({"talliers": {}}, ask, "talliers: the site's policy allows none, and tallier-0"),
+        ({}, lambda: ask(talliers={"stranger": "9" * 64}), "talliers: the site's policy allows tallier-0, tallier-1"),
+        ({}, lambda: ask(talliers={"tallier-1": "9" * 64}), "talliers.tallier-1: the site's policy allows the key"),
+        ({"coordinator__verify_key": "2" * 64}, ask, "coordinator.verify_key"),
+    ],
+)
+def test_what_it_does_not_allow_is_refused_by_the_name_of_the_field(
+    allowed: dict[str, Any], asked: Callable[[], Ask], said: str
+) -> None:
+    with pytest.raises(PolicyRefusal, match=re.escape(said)):
+        check(policy(**allowed), asked())
+
+
+def test_a_task_waits_for_a_person_only_when_everything_else_is_in_order() -> None:
+    with pytest.raises(AwaitingApproval, match=ask().task.digest):
+        check(policy(allow__approval=True), ask())
+    with pytest.raises(PolicyRefusal):
+        check(policy(allow__approval=True, allow__methods=[]), ask())
+
+
+def test_more_neighbours_than_a_shard_could_have_are_not_refused() -> None:
+    """Whether k fits depends on how many records there are, and a refusal would tell."""
+    check(policy(), ask(k=1_000_000))
+
+
+def test_caps_are_the_whole_numbers_of_the_ledger() -> None:
+    assert policy().budget.cap("instance") == budget_for(2.0, 1e-5)
+    assert policy().budget.cap("agent") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[budget\n", "not valid TOML"),
+        ("", "Field required"),
+        (policy_toml(policy()) + "x = 1\n", "unknown field"),
+        (policy_toml(policy()).replace("max_queries_per_day = 10\n", ""), "allow.max_queries_per_day: Field required"),
+        (policy_toml(policy()).replace("approval = false", 'approval = "no"'), "allow.approval"),
+        (policy_toml(policy()).replace('agent_epsilon = "unlimited"', "agent_epsilon = inf"), "budget.agent_epsilon"),
+        (policy_toml(policy()).replace("instance_epsilon = 2.0", "instance_epsilon = -1"), "budget.instance_epsilon"),
+        (policy_toml(policy()).replace("instance_epsilon = 2.0", "instance_epsilon = true"), "budget.instance_epsilon"),
+    ],
+)
+def test_a_file_that_is_no_policy_allows_nothing(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(PolicyRefusal, match=re.escape(said)):
+        read_policy(tmp_path / "policy.toml")
+
+
+def test_a_file_that_is_missing_or_no_text_allows_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PolicyRefusal, match="cannot be read"):
+        read_policy(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(PolicyRefusal, match="not valid TOML"):
+        read_policy(tmp_path / "policy.toml")
+
+
+def test_two_talliers_with_one_key_are_one_party_and_refused(tmp_path: Path) -> None:
+    text = policy_toml(policy()).replace(TALLIERS["tallier-1"].seal_key, TALLIERS["tallier-0"].seal_key)
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(PolicyRefusal, match="two talliers have one key"):
+        read_policy(tmp_path / "policy.toml")

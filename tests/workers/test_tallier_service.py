@@ -1,0 +1,362 @@
+"""The tallier's process: which shares it takes, that it sums once for ever, and that killing it changes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.journal.database import open_database
+from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.keys import PartyKeys, verify
+from labeler.bodies import OpenRound, SumRequest, aggregate_from_bytes, holdings_from_bytes, share_to_bytes
+from labeler.errors import JournalBehind
+from labeler.messages import Message
+from labeler.randomness import seeded_source
+from labeler.sharing import ShareVector, split
+from labeler.tally import AggregateShare, Round
+from workers.party_home import TallierConfig, create_tallier_home
+from workers.tallier_service import SUM_KEPT_S, run_tallier
+
+ME = "tallier-1"
+AGENTS = ("a", "b", "c")
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+EXPIRES = NOW.timestamp() + 3600
+
+
+@dataclass
+class Table:
+    """One tallier's home, three agents with keys, a round of a quorum of two, and the relay between them."""
+
+    home: Path
+    relay: Any
+    start: Callable[..., Any]
+    agents: dict[str, PartyKeys]
+    now: list[datetime] = field(default_factory=lambda: [NOW])
+    sequence: int = 0
+
+    def round(self, number: int = 0) -> Round:
+        return Round("a" * 64, f"{number:064x}", num_queries=2, num_classes=3, quorum=2)
+
+    def open(self, round: Round, *, expires_at: float = EXPIRES, **changes: Any) -> None:
+        participants = {name: keys.public.verify_key for name, keys in self.agents.items()}
+        opening = OpenRound(
+            **{"round": round, "tallier": 1, "participants": participants, "expires_at": expires_at} | changes
+        )
+        self.relay.send("open-round", ME, opening.encode(), task=round.task_digest, round=round.digest)
+
+    def share_of(self, agent: str, round: Round, *, seed: str = "") -> ShareVector:
+        source = seeded_source(f"{agent} {round.digest} {seed}".encode())
+        return split(np.full((2, 3), ord(agent), dtype=np.int64), num_talliers=3, source=source)[1]
+
+    def share(self, agent: str, round: Round, *, seed: str = "", **changes: Any) -> Message:
+        self.sequence += 1
+        body = changes.pop("body", None) or share_to_bytes(self.share_of(agent, round, seed=seed))
+        fields = {
+            "sender": agent,
+            "recipient": ME,
+            "task_digest": round.task_digest,
+            "round_digest": round.digest,
+            "sequence": self.sequence,
+            "seal_to": self.relay.enrolled[ME].seal_key,
+        }
+        message = changes.pop("keys", self.agents[agent]).message("input-share", body=body, **fields | changes)
+        self.relay.put(ME, message)
+        return message
+
+    def sum(self, round: Round, contributors: tuple[str, ...]) -> None:
+        body = SumRequest(contributors, ledger_seq=5, ledger_hash="e" * 64).encode()
+        self.relay.send("sum", ME, body, task=round.task_digest, round=round.digest)
+
+    def run(self) -> Any:
+        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=5.0))
+
+    def through(self, work: Callable[[], None] = lambda: None) -> None:
+        """Run until all mail that is there was handled: a marker round is opened last and waited for."""
+        work()
+        marker = self.round(10**6 + self.sequence)
+        self.sequence += 1
+        self.open(marker, expires_at=1e11 - 1)
+        running = self.run()
+        self.relay_holdings(marker)
+        running.end()
+
+    def relay_holdings(self, round: Round) -> dict[str, bytes]:
+        """The last report on a round, once there is one."""
+        count = 1
+        while True:
+            for message in reversed(self.relay.wait_for("holdings", count)):
+                if message.header.round_digest == round.digest:
+                    verify(message, self.relay.enrolled[ME].verify_key)
+                    return dict(holdings_from_bytes(message.body))
+            count = len(self.relay.received("holdings")) + 1
+
+    def sums(self, count: int) -> list[AggregateShare]:
+        found = self.relay.wait_for("aggregate-share", count)
+        return [aggregate_from_bytes(self.relay.keys.open(message)) for message in found]
+
+
+@pytest.fixture
+def table(tmp_path: Path, relay: Any, start: Any) -> Table:
+    config = TallierConfig(
+        tallier_id=ME,
+        coordinator_url=relay.url,
+        coordinator_verify_key=relay.keys.public.verify_key,
+        coordinator_seal_key=relay.keys.public.seal_key,
+    )
+    relay.enrolled[ME] = create_tallier_home(tmp_path / "tallier", config)
+    return Table(tmp_path / "tallier", relay, start, {name: PartyKeys.generate() for name in AGENTS})
+
+
+def expected_words(table: Table, round: Round, agents: str) -> np.ndarray:
+    return sum((table.share_of(agent, round).expand() for agent in agents), np.zeros((2, 3), np.uint64))
+
+
+def test_it_adds_up_the_agents_it_is_asked_for(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through()
+    assert table.relay_holdings(round) == {agent: table.share_of(agent, round).sharing_id for agent in AGENTS}
+    table.through(lambda: table.sum(round, ("a", "c")))
+    (aggregate,) = table.sums(1)
+    assert aggregate.contributors == {"a", "c"}
+    assert aggregate.tallier == 1
+    assert np.array_equal(aggregate.words, expected_words(table, round, "ac"))
+
+
+def test_a_sum_is_sent_again_and_never_over_other_agents_also_after_a_restart(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through(lambda: table.sum(round, ("a", "b", "c")))
+    table.through(lambda: table.sum(round, ("a", "b")))
+    table.through(lambda: table.sum(round, ("a", "b", "c")))
+    first, again = table.sums(2)
+    assert len(table.relay.received("aggregate-share")) == 2
+    assert first.contributors == again.contributors == {"a", "b", "c"}
+    assert np.array_equal(first.words, again.words)
+
+
+def test_single_shares_are_gone_after_the_sum(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    with open_database(table.home / "journal.db", read_only=True) as database:
+        kept = TallierMemory(database).load(round.digest)
+    assert kept.contributors == {"a", "b"}
+    assert all(share.data is None for share in kept.shares.values())
+
+
+def test_a_sum_of_fewer_agents_than_the_quorum_is_refused(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.through(lambda: table.sum(round, ("a",)))
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert table.relay.received("aggregate-share") == []
+    assert set(table.relay_holdings(round)) == {"a"}
+
+
+def test_an_agent_that_sends_two_different_shares_is_excluded_also_after_a_restart(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through(lambda: table.share("b", round, seed="another"))
+    assert set(table.relay_holdings(round)) == {"a", "c"}
+    table.through(lambda: table.share("b", round))
+    assert set(table.relay_holdings(round)) == {"a", "c"}
+
+
+def test_the_same_share_again_counts_once(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    for _ in range(2):
+        table.through(lambda: table.share("a", round))
+    table.through(lambda: table.share("c", round))
+    table.through(lambda: table.sum(round, ("a", "c")))
+    assert np.array_equal(table.sums(1)[0].words, expected_words(table, round, "ac"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"keys": PartyKeys.generate()},
+        {"task_digest": "c" * 64},
+        {"seal_to": PartyKeys.generate().public.seal_key},
+        {"body": b"no share"},
+        {"sender": "stranger"},
+        {"sender": "b"},
+    ],
+    ids=["forged", "other task", "sealed to another", "malformed", "no participant", "another's name"],
+)
+def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[str, Any]) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round, **bad)
+    table.share("c", round)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"c"}
+
+
+def test_a_share_cut_out_of_another_agents_message_is_refused(table: Table) -> None:
+    """A relay could put somebody's sealed share under its own signature, were the seal not bound to the sender."""
+    round = table.round()
+    table.open(round)
+    stolen = table.share("a", round)
+    table.sequence += 1
+    unsealed = table.agents["b"].message(
+        "holdings", sender="b", recipient=ME, sequence=1, body=stolen.body, round_digest=round.digest
+    )
+    assert unsealed.body == stolen.body
+    copied = table.agents["b"].message(
+        "input-share",
+        sender="b",
+        recipient=ME,
+        task_digest=round.task_digest,
+        round_digest=round.digest,
+        sequence=table.sequence,
+        body=stolen.body,
+        seal_to=table.relay.enrolled[ME].seal_key,
+    )
+    table.relay.put(ME, copied)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"a"}
+
+
+def test_a_replayed_share_is_dropped(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    message = table.share("a", round)
+    table.through()
+    reports = len([m for m in table.relay.received("holdings") if m.header.round_digest == round.digest])
+    table.relay.put(ME, message)
+    table.through()
+    assert len([m for m in table.relay.received("holdings") if m.header.round_digest == round.digest]) == reports
+
+
+def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(table: Table) -> None:
+    round = table.round()
+    message = table.share("a", round)
+    table.through()
+    table.open(round)
+    table.relay.put(ME, message)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"a"}
+
+
+def test_only_the_coordinator_opens_and_sums(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.share("b", round)
+    body = SumRequest(("a", "b"), ledger_seq=5, ledger_hash="e" * 64).encode()
+    for sender, keys in (("a", table.agents["a"]), ("coordinator", table.agents["a"])):
+        forged = keys.message(
+            "sum", sender=sender, recipient=ME, task_digest=round.task_digest, round_digest=round.digest,
+            sequence=10**6, body=body,
+        )  # fmt: skip
+        table.relay.put(ME, forged)
+    table.through()
+    assert table.relay.received("aggregate-share") == []
+
+
+def test_a_round_opened_differently_stays_what_it_was(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.open(round, participants={"z": PartyKeys.generate().public.verify_key})
+    table.share("b", round)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"a", "b"}
+
+
+def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.share("b", round)
+    table.through()
+    table.now[0] += timedelta(hours=2)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    table.through(lambda: table.open(round))
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert table.relay.received("aggregate-share") == []
+    with open_database(table.home / "journal.db", read_only=True) as database:
+        kept = TallierMemory(database).load(round.digest)
+    assert kept.is_forgotten
+    assert not kept.shares
+
+
+def test_a_sum_outlives_its_round_for_a_week_and_no_longer(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.share("b", round)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    table.now[0] += timedelta(hours=2)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert len(table.sums(2)) == 2
+    table.now[0] += timedelta(seconds=SUM_KEPT_S)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert len(table.relay.received("aggregate-share")) == 2
+
+
+def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
+    """It would have forgotten which rounds were summed."""
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.share("b", round)
+    table.through()
+    older = (table.home / "journal.db").read_bytes()
+    table.through(lambda: table.sum(round, ("a", "b")))
+    for name in ("journal.db-wal", "journal.db-shm"):
+        (table.home / name).unlink(missing_ok=True)
+    (table.home / "journal.db").write_bytes(older)
+    with pytest.raises(JournalBehind):
+        run_tallier(table.home, stop=threading.Event())
+
+
+@pytest.mark.parametrize(
+    "point", ["tallier.received", "tallier.stored", "tallier.reported", "tallier.fixed", "tallier.summed"]
+)
+def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path, point: str) -> None:
+    round = table.round()
+    table.open(round, expires_at=1e11 - 1)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.sum(round, AGENTS)
+    fault = tmp_path / "fault"
+    fault.write_text(point)
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.tallier_service import run_tallier; "
+        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(table.home)],
+        env=os.environ | {"LABELER_FAULTS": str(fault)},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    table.through(lambda: table.sum(round, AGENTS))
+    for aggregate in table.sums(1):
+        assert aggregate.contributors == set(AGENTS)
+        assert np.array_equal(aggregate.words, expected_words(table, round, "abc"))

@@ -1,0 +1,320 @@
+"""The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
+
+    ask -> policy -> charge (durable) -> vote, add noise, split -> seal each share to its tallier -> post -> taken
+             |          |                     |
+             v          v                     v
+          refused: a signed sentence that follows from public things alone, or one that says nothing
+
+Killed anywhere, it answers the same bytes when asked again: what it answers follows from its noise secret, the ask
+and the version of its shard, and its journal knows what was charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from feature_store.faults import fault_point
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.sequences import Sequences
+from feature_store.keys import PartyKeys
+from feature_store.shard import Shard
+from labeler.bodies import Ask, Refusal, share_to_bytes
+from labeler.errors import (
+    AwaitingApproval,
+    BadData,
+    BudgetExceeded,
+    Forged,
+    InvalidSetting,
+    JournalBehind,
+    JournalBroken,
+    LabelerError,
+    MixedShards,
+    NotEnrolled,
+    PrivacyRefusal,
+    ProtocolViolation,
+    Replayed,
+    TooLarge,
+    TryAgain,
+    Unavailable,
+    WrongDigest,
+)
+from labeler.messages import COORDINATOR, Kind, Message
+from labeler.tally import InputShare
+from workers.agent import Agent
+from workers.durable_ledger import DurableLedger
+from workers.party import Draft, PartyLink, converse
+from workers.party_home import (
+    ANCHOR_FILE,
+    JOURNAL_FILE,
+    KEYS_FILE,
+    POLICY_FILE,
+    SEEN_FILE,
+    AgentConfig,
+    is_approved,
+    noise_secret,
+    read_agent_config,
+)
+from workers.policy import Policy, read_policy
+
+log = logging.getLogger("labeler.agent")
+
+_PUBLIC = (PrivacyRefusal, InvalidSetting, MixedShards, ProtocolViolation, AwaitingApproval)
+"""Errors raised before a record is touched whose sentences follow from the ask, the policy and the ledger."""
+
+
+def run_agent(
+    home: Path, *, stop: threading.Event, clock: Callable[[], datetime] | None = None, wait_s: float = 20.0
+) -> None:
+    """Serve as an agent until told to stop.
+
+    Args:
+        home: the agent's home (workers.party_home).
+        stop: ends it within a moment; nothing is lost.
+        clock: times with a time zone; the system's where absent.
+        wait_s: how long the coordinator may hold a poll.
+
+    Raises:
+        LabelerError: the home, the shard, the policy or the journal cannot be used.
+    """
+    clock = clock or _now
+    config = read_agent_config(home)
+    policy = read_policy(home / POLICY_FILE)
+    with ExitStack() as owned:
+        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        owned.callback(database.close)
+        ledger = Ledger(database, clock=clock)
+        ledger.verify()
+        memory = AgentMemory(database, ledger)
+        site = DurableLedger(
+            memory,
+            ledger,
+            account=account_of(config.agent_id),
+            read_policy=lambda: read_policy(home / POLICY_FILE),
+            clock=clock,
+        )
+        try:
+            site.open_accounts()
+        except BudgetExceeded as error:
+            log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=_said(error))
+        has_charged = any(balance.posted for balance in ledger.balances())
+        records = _Records(home, config, noise_secret(home, has_charged=has_charged), site)
+        link = PartyLink(
+            url=config.coordinator_url,
+            party_id=config.agent_id,
+            keys=PartyKeys.load(home / KEYS_FILE),
+            coordinator_key=policy.coordinator.verify_key,
+            database=database,
+            sequences=Sequences(database),
+            journal_head=ledger.head,
+            seen=home / SEEN_FILE,
+            facts=records.facts,
+            stop=stop,
+            ca_file=config.ca_file,
+            wait_s=wait_s,
+        )
+        owned.callback(link.close)
+        log.info("agent ready", extra={"agent": config.agent_id})
+        desk = _Desk(link, records, memory, lambda: read_policy(home / POLICY_FILE), home, clock)
+        converse(link, desk.handle, stop)
+    log.info("agent stopped", extra={"agent": config.agent_id})
+
+
+def account_of(agent_id: str) -> str:
+    """The name of an agent's account, in its own journal and in the coordinator's."""
+    return f"agent:{agent_id}"
+
+
+class _Records:
+    """The agent over its shard as it is now: a record deleted by another process no longer votes."""
+
+    def __init__(self, home: Path, config: AgentConfig, secret: bytes, ledger: DurableLedger) -> None:
+        self._path = home / config.shard  # an absolute path stays what it is
+        self._config = config
+        self._secret = secret
+        self._ledger = ledger
+        self._stamp = self._manifest_stamp()
+        self._open(verify=True)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the coordinator may know of the records; never how many there are."""
+        return {"backbone_fingerprint": self._shard.fingerprint, "classes": list(self._shard.classes)}
+
+    def agent(self) -> Agent:
+        stamp = self._manifest_stamp()
+        if stamp != self._stamp:
+            self._open(verify=False)
+            self._stamp = stamp
+        return self._agent
+
+    def _open(self, *, verify: bool) -> None:
+        shard = Shard.open(self._path, verify=verify)
+        if shard.is_public:
+            raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
+        self._shard = shard
+        self._agent = Agent(
+            self._config.agent_id,
+            shard,
+            noise_secret=self._secret,
+            ledger=self._ledger,
+            engine=self._config.engine,
+            memory_limit_bytes=self._config.memory_limit_bytes,
+        )
+
+    def _manifest_stamp(self) -> tuple[int, int, int]:
+        try:
+            status = (self._path / "manifest.json").stat()
+        except OSError:
+            return (0, 0, 0)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class _Desk:
+    """Handles what a poll brought."""
+
+    def __init__(
+        self,
+        link: PartyLink,
+        records: _Records,
+        memory: AgentMemory,
+        read_policy: Callable[[], Policy],
+        home: Path,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._link = link
+        self._records = records
+        self._memory = memory
+        self._read_policy = read_policy
+        self._home = home
+        self._clock = clock
+
+    def handle(self, mail: Sequence[Message]) -> None:
+        """Answer every ask; of several for one round the last, since all have one answer."""
+        asks: list[tuple[Message, bytes]] = []
+        for message in mail:
+            try:
+                body = self._link.open(message, self._link.coordinator_key)
+                if message.header.sender != COORDINATOR or message.header.kind != "ask":
+                    raise ProtocolViolation(f"an agent takes no message of kind {message.header.kind!r}")
+                asks.append((message, body))
+            except Replayed:
+                continue
+            except (Forged, ProtocolViolation) as error:
+                log.warning("message skipped", extra={"message_id": message.message_id} | _said(error))
+        last = {message.header.round_digest: message for message, _ in asks}
+        for message, body in asks:
+            if last[message.header.round_digest] is message:
+                self._answer(message, body)
+            self._link.taken([message])
+
+    def _answer(self, message: Message, body: bytes) -> None:
+        header = message.header
+        about = {"task_digest": header.task_digest, "round_digest": header.round_digest}
+        try:
+            drafts = self._drafts(message, body)
+            if drafts:
+                self._link.post(drafts)
+                fault_point("agent.sent")
+                log.info("answered", extra=about)
+        except (JournalBroken, JournalBehind, NotEnrolled, Forged):
+            raise
+        except (ProtocolViolation, TooLarge) as error:
+            # The round is over, or the ask was none: there is nothing to say it to.
+            log.warning("answer not taken", extra=about | _said(error))
+
+    def _drafts(self, message: Message, body: bytes) -> list[Draft]:
+        """Everything to be sent for one ask: shares and a receipt, or a refusal."""
+        header = message.header
+        try:
+            ask = Ask.decode(body)
+            if (header.task_digest, header.round_digest) != (ask.task.digest, ask.round.digest):
+                raise WrongDigest("an ask names another task or round than it holds")
+            if ask.expires_at < self._clock().timestamp():
+                raise ProtocolViolation("the ask has expired")
+            self._admit(ask)
+            fault_point("agent.asked")
+            agent = self._records.agent()
+            agent.charge(ask.task, ask.batch)
+        except _PUBLIC as error:
+            return self._refused(message, error)
+        except LabelerError as error:
+            if isinstance(error, JournalBroken | JournalBehind):
+                raise
+            return self._refused(message, _silent(error), cause=error)
+        fault_point("agent.charged")
+        try:
+            shares = agent.shares(ask.task, ask.batch)
+        except (JournalBroken, JournalBehind):
+            raise
+        except Exception as error:
+            # Whatever went wrong with the records, its words may depend on them.
+            return self._refused(message, _silent(error), cause=error)
+        fault_point("agent.computed")
+        return [*self._sealed(ask, shares), self._draft(message, "answered", b"{}")]
+
+    def _admit(self, ask: Ask) -> None:
+        task = ask.task
+        approved = is_approved(self._home, task.digest)
+        if approved != self._memory.is_approved(task.digest):
+            # The journal follows the folder, so that whoever lists what waits sees what was decided.
+            self._memory.request(task, self._clock())
+            (self._memory.approve if approved else self._memory.revoke_approval)(task.digest)
+        try:
+            self._read_policy().check(ask, coordinator_key=self._link.coordinator_key, is_approved=approved)
+        except AwaitingApproval:
+            self._memory.request(task, self._clock())
+            raise
+
+    def _sealed(self, ask: Ask, shares: Sequence[InputShare]) -> list[Draft]:
+        return [
+            Draft(
+                "input-share",
+                tallier.tallier_id,
+                share_to_bytes(share.share),
+                task_digest=ask.task.digest,
+                round_digest=ask.round.digest,
+                seal_to=tallier.seal_key,
+            )
+            for tallier, share in zip(ask.talliers, shares, strict=True)
+        ]
+
+    def _refused(self, message: Message, error: LabelerError, *, cause: Exception | None = None) -> list[Draft]:
+        about = {"task_digest": message.header.task_digest, "round_digest": message.header.round_digest}
+        log.warning("refused", extra=about | (_said(error) if cause is None else _cause(cause)))
+        return [self._draft(message, "refused", Refusal.of(error).encode())] if message.header.round_digest else []
+
+    def _draft(self, message: Message, kind: Kind, body: bytes) -> Draft:
+        header = message.header
+        return Draft(kind, COORDINATOR, body, task_digest=header.task_digest, round_digest=header.round_digest)
+
+
+def _silent(error: Exception) -> LabelerError:
+    """What the coordinator is told of trouble whose own words may depend on records."""
+    if isinstance(error, TryAgain):
+        return Unavailable("this agent cannot answer now; its operator finds the reason in its log")
+    return BadData("this agent cannot answer this round; its operator finds the reason in its log")
+
+
+def _said(error: LabelerError) -> dict[str, str]:
+    return {"problem": error.problem_type, "sentence": str(error)}
+
+
+def _cause(error: Exception) -> dict[str, str]:
+    """For the site's own log: a sentence of ours, or where somebody else's error came from, without its words."""
+    if isinstance(error, LabelerError):
+        return _said(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return {"problem": type(error).__name__, "where": where}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

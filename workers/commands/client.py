@@ -1,0 +1,296 @@
+"""Commands of a requester: `submit` images, look at `status` and `budget`, `export` the labels.
+
+This is the one module of commands that may import the service's client.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labeler.errors import Interrupted, InvalidSetting
+from workers.commands.console import Json, one_of, print_json
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schema import JobView, Selection
+
+Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
+Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
+CaFile = Annotated[
+    Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
+]
+
+Role = Literal["admin", "requester", "viewer"]
+ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
+FORMATS: tuple[Literal["parquet", "jsonl", "label-studio", "image-folder-csv"], ...] = (
+    "parquet",
+    "jsonl",
+    "label-studio",
+    "image-folder-csv",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (submit, status, budget, export):
+        app.command()(command)
+
+
+def submit(
+    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, or one image.")],
+    task: Annotated[str, typer.Option(help="Task file as for `labeler run` (docs/task-file.md), or a task's id.")],
+    url: Url,
+    token: Token,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is finished.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Parquet file for the labels; implies --wait.")] = None,
+    name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
+    strategy: Annotated[str | None, typer.Option(help="all, random or clustered; the task file's otherwise.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="How many questions; the task file's otherwise.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Public seed of the choice of questions.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: the same command again is then the same job, not another.")
+    ] = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send images to a running service to be labelled. The price is reserved before anybody is asked.
+
+    Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
+    """
+    with _connect(url, token, ca_file) as service:
+        task_id, selection = _task(service, task, images, {"strategy": strategy, "count": count, "seed": seed})
+        job = service.submit(task_id, images=images, selection=selection, name=name, idempotency_key=key)
+        if wait or out is not None:
+            job = _wait(service, job, quiet=as_json)
+            if job.state == "completed" and out is not None:
+                service.labels(job.job_id, out)
+        _tell_job(job, out=out if job.state == "completed" else None, as_json=as_json)
+        if _is_over(job) and job.state != "completed":
+            sys.exit(1)
+
+
+def status(
+    url: Url,
+    token: Token,
+    job: Annotated[str | None, typer.Argument(help="A job's id; without it the newest jobs are listed.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs to list.")] = 20,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show one job, or the newest jobs.
+
+    Example: `labeler status job_5c1e --url https://labels.example.org`
+    """
+    with _connect(url, token, ca_file) as service:
+        if job is not None:
+            _tell_job(service.job(job), out=None, as_json=as_json)
+            return
+        jobs = [found for found, _ in zip(service.jobs(), range(limit), strict=False)]
+    if as_json:
+        print_json([found.model_dump(mode="json") for found in jobs])
+        return
+    table = Table(show_edge=False)
+    for heading in ("job", "name", "state", "done", "epsilon per image", "created"):
+        table.add_column(heading, overflow="fold")
+    for found in jobs:
+        done = f"{found.queries_done}/{found.queries}"
+        created = f"{found.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(found.job_id, found.name, found.state, done, _say(found.price.instance_epsilon), created)
+    Console(highlight=False).print(table)
+
+
+def budget(
+    url: Url,
+    token: Token,
+    agent: Annotated[str | None, typer.Option(help="Only this agent's accounts.")] = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is spent and what is left, per account and level.
+
+    Example: `labeler budget --url https://labels.example.org --agent hospital-a`
+    """
+    with _connect(url, token, ca_file) as service:
+        view = service.budget() if agent is None else service.agent_budget(agent)
+    document = view.model_dump(mode="json")
+    if as_json:
+        print_json(document)
+        return
+    from workers.commands.bars import budget_table
+
+    console = Console(highlight=False)
+    console.print(budget_table(document["accounts"]))
+    console.print(f"delta {view.delta:g}, ledger entry {view.head_seq}")
+
+
+def export(
+    job: Annotated[str, typer.Argument(help="Id of a completed job.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    url: Url,
+    token: Token,
+    format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "parquet",
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Download the labels of a completed job.
+
+    Example: `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
+    """
+    with _connect(url, token, ca_file) as service:
+        service.labels(job, out, format=one_of("format", format, FORMATS))
+    if as_json:
+        print_json({"job_id": job, "out": str(out)})
+    else:
+        typer.echo(f"Labels are in {out}")
+
+
+def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:
+    """Enrol a party, or give one that is enrolled new keys; for `labeler keys`."""
+    from pydantic import ValidationError
+
+    from api.schema import KeysRequest, PartyRequest
+    from labeler.task import describe_validation
+
+    keys = {"verify_key": party["verify_key"], "seal_key": party["seal_key"]}
+    try:
+        known = {"party_id": party["party_id"], "role": party.get("role"), "tallier": party.get("tallier")}
+        request = PartyRequest.model_validate(keys | known)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "the file of public keys")) from None
+    with _connect(url, token, ca_file) as service:
+        if rotated:
+            return service.rotate(request.party_id, KeysRequest.model_validate(keys)).model_dump(mode="json")
+        return service.enrol(request).model_dump(mode="json")
+
+
+def revoke_party(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
+    """Revoke a party; for `labeler keys`."""
+    with _connect(url, token, ca_file) as service:
+        return service.revoke_party(party_id).model_dump(mode="json")
+
+
+def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | None) -> dict[str, Any]:
+    """Make an access token at a running service; for `labeler keys`."""
+    with _connect(url, token, ca_file) as service:
+        return service.create_token(name, role).model_dump(mode="json")
+
+
+def _connect(url: str, token: str, ca_file: Path | None) -> Client:
+    from api.client import Client
+
+    return Client(url, token, ca_file=ca_file)
+
+
+def _is_over(job: JobView) -> bool:
+    from api.schema import FINISHED
+
+    return job.state in FINISHED
+
+
+def _task(service: Client, task: str, images: Path, changes: dict[str, Any]) -> tuple[str, Selection]:
+    """The id of the task, made now where a file was named, and which images are asked about."""
+    from pydantic import ValidationError
+
+    from api.schema import TaskRequest
+    from labeler.task import describe_validation
+    from workers.task_file import BudgetTable, read_task_file
+
+    given = {field: value for field, value in changes.items() if value is not None}
+    path = Path(task)
+    if not path.suffix and not path.exists():
+        return task, _selection(given)
+    file = read_task_file(path)
+    selection = _selection(file.queries.model_dump() | given)
+    ours = file.task.model_fields_set & {"talliers", "grid_scale"}
+    if file.budget != BudgetTable():
+        ours |= {"[budget]"}
+    if ours:
+        raise InvalidSetting(
+            f"{path.name}: {', '.join(sorted(ours))} is for `labeler run`; a service settles it for all its tasks. "
+            "Take it out"
+        )
+    fields = file.task.model_dump(exclude_none=True, exclude={"talliers"})
+    fields["max_queries"] = _count(images) if selection.strategy == "all" else selection.count
+    try:
+        request = TaskRequest.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, path.name)) from None
+    return service.create_task(request).task_id, selection
+
+
+def _selection(fields: dict[str, Any]) -> Selection:
+    from pydantic import ValidationError
+
+    from api.schema import Selection
+    from labeler.task import describe_validation
+
+    try:
+        return Selection.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "the choice of questions")) from None
+
+
+def _count(images: Path) -> int:
+    """How many questions asking about every image makes."""
+    from api.client import IMAGE_SUFFIXES
+    from workers.image_count import count_images
+
+    return count_images(images, endings=IMAGE_SUFFIXES)
+
+
+def _wait(service: Client, job: JobView, *, quiet: bool) -> JobView:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        if quiet:
+            return service.wait(job.job_id)
+        with Progress(*columns, console=Console(stderr=True)) as bars:
+            bar = bars.add_task(job.stage or job.state, total=job.queries)
+
+            def show(now: JobView) -> None:
+                words = now.state if _is_over(now) else (now.stage or now.state)
+                bars.update(bar, completed=now.queries_done, description=words)
+
+            return service.wait(job.job_id, on_change=show)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"the job goes on without you. Look at it with `labeler status {job.job_id}`, fetch its labels with "
+            f"`labeler export {job.job_id} --out labels.parquet`"
+        ) from None
+
+
+def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
+    if as_json:
+        print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}))
+        return
+    lines = [
+        f"Job        {job.job_id}",
+        f"State      {job.state}" + (f": {job.stage}" if job.stage and not _is_over(job) else ""),
+        f"Questions  {job.queries_done} of {job.queries} answered, about {job.images} images",
+        f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
+        f"{_say(job.price.agent_epsilon)} per agent (delta {job.price.delta:g})",
+    ]
+    if job.problem is not None:
+        lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
+    for current in job.rounds:
+        lines += [f"Refused    {agent}: {sentence}" for agent, sentence in current.refused.items()]
+    if out is not None:
+        lines.append(f"Labels     {out}")
+    elif job.state == "completed":
+        lines.append(f"Labels     labeler export {job.job_id} --out labels.parquet")
+    elif not _is_over(job):
+        lines.append(f"Follow     labeler status {job.job_id}")
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=False, emoji=False)
+
+
+def _say(epsilon: float | None) -> str:
+    return "without a finite bound" if epsilon is None else f"{epsilon:.3g}"

@@ -1,0 +1,153 @@
+"""The command that starts a whole federation on one machine: `up`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from labeler.errors import InvalidSetting
+from workers.commands.console import Json, complain, print_json
+
+if TYPE_CHECKING:
+    from workers.up import Running
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(up)
+
+
+def up(
+    home: Annotated[Path, typer.Option(help="Folder of the federation; made if missing.")] = Path("federation"),
+    agents: Annotated[int | None, typer.Option(min=1, help="How many agents. Default: 5.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 8080,
+    shard: Annotated[
+        list[Path] | None, typer.Option(help="A private shard per agent; repeat. Default: real handwritten digits.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="What embeds images to be labelled. Default: pixels:8, which starts in seconds.")
+    ] = None,
+    instance_epsilon: Annotated[
+        str | None, typer.Option(help="Budget per private image at delta 1e-5: a number (default 10), or unlimited.")
+    ] = None,
+    agent_epsilon: Annotated[
+        str | None, typer.Option(help="Budget per agent: a number, or unlimited (default).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.
+
+    Made at the first start, reopened later. Without --shard the agents hold real handwritten digits, embedded by
+    their own pixels so that it starts in seconds; --backbone takes any other. Ctrl-C stops everything in order.
+    With --json one line {"url", "token", "home", ...} is printed as soon as jobs can be taken.
+
+    Example: `labeler up --agents 5 --port 8080 --home federation`
+    """
+    from workers.federation import Plan
+    from workers.supervisor import Death
+    from workers.up import run_up
+
+    logging.getLogger("labeler").addHandler(logging.NullHandler())
+    plan = Plan(
+        agents=agents,
+        shards=tuple(shard or ()),
+        backbone=backbone,
+        instance_epsilon=_epsilon("--instance-epsilon", instance_epsilon),
+        agent_epsilon=_epsilon("--agent-epsilon", agent_epsilon),
+    )
+
+    def tell_death(death: Death) -> None:
+        complain(f"{death.name} ended (exit code {death.code}); started again in {death.restart_in_s:.0f} s")
+
+    if not as_json:
+        Console(stderr=True).print(f"Starting the federation in {home} ...", markup=False, highlight=False)
+    run_up(
+        home,
+        plan,
+        port=port,
+        stop=stop_signal(),
+        on_ready=_tell_json if as_json else _tell_people,
+        on_death=tell_death,
+    )
+
+
+def stop_signal() -> threading.Event:
+    """An event that SIGINT and SIGTERM set."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _tell_json(running: Running) -> None:
+    federation = running.federation
+    print_json(
+        {
+            "url": running.url,
+            "token": running.token,
+            "dashboard": _dashboard(running),
+            "home": str(federation.home),
+            "agents": list(federation.agents),
+            "talliers": list(federation.talliers),
+            "examples": None if federation.examples is None else str(federation.examples),
+            "pid": os.getpid(),
+        }
+    )
+
+
+def _tell_people(running: Running) -> None:
+    federation, url = running.federation, running.url
+    lines = [
+        f"Ready      {url}   ({len(federation.agents)} agents, {len(federation.talliers)} talliers)",
+        f"Dashboard  {_dashboard(running)}",
+    ]
+    if running.token is not None:
+        lines.append(f"Token      {running.token}   (administrator; shown now and never again)")
+    else:
+        lines.append(
+            "Token      was shown at the first start; stop, then make another with "
+            f"`labeler keys token --home {federation.coordinator} --name NAME --role admin`"
+        )
+    lines += [f"Logs       {federation.logs}", "", "Try, in another terminal:", ""]
+    lines += [f"  {line}" for line in _examples(running)]
+    lines += ["", "Ctrl-C stops everything."]
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=False, emoji=False)
+
+
+def _dashboard(running: Running) -> str:
+    # Behind #, so that no server and no proxy ever sees it.
+    return f"{running.url}/dashboard" + (f"#token={running.token}" if running.token is not None else "")
+
+
+def _examples(running: Running) -> list[str]:
+    url, examples = running.url, running.federation.examples
+    lines = [
+        f"export LABELER_URL={url} LABELER_TOKEN={running.token or 'YOUR_TOKEN'}",
+        'curl -s $LABELER_URL/v1/budget -H "Authorization: Bearer $LABELER_TOKEN"',
+    ]
+    if examples is None:
+        return [*lines, "labeler submit IMAGES --task TASK.toml --wait --out labels.parquet"]
+    return [*lines, f"labeler submit {examples}/digits.zip --task {examples}/task.toml --wait --out labels.parquet"]
+
+
+def _epsilon(option: str, text: str | None) -> float | Literal["unlimited"] | None:
+    if text is None:
+        return None
+    if text == "unlimited":
+        return "unlimited"
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1000:
+        raise InvalidSetting(f"{option} must be a number above 0 and at most 1000, or unlimited; found {text!r}")
+    return value

@@ -1,0 +1,187 @@
+"""Commands that run a whole job in one process: `demo`, `run`, `student`, `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from workers.commands.console import Json, print_json
+
+Engine = Annotated[
+    str,
+    typer.Option(help="Index engine: auto, numpy, faiss, faiss-gpu, torch, torch-gpu. All give equal neighbours."),
+]
+MemoryLimit = Annotated[
+    int | None,
+    typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (demo, run, student, bench):
+        app.command()(command)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Output folder, made if missing.")] = Path("demo"),
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Reproduce a run bit for bit. Noise from a seed protects nobody; the report says so."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the whole pipeline on real handwritten digits, without any download.
+
+    Five agents hold labelled digits of scikit-learn, the public digits have none. A SimCLR backbone is
+    pretrained on the public ones, the agents vote, a student learns from the noisy answers.
+
+    Example: `labeler demo --out demo`
+    """
+    from workers.demo import run_demo
+    from workers.progress import progress_bars
+
+    with progress_bars(quiet=as_json) as progress:
+        summary = run_demo(out, seed=seed, progress=progress)
+    _finish(summary, out, as_json=as_json)
+
+
+def run(
+    task: Annotated[Path, typer.Argument(help="Task file (TOML); every field is in docs/task-file.md.")],
+    shard: Annotated[list[Path], typer.Option(help="An agent's shard; repeat for each agent.")],
+    queries: Annotated[Path, typer.Option(help="Public shard, or public images (then name --backbone).")],
+    out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")],
+    test: Annotated[Path | None, typer.Option(help="Labelled public shard on which to score the student.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Backbone for --queries when it is a folder of images rather than a shard.")
+    ] = None,
+    allow_small_shards: Annotated[
+        bool, typer.Option("--allow-small-shards", help="Let an agent with fewer than k records vote with what it has.")
+    ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the release says so."),
+    ] = None,
+    engine: Engine = "auto",
+    memory_limit: MemoryLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Label public images with private shards: a batch labelling job in one process.
+
+    Example: `labeler run task.toml --shard a.shard --shard b.shard --queries public.shard --out job`
+    """
+    from workers.labelling import run_job
+    from workers.preparation import LabellingJob
+    from workers.progress import progress_bars
+    from workers.task_file import read_task_file
+
+    job = LabellingJob(
+        file=read_task_file(task),
+        shards=tuple(shard),
+        queries=queries,
+        out=out,
+        test=test,
+        backbone=backbone,
+        allow_small_shards=allow_small_shards,
+        seed=seed,
+        engine=engine,
+        memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
+    )
+    with progress_bars(quiet=as_json) as progress:
+        summary = run_job(job, progress=progress)
+    _finish(summary, out, as_json=as_json)
+
+
+def student(
+    job: Annotated[Path, typer.Argument(help="Output folder of a finished job.")],
+    kind: Annotated[str, typer.Option(help="auto, prototypes, spreading, linear-probe or finetune.")] = "auto",
+    test: Annotated[
+        Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="finetune only: the source of public images the job asked about.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Public seed.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a student on the pseudo-labels of a job, and score it where truth is known. Costs no privacy.
+
+    Example: `labeler student job --kind linear-probe --test test.shard`
+    """
+    from workers.progress import progress_bars
+    from workers.student_command import train_student
+
+    with progress_bars(quiet=as_json) as progress:
+        result = train_student(
+            job, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+        )
+    if as_json:
+        print_json(result)
+        return
+    score = "no truth to score against" if result.get("accuracy") is None else f"{result['accuracy']:.1%} right"
+    typer.echo(f"Student {result['kind']}: {score}; saved to {result['path']}")
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="office-caltech, digits or speed.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a paper's table or measure speed.
+
+    Example: `labeler bench speed`
+    """
+    from workers.bench import run_bench
+    from workers.progress import progress_bars
+
+    with progress_bars(quiet=as_json) as progress:
+        result = run_bench(name, data=data, full=full, progress=progress)
+    if as_json:
+        print_json(result)
+    else:
+        _print_bench(result)
+
+
+def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+        return
+    from workers.report.words import say_epsilon
+
+    labels, privacy = summary["labels"], summary["privacy"]
+    console = Console(highlight=False)
+    console.print()
+    accuracy = f", {labels['accuracy']:.1%} of them right" if labels.get("accuracy") is not None else ""
+    console.print(f"Labels    {labels['answered']} of {labels['asked']} questions answered{accuracy}")
+    if summary.get("student", {}).get("accuracy") is not None:
+        console.print(f"Student   {summary['student']['accuracy']:.1%} right on unseen images")
+    agent = privacy["agent"]["epsilon"]
+    console.print(
+        f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
+        f"{say_epsilon(agent) if agent is not None else 'none'} per agent (delta {privacy['delta']:g})"
+    )
+    console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+
+
+def _print_bench(result: dict[str, Any]) -> None:
+    table = Table(title=result["name"])
+    columns = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("case", "method", "metric", "level") else "right")
+    for row in result["rows"]:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console(width=160).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""Commands that care for a journal: `journal verify | backup | write-off | accept-restored`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workers.commands.console import Json, one_of, print_json
+
+Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
+Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
+
+journal_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(journal_app, name="journal", help="Verify, back up and restore the ledger of a home.")
+
+
+@journal_app.command()
+def verify(home: Home, as_json: Json = False) -> None:
+    """Read the whole ledger again: its chain, every step, every balance. Works while its owner runs.
+
+    Example: `labeler journal verify --home coordinator`
+    """
+    from workers.journal_care import verify_journal
+
+    found = verify_journal(home)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(f"The journal holds: {found['entries']} entries, ending with {found['hash'][:16]}.")
+
+
+@journal_app.command()
+def backup(
+    home: Home,
+    out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a home while its process runs: the journal as of one moment, its anchor, keys, settings and secrets.
+
+    The copy holds secrets: keep it as safe as the home. Shards and uploaded images are not in it.
+
+    Example: `labeler journal backup --home hospital-a --out backups/hospital-a-2027-03-01`
+    """
+    from workers.journal_care import backup_home
+
+    found = backup_home(home, out)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(f"{out} holds {', '.join(found['files'])}; the ledger ends with entry {found['entries']}.")
+
+
+@journal_app.command("write-off")
+def write_off(
+    home: Home,
+    account: Annotated[str, typer.Option(help="For example agent:hospital-a, or federation.")],
+    reason: Reason,
+    level: Annotated[str, typer.Option(help="instance or agent.")] = "instance",
+    as_json: Json = False,
+) -> None:
+    """Treat all that is left of one account as spent, where nobody knows what was charged. Stop its owner first.
+
+    Example: `labeler journal write-off --home coordinator --account agent:hospital-a --reason "disk lost"`
+    """
+    from workers.journal_care import write_off_account
+
+    found = write_off_account(home, account, one_of("level", level, ("instance", "agent")), reason=reason)
+    _tell(found, f"{found['written_off_nano']} nano-units of {account} ({level}) are written off.", as_json=as_json)
+
+
+@journal_app.command("accept-restored")
+def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
+    """The last resort after an older journal was restored: go on with it, all that is left counted as spent.
+
+    Example: `labeler journal accept-restored --home hospital-a --reason "disk lost, backup of March 1"`
+    """
+    from workers.journal_care import accept_restored_journal
+
+    found = accept_restored_journal(home, reason=reason)
+    words = f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised."
+    _tell(found, words, as_json=as_json)
+
+
+def _tell(found: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(sentence)

@@ -1,0 +1,219 @@
+"""Commands of a site: `agent` and `tallier` run there, and what their people look at and decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labeler.errors import InvalidSetting, NotFound
+from workers.commands.console import Json, print_json
+from workers.commands.federation import stop_signal
+
+Home = Annotated[Path, typer.Option(help="Home folder of this party.")]
+OptionalHome = Annotated[Path | None, typer.Option(help="Home folder of this party.")]
+CoordinatorUrl = Annotated[str, typer.Option(help="Where the coordinator is: https://..., or http:// on this machine.")]
+
+agent_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(agent_app, name="agent", help="Run an agent, and see and decide what it answers.")
+    app.add_typer(tallier_app, name="tallier", help="Run a tallier, which adds up secret shares.")
+
+
+@agent_app.callback(invoke_without_command=True)
+def agent(context: typer.Context, home: OptionalHome = None) -> None:
+    """Run an agent, and see and decide what it answers.
+
+    Example: `labeler agent --home hospital-a` is short for `labeler agent run --home hospital-a`
+    """
+    if context.invoked_subcommand is None:
+        agent_run(_needed(home))
+
+
+@agent_app.command("run")
+def agent_run(home: Home) -> None:
+    """Answer questions of the coordinator within the site's policy, until stopped.
+
+    Example: `labeler agent run --home hospital-a`
+    """
+    from workers.agent_service import run_agent
+    from workers.logs import configure_logging
+
+    configure_logging()
+    run_agent(home, stop=stop_signal())
+
+
+@agent_app.command("init")
+def agent_init(
+    home: Home,
+    agent_id: Annotated[str, typer.Option("--id", help="Name to be enrolled under, for example hospital-a.")],
+    coordinator: CoordinatorUrl,
+    shard: Annotated[Path, typer.Option(help="The private shard it answers from (`labeler embed`).")],
+    engine: Annotated[str, typer.Option(help="Index engine; see `labeler run`.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Make an agent's home: keys, agent.toml, and a policy.toml that refuses everything until it is filled in.
+
+    Example: `labeler agent init --home hospital-a --id hospital-a --coordinator https://labels.example.org
+    --shard a.shard`
+    """
+    from workers.new_homes import make_agent_home
+
+    public = make_agent_home(home, agent_id=agent_id, coordinator_url=coordinator, shard=shard, engine=engine)
+    next_step = f"Fill in {home / 'policy.toml'}; until then it refuses everything."
+    _tell_made(home, public, next_step=next_step, as_json=as_json)
+
+
+@agent_app.command("waiting")
+def agent_waiting(home: Home, as_json: Json = False) -> None:
+    """List the tasks that wait for a person's approval, with what one of them would cost.
+
+    Example: `labeler agent waiting --home hospital-a`
+    """
+    from workers.site import waiting_tasks
+
+    waiting = waiting_tasks(home)
+    if as_json:
+        print_json(waiting)
+        return
+    if not waiting:
+        typer.echo("No task waits for approval.")
+        return
+    table = Table(show_edge=False)
+    for heading in ("task", "name", "method", "queries", "epsilon per image", "per agent", "asked at"):
+        table.add_column(heading, overflow="fold")
+    for task in waiting:
+        table.add_row(
+            task["task_id"],
+            task["name"],
+            task["method"],
+            str(task["queries"]),
+            _epsilon(task["instance_epsilon"]),
+            _epsilon(task["agent_epsilon"]),
+            task["asked_at"],
+        )
+    Console(highlight=False).print(table)
+
+
+@agent_app.command("approve")
+def agent_approve(
+    digest: Annotated[str, typer.Argument(help="The task, or as many of its first digits as tell it apart.")],
+    home: Home,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take an approval back.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Approve a task, so that the agent answers it. Works while the agent runs.
+
+    Example: `labeler agent approve 3f9c0a12 --home hospital-a`
+    """
+    from workers.party_home import approve, revoke_approval
+    from workers.site import waiting_tasks
+
+    whole = digest if len(digest) == 64 else _only_one(digest, [str(task["task_id"]) for task in waiting_tasks(home)])
+    (revoke_approval if revoke else approve)(home, whole)
+    if as_json:
+        print_json({"task_id": whole, "approved": not revoke})
+    else:
+        typer.echo(f"Task {whole} is {'no longer approved' if revoke else 'approved'}.")
+
+
+@agent_app.command("budget")
+def agent_budget(home: Home, as_json: Json = False) -> None:
+    """Show what this agent has spent and what is left, from its own ledger: the site's own eyes.
+
+    Example: `labeler agent budget --home hospital-a`
+    """
+    from workers.site import site_budget
+
+    accounts = site_budget(home)
+    if as_json:
+        print_json(accounts)
+        return
+    from workers.commands.bars import budget_table
+
+    Console(highlight=False).print(budget_table(accounts))
+
+
+@tallier_app.callback(invoke_without_command=True)
+def tallier(context: typer.Context, home: OptionalHome = None) -> None:
+    """Run a tallier, which adds up secret shares.
+
+    Example: `labeler tallier --home tallier-0` is short for `labeler tallier run --home tallier-0`
+    """
+    if context.invoked_subcommand is None:
+        tallier_run(_needed(home))
+
+
+@tallier_app.command("run")
+def tallier_run(home: Home) -> None:
+    """Hold one secret share of every ballot and add them up, until stopped.
+
+    Example: `labeler tallier run --home tallier-0`
+    """
+    from workers.logs import configure_logging
+    from workers.tallier_service import run_tallier
+
+    configure_logging()
+    run_tallier(home, stop=stop_signal())
+
+
+@tallier_app.command("init")
+def tallier_init(
+    home: Home,
+    tallier_id: Annotated[str, typer.Option("--id", help="Name to be enrolled under, for example registry.")],
+    number: Annotated[int, typer.Option(min=0, max=2, help="Which tallier it is, from 0.")],
+    coordinator: CoordinatorUrl,
+    coordinator_keys: Annotated[Path, typer.Option(help="The coordinator's keys.public.json.")],
+    as_json: Json = False,
+) -> None:
+    """Make a tallier's home: keys and tallier.toml.
+
+    Example: `labeler tallier init --home t0 --id registry --number 0 --coordinator https://labels.example.org
+    --coordinator-keys coordinator.public.json`
+    """
+    from feature_store.keys import PublicKeys
+    from workers.new_homes import make_tallier_home, read_public
+
+    known = read_public(coordinator_keys)
+    public = make_tallier_home(
+        home,
+        tallier_id=tallier_id,
+        number=number,
+        coordinator_url=coordinator,
+        coordinator=PublicKeys(known["verify_key"], known["seal_key"]),
+    )
+    next_step = f"Compare the coordinator's fingerprint {known['fingerprint']} over the phone before it starts."
+    _tell_made(home, public, next_step=next_step, as_json=as_json)
+
+
+def _tell_made(home: Path, public: dict[str, object], *, next_step: str, as_json: bool) -> None:
+    if as_json:
+        print_json(public)
+        return
+    typer.echo(f"The home of {public['party_id']} is {home}. {next_step}")
+    typer.echo(f"Send {home / 'keys.public.json'} to the coordinator's administrator, and read out its fingerprint:")
+    typer.echo(f"  {public['fingerprint']}")
+
+
+def _needed(home: Path | None) -> Path:
+    if home is None:
+        raise InvalidSetting("name the home: --home DIR")
+    return home
+
+
+def _only_one(start: str, known: list[str]) -> str:
+    found = [digest for digest in known if start and digest.startswith(start)]
+    if len(found) != 1:
+        raise NotFound(f"{len(found)} waiting tasks begin with {start!r}; see `labeler agent waiting`")
+    return found[0]
+
+
+def _epsilon(value: object) -> str:
+    return "no bound" if value is None else f"{value:.3g}"

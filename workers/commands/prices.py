@@ -1,0 +1,94 @@
+"""The command that says what something costs before anything is asked: `plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labeler.task import ReleaseKind
+from workers.commands.console import Json, one_of, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(plan)
+
+
+def plan(
+    queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
+    method: Annotated[str, typer.Option(help="knn, reverse-knn or one-hot.")] = "knn",
+    k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
+    sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
+    agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
+    colluding_agents: Annotated[int, typer.Option(help="How many of them may pool what they know.")] = 0,
+    max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
+    classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
+    max_agent_records: Annotated[
+        int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
+    ] = None,
+    release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
+    epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
+    solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
+    level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance or agent.")] = "instance",
+    as_json: Json = False,
+) -> None:
+    """Say what a setting costs before anything is asked, or which setting a price buys.
+
+    Examples:
+
+    `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
+
+    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+    """
+    from workers.plan import PlanRequest, make_plan
+
+    request = PlanRequest(
+        method=one_of("method", method, ("knn", "reverse-knn", "one-hot")),
+        k=k,
+        queries=queries,
+        sigma=sigma,
+        delta=delta,
+        agents=agents,
+        colluding_agents=colluding_agents,
+        max_dropouts=max_dropouts,
+        classes=classes,
+        max_agent_records=max_agent_records,
+        release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
+        epsilon=epsilon,
+        solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
+        level=one_of("level", level, ("instance", "agent")),
+    )
+    result = make_plan(request)
+    if as_json:
+        print_json(result)
+        return
+    _print_plan(result)
+
+
+def _print_plan(result: dict[str, Any]) -> None:
+    from workers.report.words import say_epsilon, say_estimate
+
+    table = Table(title=None, show_edge=False)
+    for heading in ("", "per private image", "per agent"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, key in (
+        ("epsilon, exact (guaranteed)", None),
+        ("as computed in the papers", "as_in_paper"),
+    ):
+        levels = result if key is None else result[key]
+        say = say_epsilon if key is None else say_estimate
+        table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in ("instance", "agent")))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} votes, delta {result['delta']:g}; "
+        f"each agent adds noise of {result['noise_share_sigma']:.4g} votes, "
+        f"the sum carries {result['total_sigma_votes']:.4g}."
+    )
+    for level in ("instance", "agent"):
+        if result[level].get("reason"):
+            console.print(f"Per {level}: {result[level]['reason']}")

@@ -1,0 +1,65 @@
+"""Commands of the operator's own domain: `serve` runs the coordinator, `embedder` embeds for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workers.commands.console import Json, print_json
+from workers.commands.federation import stop_signal
+
+Home = Annotated[Path, typer.Option(help="Home folder of this role.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(serve)
+    app.command()(embedder)
+
+
+def serve(
+    home: Home,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate; without it put a TLS proxy in front.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Write a commented coordinator.toml and keys into the home, and end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the coordinator of a home; with --init make that home first.
+
+    Example: `labeler serve --home coordinator --host 0.0.0.0 --port 8443 --tls-cert cert.pem --tls-key key.pem`
+    """
+    if init:
+        from workers.new_homes import make_coordinator_home
+
+        public = make_coordinator_home(home)
+        if as_json:
+            print_json(public)
+        else:
+            typer.echo(f"Coordinator's home is {home}; fill in {home / 'coordinator.toml'} before the first start.")
+            typer.echo(f"Fingerprint {public['fingerprint']}: read it to every site over the phone.")
+        return
+    from workers.serve import run_coordinator
+
+    def tell(url: str) -> None:
+        if as_json:
+            print_json({"url": url})
+
+    run_coordinator(home, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, on_ready=tell)
+
+
+def embedder(home: Home) -> None:
+    """Run the embedder beside the coordinator: it turns uploaded images into questions. Uses the coordinator's home.
+
+    Example: `labeler embedder --home coordinator`
+    """
+    from workers.logs import configure_logging
+    from workers.serve import run_home_embedder
+
+    configure_logging()
+    run_home_embedder(home, stop=stop_signal())

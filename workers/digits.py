@@ -1,0 +1,81 @@
+"""Real handwritten digits without any download, dealt to agents: what the demo and a local federation run on.
+
+They are the 1,797 scanned ones that come with scikit-learn (UCI Optical Recognition of Handwritten Digits, 8x8
+pixels). Two fifths go to the agents with their labels, two fifths are public without labels, one fifth is kept to
+score a student on.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from feature_store.durable import replacing
+from labeler.errors import InvalidSetting
+
+AGENTS = 5
+PRIVATE_SHARE = 0.4
+PUBLIC_SHARE = 0.4
+MIN_DIGITS = 10
+"""Fewest digits an agent may be dealt."""
+
+CLASSES = tuple(str(digit) for digit in range(10))
+
+
+def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, Path]:
+    """Deal the digits: one Parquet file of images per agent, one public, one to test on.
+
+    Public and test files carry their labels as well, which only scoring reads.
+
+    Raises:
+        InvalidSetting: so many agents that one would hold fewer than ten digits.
+    """
+    digits = load_digits()
+    most = int(PRIVATE_SHARE * len(digits.target)) // MIN_DIGITS
+    if not 1 <= agents <= most:
+        raise InvalidSetting(
+            f"the digits can be dealt to 1 to {most} agents, found {agents}; bring shards of your own for more"
+        )
+    order = np.random.default_rng(seed).permutation(len(digits.target))
+    private, public = (int(share * len(order)) for share in (PRIVATE_SHARE, PUBLIC_SHARE))
+    parts = {f"agent-{number + 1}": order[number:private:agents] for number in range(agents)}
+    parts |= {"public": order[private : private + public], "test": order[private + public :]}
+    paths = {name: folder / f"{name}.parquet" for name in parts}
+    for name, rows in parts.items():
+        if not paths[name].exists():
+            _write_images(paths[name], digits.images[rows], digits.target[rows], rows)
+    return paths
+
+
+def zip_images(source: Path, out: Path, *, count: int) -> None:
+    """Put the first images of a Parquet file into a zip of PNG files, without their labels."""
+    table = pq.read_table(source, columns=["id", "image"]).slice(0, count)
+    with replacing(out) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, image in zip(table["id"].to_pylist(), table["image"].to_pylist(), strict=True):
+            archive.writestr(f"{name}.png", image)
+
+
+def _write_images(path: Path, images: NDArray[np.float64], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    table = pa.table(
+        {
+            "id": [f"digit-{row:04d}" for row in rows.tolist()],
+            "image": pa.array([_png(image) for image in images], pa.binary()),
+            "label": [CLASSES[label] for label in labels.tolist()],
+        }
+    )
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def _png(image: NDArray[np.float64]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray((image * (255 / 16)).round().astype(np.uint8)).save(buffer, format="PNG")
+    return buffer.getvalue()

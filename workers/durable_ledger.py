@@ -1,0 +1,98 @@
+"""The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
+
+The twin of workers.agent_ledger.InMemoryLedger for what has to survive crashes: what was charged, and which records
+answered which round, are in the site's journal before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.charges import Charge
+from feature_store.journal.ledger import Ledger
+from labeler.batching import LEVELS
+from labeler.errors import PolicyRefusal
+from labeler.task import Level, Task
+from workers.agent_ledger import priced
+from workers.policy import Policy
+
+_DAY = timedelta(days=1)
+
+
+class DurableLedger:
+    """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent_ledger.
+
+    The policy is read again at every charge, so tightening it works at once, and a cap lowered below what is
+    spent stops the agent from answering anything new.
+
+    Args:
+        memory: what the agent has answered.
+        ledger: of the same journal.
+        account: the agent's account.
+        read_policy: reads the site's policy; whatever it raises refuses the charge.
+        clock: gives times with a time zone.
+    """
+
+    def __init__(
+        self,
+        memory: AgentMemory,
+        ledger: Ledger,
+        *,
+        account: str,
+        read_policy: Callable[[], Policy],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._memory = memory
+        self._ledger = ledger
+        self._account = account
+        self._read_policy = read_policy
+        self._clock = clock
+
+    def open_accounts(self) -> Policy:
+        """Open the accounts with the caps of the policy as it is now, and return it.
+
+        Raises:
+            PolicyRefusal: the policy cannot be read.
+            BudgetExceeded: more than a cap was spent before the cap was lowered.
+        """
+        policy = self._read_policy()
+        for level in LEVELS:
+            self._ledger.open_account(self._account, level, policy.budget.cap(level))
+        return policy
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,
+        reservation_id: str,
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+    ) -> None:
+        """See AgentLedger."""
+        policy = self.open_accounts()
+        for level in LEVELS:
+            if policy.budget.cap(level) is not None:
+                priced(charges, level)
+        if self._ledger.state(reservation_id) != "posted":
+            self._check_day(policy, num_queries)
+        self._memory.charge(
+            round_digest=round_digest,
+            shard_version=shard_version,
+            reservation_id=reservation_id,
+            charges=[Charge(self._account, level, amount) for level, amount in charges.items()],
+            num_queries=num_queries,
+            task_digest=task.digest,
+        )
+
+    def _check_day(self, policy: Policy, num_queries: int) -> None:
+        most = policy.allow.max_queries_per_day
+        answered = self._memory.queries_since(self._clock() - _DAY)
+        if answered + num_queries > most:
+            raise PolicyRefusal(
+                f"allow.max_queries_per_day: the site answers {most} queries in 24 hours, {answered} were answered and "
+                f"{num_queries} more asked; submit again later, with fewer queries, or ask the site to raise it"
+            )

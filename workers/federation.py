@@ -1,0 +1,302 @@
+"""A whole federation in one folder, for one machine: keys, settings, policies, shards, and its first token.
+
+    HOME/
+      federation.json       what it is, and whether its first token was shown; written last when it is made
+      processes.json        process id by name, while it runs
+      coordinator/          home of the coordinator and of the embedder
+      agents/agent-1/ ..    home of an agent, with its shard
+      talliers/tallier-0/ ..
+      redis/                the folder of redis-server
+      examples/             public images and a task to try it with
+      logs/                 one file per process, JSON lines
+
+Making it can be interrupted at any step, and the next call goes on: every file is written once, keys are never made
+twice. What a person changes in a settings file or a policy afterwards stays; only addresses are rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from feature_store.durable import replace_file
+from feature_store.keys import PartyKeys, PublicKeys
+from labeler.errors import BadData, InvalidSetting
+from workers.federation_data import FederationData, bring_shards, deal_digits
+from workers.party_home import (
+    AGENT_FILE,
+    KEYS_FILE,
+    TALLIER_FILE,
+    AgentConfig,
+    TallierConfig,
+    create_agent_home,
+    create_tallier_home,
+)
+from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
+from workers.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
+
+TALLIERS: Final = 3
+AGENTS: Final = 5
+DELTA: Final = 1e-5
+INSTANCE_EPSILON: Final = 10.0
+MAX_QUERIES_PER_DAY: Final = 100_000
+
+Epsilon = float | Literal["unlimited"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a federation should be when it is made; what is None is left to its default, or to what is there.
+
+    Attributes:
+        agents: how many; 5 by default, or as many as there are shards.
+        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
+        backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
+        instance_epsilon: budget of the federation and of every agent, per private image.
+        agent_epsilon: the same per agent.
+    """
+
+    agents: int | None = None
+    shards: tuple[Path, ...] = ()
+    backbone: str | None = None
+    instance_epsilon: Epsilon | None = None
+    agent_epsilon: Epsilon | None = None
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What an administrator enrols.
+
+    Attributes:
+        party_id: name of the party.
+        role: agent or tallier.
+        keys: its public keys.
+        tallier: number of a tallier, from 0.
+    """
+
+    party_id: str
+    role: Literal["agent", "tallier"]
+    keys: PublicKeys
+    tallier: int | None = None
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["labeler-federation/1"] = "labeler-federation/1"
+    agents: Annotated[int, Field(ge=1)]
+    has_examples: bool
+    is_token_shown: bool = False
+
+
+class LocalFederation:
+    """A federation on disk; made or reopened by `make_federation`, by one process at a time.
+
+    Attributes:
+        home: its folder.
+        coordinator: home of the coordinator.
+        agents: home by name.
+        talliers: home by name, in tallier order.
+        redis: folder of redis-server.
+        logs: folder of logs.
+    """
+
+    def __init__(self, home: Path, state: _State) -> None:
+        self.home = home
+        self._state = state
+        self.coordinator = home / "coordinator"
+        self.redis = home / "redis"
+        self.logs = home / "logs"
+        self.agents = agent_homes(home, state.agents)
+        self.talliers = tallier_homes(home)
+
+    @property
+    def examples(self) -> Path | None:
+        """Folder of public images and a task to try the service with; None where none were made."""
+        return self.home / "examples" if self._state.has_examples else None
+
+    @property
+    def is_token_shown(self) -> bool:
+        """Whether the first administrator has been given a token; until then everybody is enrolled anew."""
+        return self._state.is_token_shown
+
+    def note_token_shown(self) -> None:
+        """Remember that the first token was shown."""
+        if not self._state.is_token_shown:
+            self._state = self._state.model_copy(update={"is_token_shown": True})
+            _write_state(self.home, self._state)
+
+    def set_addresses(self, *, url: str, redis_url: str) -> None:
+        """Write where the coordinator and redis-server listen into every home; the rest of the files stays."""
+        settings = self.coordinator / COORDINATOR_FILE
+        set_line(settings, "public_url", url)
+        set_line(settings, "redis_url", redis_url)
+        for path in self.agents.values():
+            set_line(path / AGENT_FILE, "coordinator_url", url)
+        for path in self.talliers.values():
+            set_line(path / TALLIER_FILE, "coordinator_url", url)
+
+    def enrolments(self) -> list[Enrolment]:
+        """Everybody an administrator has to enrol."""
+        agents = [Enrolment(name, "agent", _public(path)) for name, path in self.agents.items()]
+        talliers = [
+            Enrolment(name, "tallier", _public(path), number)
+            for number, (name, path) in enumerate(self.talliers.items())
+        ]
+        return talliers + agents
+
+    def write_processes(self, pids: dict[str, int]) -> None:
+        """Write down which process is which, for people and tests."""
+        replace_file(self.home / "processes.json", json.dumps(pids, indent=1).encode(), mode=0o600)
+
+
+def agent_homes(home: Path, agents: int) -> dict[str, Path]:
+    """Home of every agent by name."""
+    return {f"agent-{number}": home / "agents" / f"agent-{number}" for number in range(1, agents + 1)}
+
+
+def tallier_homes(home: Path) -> dict[str, Path]:
+    """Home of every tallier by name, in tallier order."""
+    return {f"tallier-{number}": home / "talliers" / f"tallier-{number}" for number in range(TALLIERS)}
+
+
+def make_federation(home: Path, plan: Plan) -> LocalFederation:
+    """Make a federation in a folder, or reopen the one that is there.
+
+    Raises:
+        InvalidSetting: the plan contradicts itself or what is there.
+        BadData: the folder holds something else, or a file of it is damaged.
+        MixedShards: the shards do not belong together.
+    """
+    state = _read_state(home)
+    if state is not None:
+        _check_unchanged(home, state, plan)
+        return LocalFederation(home, state)
+    _check_fresh(home)
+    homes = agent_homes(home, _number_of_agents(plan))
+    for folder in (home / "coordinator", home / "redis", home / "logs", *homes.values(), *tallier_homes(home).values()):
+        _private_folder(folder, below=home)
+    if plan.shards:
+        data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
+    else:
+        data = deal_digits(home, list(homes.values()), plan.backbone)
+    _make_homes(home, homes, data, plan)
+    state = _State(agents=len(homes), has_examples=not plan.shards)
+    _write_state(home, state)
+    return LocalFederation(home, state)
+
+
+def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan: Plan) -> None:
+    instance = INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon
+    agent_level: Epsilon = "unlimited" if plan.agent_epsilon is None else plan.agent_epsilon
+    coordinator = home / "coordinator"
+    if not (coordinator / KEYS_FILE).exists():
+        PartyKeys.generate().save(coordinator / KEYS_FILE)
+    public = _public(coordinator)
+    url = "http://127.0.0.1:8080"  # rewritten whenever the federation starts
+    text = coordinator_toml(
+        public_url=url,
+        redis_url="redis://127.0.0.1:6379",
+        delta=DELTA,
+        instance_epsilon=instance,
+        agent_epsilon=agent_level,
+        classes=data.classes,
+        backbones={data.fingerprint: data.backbone},
+        ask_again_s=2.0,
+    )
+    replace_file(coordinator / COORDINATOR_FILE, text.encode(), mode=0o600)
+    pins: dict[str, str] = {}
+    for name, path in tallier_homes(home).items():
+        config = TallierConfig(
+            tallier_id=name,
+            coordinator_url=url,
+            coordinator_verify_key=public.verify_key,
+            coordinator_seal_key=public.seal_key,
+        )
+        pins[name] = create_tallier_home(path, config).seal_key
+    policy = Policy(
+        budget=BudgetTable(instance_epsilon=instance, agent_epsilon=agent_level, delta=DELTA),
+        allow=AllowTable(
+            backbones=(data.fingerprint,),
+            tasks="any",
+            methods=("knn", "reverse-knn"),
+            max_queries_per_day=MAX_QUERIES_PER_DAY,
+            approval=False,
+        ),
+        talliers=pins,
+        coordinator=CoordinatorTable(verify_key=public.verify_key),
+    )
+    for (name, path), shard in zip(agents.items(), data.shards, strict=True):
+        # One engine for all, and the one that starts at once: a handful of digits needs no faster search.
+        engine = "auto" if plan.shards else "numpy"
+        create_agent_home(
+            path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard), engine=engine), policy
+        )
+
+
+def _number_of_agents(plan: Plan) -> int:
+    if plan.shards and plan.agents not in (None, len(plan.shards)):
+        raise InvalidSetting(
+            f"every agent has one shard: {plan.agents} agents and {len(plan.shards)} shards were named"
+        )
+    return len(plan.shards) or (AGENTS if plan.agents is None else plan.agents)
+
+
+def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
+    """What is settled when a federation is made cannot be asked for in another way afterwards."""
+    if plan.agents not in (None, state.agents):
+        raise InvalidSetting(
+            f"the federation in {home} has {state.agents} agents, not {plan.agents}; add one with `labeler agent init` "
+            "and `labeler keys enrol`, or make another federation with --home"
+        )
+    asked = [
+        option
+        for option, value in (
+            ("--shard", plan.shards),
+            ("--backbone", plan.backbone),
+            ("--instance-epsilon", plan.instance_epsilon),
+            ("--agent-epsilon", plan.agent_epsilon),
+        )
+        if value
+    ]
+    if asked:
+        raise InvalidSetting(
+            f"{asked[0]} is settled when a federation is made, and there is one in {home}; change its settings files "
+            "(coordinator/coordinator.toml, agents/*/policy.toml), or make another federation with --home"
+        )
+
+
+def _check_fresh(home: Path) -> None:
+    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock"}
+    strange = sorted(path.name for path in home.iterdir() if path.name not in ours)
+    if strange:
+        raise BadData(f"{home} holds something else ({strange[0]}); choose an empty folder for a new federation")
+
+
+def _private_folder(folder: Path, *, below: Path) -> None:
+    """Make a folder that only its owner may enter, and those above it up to the home."""
+    for path in (*reversed([one for one in folder.parents if one.is_relative_to(below)]), folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _public(home: Path) -> PublicKeys:
+    return PartyKeys.load(home / KEYS_FILE).public
+
+
+def _read_state(home: Path) -> _State | None:
+    path = home / "federation.json"
+    try:
+        return _State.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, ValidationError):
+        raise BadData(f"{path} is damaged; restore it from a backup of the home") from None
+
+
+def _write_state(home: Path, state: _State) -> None:
+    document: dict[str, Any] = state.model_dump()
+    replace_file(home / "federation.json", json.dumps(document, indent=1).encode(), mode=0o600)

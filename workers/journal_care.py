@@ -1,0 +1,113 @@
+"""Care for the journal of a home: verify it, copy it, and go on after charges were lost.
+
+A home is a coordinator's, an agent's or a tallier's. Verifying and copying do not disturb the process that owns it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from feature_store.durable import sync_folder
+from feature_store.journal.backup import backup
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.recovery import accept_restored
+from labeler.errors import InvalidSetting
+from labeler.task import Level
+from workers.key_care import journal_of
+from workers.party_home import (
+    AGENT_FILE,
+    ANCHOR_FILE,
+    JOURNAL_FILE,
+    KEYS_FILE,
+    POLICY_FILE,
+    SECRET_FILE,
+    SEEN_FILE,
+    TALLIER_FILE,
+)
+from workers.settings_file import COORDINATOR_FILE
+
+BESIDE: Final = (AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE)
+"""What a journal is useless without, in the order in which it is copied."""
+
+
+def verify_journal(home: Path) -> dict[str, Any]:
+    """Read the whole ledger of a home again.
+
+    Raises:
+        JournalBroken: an entry was changed, or a balance is not what the entries add up to.
+        JournalBehind: it is older than what its anchor remembers.
+    """
+    with _opened(home, read_only=True) as database:
+        head = Ledger(database, clock=_now).verify()
+    return {"entries": head.seq, "hash": head.hash}
+
+
+def backup_home(home: Path, out: Path) -> dict[str, Any]:
+    """Copy everything of a home that cannot be made again, while its process runs, into a new folder.
+
+    The journal comes last, so that whatever an agent has answered by then was answered with the secret in the copy.
+
+    Raises:
+        InvalidSetting: the folder exists, or the journal is PostgreSQL's, which has its own tools.
+    """
+    target = journal_of(home)
+    if not isinstance(target, Path):
+        raise InvalidSetting(
+            "this journal is in PostgreSQL: copy it with pg_dump or a base backup, and the rest of the home, which is "
+            "keys.json, coordinator.toml and journal.head, beside it"
+        )
+    if out.exists():
+        raise InvalidSetting(f"{out} exists; a backup never replaces another. Name a new folder")
+    out.mkdir(mode=0o700, parents=True)
+    try:
+        found = [name for name in BESIDE if (home / name).is_file()]
+        for name in found:
+            shutil.copy2(home / name, out / name)
+        if (home / "approved").is_dir():
+            shutil.copytree(home / "approved", out / "approved")
+        head = backup(target, out / JOURNAL_FILE, anchor=out / ANCHOR_FILE)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    sync_folder(out)
+    return {"out": str(out), "files": [*found, JOURNAL_FILE, ANCHOR_FILE], "entries": head.seq, "hash": head.hash}
+
+
+def write_off_account(home: Path, account: str, level: Level, *, reason: str) -> dict[str, Any]:
+    """Treat all that is left of one account as spent.
+
+    Raises:
+        JournalInUse: the owner of the home runs.
+        NotFound: there is no such account.
+    """
+    with _opened(home, read_only=False) as database:
+        ledger = Ledger(database, clock=_now)
+        ledger.verify()
+        amount = ledger.write_off(account, level, reason)
+    return {"account": account, "level": level, "written_off_nano": amount}
+
+
+def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
+    """Go on with an older journal; all that is left counts as spent. See feature_store.journal.recovery."""
+    with _opened(home, read_only=False) as database:
+        head = accept_restored(database, clock=_now, reason=reason)
+    return {"entries": head.seq, "hash": head.hash}
+
+
+@contextmanager
+def _opened(home: Path, *, read_only: bool) -> Iterator[Database]:
+    target = journal_of(home)
+    if isinstance(target, Path) and not target.is_file():
+        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    with closing(open_database(target, anchor=home / ANCHOR_FILE, read_only=read_only)) as database:
+        yield database
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

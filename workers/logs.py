@@ -1,0 +1,54 @@
+"""Logs of a party's process: one JSON object a line on standard error, with ids, and never with a value.
+
+A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
+may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from types import TracebackType
+from typing import Final
+
+from pythonjsonlogger.json import JsonFormatter
+
+from labeler.errors import LabelerError
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+_DEEPEST: Final = 10
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """Send every logger of this process to standard error.
+
+    Args:
+        level: least level of our own loggers; others speak from WARNING up.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel("WARNING")
+    logging.getLogger("labeler").setLevel(level)
+
+
+class _Lines(JsonFormatter):
+    def __init__(self) -> None:
+        super().__init__(
+            ["levelname", "name", "message"], rename_fields={"levelname": "level", "name": "logger"}, timestamp="at"
+        )
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        lines: list[str] = []
+        seen = ei[1]
+        for _ in range(_DEEPEST):
+            if seen is None:
+                break
+            words = f": {seen}" if isinstance(seen, LabelerError) else ""
+            lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{words}")
+            frames = traceback.extract_tb(seen.__traceback__)
+            lines.extend(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        return "\n".join(lines)

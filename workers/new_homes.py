@@ -1,0 +1,190 @@
+"""New homes for a real deployment: each role makes its own, and none holds anything of another but public keys.
+
+What only people at the site can decide is left for them: the policy of a new agent refuses everything until it is
+filled in, and so do the settings of a new coordinator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from feature_store.durable import replace_file
+from feature_store.keys import PartyKeys, PublicKeys
+from feature_store.shard import Shard
+from labeler.errors import BadData, InvalidSetting
+from workers.party_home import (
+    AGENT_FILE,
+    KEYS_FILE,
+    POLICY_FILE,
+    TALLIER_FILE,
+    AgentConfig,
+    TallierConfig,
+    create_tallier_home,
+)
+from workers.policy import toml_value
+from workers.settings_file import COORDINATOR_FILE, coordinator_toml
+
+PUBLIC_FILE = "keys.public.json"
+_MAX_PUBLIC_BYTES = 64 * 1024
+
+
+def make_coordinator_home(home: Path) -> dict[str, Any]:
+    """Make a coordinator's home: keys, and settings to fill in.
+
+    Returns:
+        Its public keys, as in `public_document`.
+
+    Raises:
+        InvalidSetting: there is one already.
+    """
+    _refuse_second(home / COORDINATOR_FILE)
+    _private(home)
+    text = coordinator_toml(
+        public_url="https://labels.example.org",
+        redis_url="redis://redis:6379/0",
+        delta=1e-5,
+        instance_epsilon=1.0,
+        agent_epsilon="unlimited",
+        classes=None,
+        backbones={},
+    )
+    replace_file(home / COORDINATOR_FILE, text.encode(), mode=0o600)
+    return make_keys(home, party_id="coordinator", role="coordinator")
+
+
+def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: Path, engine: str) -> dict[str, Any]:
+    """Make an agent's home: keys, settings, and a policy that refuses everything until the site has filled it in.
+
+    Returns:
+        Its public keys, as in `public_document`.
+
+    Raises:
+        InvalidSetting: there is one already, or the shard is a public one.
+        BadData: the shard cannot be opened.
+    """
+    _refuse_second(home / AGENT_FILE)
+    records = Shard.open(shard)
+    if records.is_public:
+        raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
+    config = AgentConfig(agent_id=agent_id, coordinator_url=coordinator_url, shard=str(shard.resolve()), engine=engine)
+    _private(home)
+    lines = [
+        "# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.",
+        *(f"{name} = {toml_value(value)}" for name, value in config.model_dump(exclude_none=True).items()),
+    ]
+    replace_file(home / POLICY_FILE, unfinished_policy(records.fingerprint).encode(), mode=0o600)
+    replace_file(home / AGENT_FILE, ("\n".join(lines) + "\n").encode(), mode=0o600)
+    return make_keys(home, party_id=agent_id, role="agent")
+
+
+def make_tallier_home(
+    home: Path, *, tallier_id: str, number: int, coordinator_url: str, coordinator: PublicKeys
+) -> dict[str, Any]:
+    """Make a tallier's home: keys and settings.
+
+    Returns:
+        Its public keys, as in `public_document`.
+
+    Raises:
+        InvalidSetting: there is one already.
+    """
+    _refuse_second(home / TALLIER_FILE)
+    config = TallierConfig(
+        tallier_id=tallier_id,
+        coordinator_url=coordinator_url,
+        coordinator_verify_key=coordinator.verify_key,
+        coordinator_seal_key=coordinator.seal_key,
+    )
+    create_tallier_home(home, config)
+    return make_keys(home, party_id=tallier_id, role="tallier", tallier=number)
+
+
+def unfinished_policy(fingerprint: str) -> str:
+    """A commented policy that is refused, and so allows nothing, until the site has filled in what is left open."""
+    return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
+# It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
+# Remove the # in front of a line and fill it in. There are no defaults: what is not said is not allowed.
+
+[budget]
+# The most that all answers of this agent together may ever cost, at this delta. A number, or "unlimited".
+# instance_epsilon = 1.0          # about one private image
+# agent_epsilon = "unlimited"     # about this site as a whole
+# delta = 1e-5                    # well below one over the number of private images
+
+[allow]
+backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
+# tasks = "any"                   # or the digests of the tasks that may be answered
+# methods = ["reverse-knn"]       # and, or or, "knn"
+# max_queries_per_day = 1000
+# approval = true                 # a person approves each task: labeler agent approve DIGEST --home HOME
+
+[talliers]
+# Whom this site trusts with one share of its noised votes each: id = public sealing key (seal_key).
+# Compare fingerprints over the phone. Whoever holds the keys of all of them could read this agent's noised votes.
+# tallier-0 = "64 hexadecimal digits"
+# tallier-1 = "64 hexadecimal digits"
+# tallier-2 = "64 hexadecimal digits"
+
+[coordinator]
+# Whose questions are answered at all: the coordinator's public signing key (verify_key).
+# verify_key = "64 hexadecimal digits"
+"""
+
+
+def make_keys(home: Path, *, party_id: str, role: str, tallier: int | None = None) -> dict[str, Any]:
+    """Make the keys of a home where there are none, and write the public ones beside them, to be sent around."""
+    path = home / KEYS_FILE
+    if not path.exists():
+        PartyKeys.generate().save(path)
+    return write_public(
+        home, public_document(PartyKeys.load(path).public, party_id=party_id, role=role, tallier=tallier)
+    )
+
+
+def write_public(home: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Write HOME/keys.public.json."""
+    replace_file(home / PUBLIC_FILE, json.dumps(document, indent=1).encode() + b"\n")
+    return document
+
+
+def public_document(keys: PublicKeys, *, party_id: str, role: str, tallier: int | None = None) -> dict[str, Any]:
+    """What others need of a party: who it is, its public keys, and their fingerprint to compare over the phone."""
+    document: dict[str, Any] = {
+        "party_id": party_id,
+        "role": role,
+        "verify_key": keys.verify_key,
+        "seal_key": keys.seal_key,
+        "fingerprint": keys.fingerprint,
+    }
+    return document if tallier is None else document | {"tallier": tallier}
+
+
+def read_public(path: Path) -> dict[str, Any]:
+    """Read a file of public keys that somebody sent.
+
+    Raises:
+        BadData: it is none, or its fingerprint is not that of its keys.
+    """
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(_MAX_PUBLIC_BYTES))
+        keys = PublicKeys(document["verify_key"], document["seal_key"])
+        if document["fingerprint"] != keys.fingerprint or not isinstance(document["party_id"], str):
+            raise BadData(f"{path.name}: the fingerprint is not that of the keys; ask for the file again")
+    except OSError as error:
+        raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
+    return dict(document)
+
+
+def _refuse_second(path: Path) -> None:
+    if path.exists():
+        raise InvalidSetting(f"{path} is there already; a home is made once")
+
+
+def _private(home: Path) -> None:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.chmod(0o700)

@@ -1,0 +1,230 @@
+"""Homes of agents and talliers: one folder each, readable by its owner only, with everything a party must keep.
+
+    agent HOME      agent.toml    who it is, where the coordinator is, which shard it answers from
+                    policy.toml   what the site allows (workers.policy)
+                    noise.secret  32 bytes; whoever reads them can subtract this agent's noise
+                    approved/     one empty file per task digest a person has approved
+    tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
+    both            keys.json          its own keys
+                    journal.db         what it has charged, answered or summed; journal.head beside it
+                    coordinator.head   the newest state of the coordinator's journal it has seen
+
+Back up a home as a whole: an agent without its journal does not know what it has spent, and without its noise
+secret it would answer old questions with new noise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from feature_store.durable import replace_file, sync_folder
+from feature_store.keys import PartyKeys, PublicKeys
+from labeler.errors import BadData, InvalidSetting, UnsafeStorage
+from labeler.task import describe_validation
+from labeler.untrusted import check_party_id
+from workers.policy import HexKey, PartyId, Policy, policy_toml, toml_value
+
+AGENT_FILE = "agent.toml"
+TALLIER_FILE = "tallier.toml"
+POLICY_FILE = "policy.toml"
+KEYS_FILE = "keys.json"
+JOURNAL_FILE = "journal.db"
+ANCHOR_FILE = "journal.head"
+SEEN_FILE = "coordinator.head"
+SECRET_FILE = "noise.secret"
+SECRET_BYTES = 32
+
+_MAX_CONFIG_BYTES = 64 * 1024
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
+
+
+class AgentConfig(_Config):
+    """`agent.toml`.
+
+    Attributes:
+        agent_id: the name it is enrolled under.
+        coordinator_url: https://..., or http:// on loopback.
+        shard: its private shard; a path relative to the home, or absolute.
+        engine: which exact index engine searches (see feature_store.index.build_index).
+        memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+        ca_file: certificates to check the coordinator's against; the system's where absent.
+    """
+
+    agent_id: PartyId
+    coordinator_url: str
+    shard: str
+    engine: str = "auto"
+    memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
+    ca_file: str | None = None
+
+
+class TallierConfig(_Config):
+    """`tallier.toml`.
+
+    Attributes:
+        tallier_id: the name it is enrolled under.
+        coordinator_url: https://..., or http:// on loopback.
+        coordinator_verify_key: checks the coordinator's signatures; 64 hexadecimal digits.
+        coordinator_seal_key: sums are sealed to it; 64 hexadecimal digits.
+        ca_file: certificates to check the coordinator's against; the system's where absent.
+    """
+
+    tallier_id: PartyId
+    coordinator_url: str
+    coordinator_verify_key: HexKey
+    coordinator_seal_key: HexKey
+    ca_file: str | None = None
+
+
+C = TypeVar("C", bound=_Config)
+
+
+def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> PublicKeys:
+    """Make an agent's home, or update the settings and the policy of one that is there; its keys stay.
+
+    Returns:
+        The public keys, for an administrator to enrol.
+
+    Raises:
+        UnsafeStorage: the folder is open to others.
+        BadData, InvalidSetting: its keys cannot be read.
+    """
+    check_party_id(config.agent_id, "agent_id")
+    _make(home)
+    replace_file(home / AGENT_FILE, _toml_of(config), mode=0o600)
+    replace_file(home / POLICY_FILE, policy_toml(policy).encode(), mode=0o600)
+    return _keys(home)
+
+
+def create_tallier_home(home: Path, config: TallierConfig) -> PublicKeys:
+    """Make a tallier's home, or update the settings of one that is there; see `create_agent_home`."""
+    check_party_id(config.tallier_id, "tallier_id")
+    _make(home)
+    replace_file(home / TALLIER_FILE, _toml_of(config), mode=0o600)
+    return _keys(home)
+
+
+def read_agent_config(home: Path) -> AgentConfig:
+    """Settings of an agent.
+
+    Raises:
+        InvalidSetting: the file is missing, no TOML, or a field is unknown, missing or out of bounds.
+        UnsafeStorage: the home is open to others.
+    """
+    return _read(home, AGENT_FILE, AgentConfig)
+
+
+def read_tallier_config(home: Path) -> TallierConfig:
+    """Settings of a tallier; see `read_agent_config`."""
+    return _read(home, TALLIER_FILE, TallierConfig)
+
+
+def noise_secret(home: Path, *, has_charged: bool) -> bytes:
+    """The agent's noise secret: made from the operating system's randomness once, read ever after.
+
+    Args:
+        has_charged: whether the journal knows of an answer. Then a missing secret is a loss: the answers could not be
+            repeated, and a repetition with other noise would be a second answer that nobody paid for.
+
+    Raises:
+        BadData: it is lost or damaged.
+        UnsafeStorage: others may read it.
+    """
+    path = home / SECRET_FILE
+    if not path.exists():
+        if has_charged:
+            raise BadData(
+                f"{SECRET_FILE} is missing, and this agent has answered questions with it. Restore it from the backup "
+                "of this home. If it is lost for good, retire this agent: enrol a new one with a new home and a policy "
+                "whose caps allow only what the old one had left"
+            )
+        replace_file(path, os.urandom(SECRET_BYTES), mode=0o600)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise UnsafeStorage(f"{SECRET_FILE} can be read by others, who could subtract this agent's noise; chmod 600")
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise BadData(f"{SECRET_FILE} must hold {SECRET_BYTES} bytes, found {len(secret)}; restore it from the backup")
+    return secret
+
+
+def approve(home: Path, digest: str) -> None:
+    """A person at the site approves a task; works while the agent runs, which owns the journal."""
+    folder = home / "approved"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    replace_file(folder / _digest(digest), b"", mode=0o600)
+
+
+def revoke_approval(home: Path, digest: str) -> None:
+    """Take an approval back; what was answered stays answered."""
+    (home / "approved" / _digest(digest)).unlink(missing_ok=True)
+    if (home / "approved").is_dir():
+        sync_folder(home / "approved")
+
+
+def is_approved(home: Path, digest: str) -> bool:
+    """Whether a person at the site has approved a task."""
+    return (home / "approved" / _digest(digest)).is_file()
+
+
+def _digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidSetting(
+            "a task is approved by its whole digest, 64 hexadecimal digits; see `labeler agent waiting`"
+        )
+    return digest
+
+
+def _make(home: Path) -> None:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(home)
+
+
+def _check_private(home: Path) -> None:
+    if not home.is_dir():
+        raise InvalidSetting(f"there is no home folder {home.name!r}; make it first")
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode & 0o077:
+        raise UnsafeStorage(
+            f"the home {home.name!r} has permissions {mode:04o}; others could read its secrets: chmod 700"
+        )
+
+
+def _keys(home: Path) -> PublicKeys:
+    path = home / KEYS_FILE
+    if not path.exists():
+        PartyKeys.generate().save(path)
+    return PartyKeys.load(path).public
+
+
+def _read(home: Path, name: str, kind: type[C]) -> C:
+    _check_private(home)
+    try:
+        with (home / name).open("rb") as file:
+            data = file.read(_MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise InvalidSetting(f"{name} has more than {_MAX_CONFIG_BYTES} bytes")
+        return kind.model_validate(tomllib.loads(data.decode()))
+    except OSError as error:
+        raise InvalidSetting(
+            f"{name} cannot be read in {home.name!r} ({error.strerror}); is it the right home?"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"{name} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, name)) from None
+
+
+def _toml_of(config: _Config) -> bytes:
+    fields: dict[str, Any] = config.model_dump(exclude_none=True)
+    return "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items()).encode()

@@ -1,0 +1,210 @@
+"""What a site allows its agent to do: a TOML file that belongs to the site, read again at every ask.
+
+Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are
+refused, a missing field is refused, and while the file cannot be read everything is refused. Every decision follows
+from the policy and the ask alone, never from a record, so a refusal tells nothing private.
+
+Every field is listed in `docs/policy.md`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from labeler.bodies import Ask
+from labeler.budget import budget_for
+from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
+from labeler.task import Level, Method, PositiveFinite, describe_validation
+
+MAX_POLICY_BYTES = 1024 * 1024
+
+HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PartyId = Annotated[str, Field(min_length=1, max_length=200)]
+Cap = PositiveFinite | Literal["unlimited"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
+
+
+class BudgetTable(_Table):
+    """`[budget]`: the most that all answers of this agent together may ever cost.
+
+    Attributes:
+        instance_epsilon: cap on what is learnt about one record, or "unlimited".
+        agent_epsilon: cap on what is learnt about the site as a whole, or "unlimited".
+        delta: failure probability of both.
+    """
+
+    instance_epsilon: Cap
+    agent_epsilon: Cap
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+    def cap(self, level: Level) -> int | None:
+        """Nano-units of mu^2; None where it is not limited."""
+        epsilon = self.instance_epsilon if level == "instance" else self.agent_epsilon
+        return None if epsilon == "unlimited" else budget_for(epsilon, self.delta)
+
+
+class AllowTable(_Table):
+    """`[allow]`: which tasks are answered.
+
+    Attributes:
+        backbones: fingerprints of the backbones whose features may be asked about.
+        tasks: digests of the tasks, or "any".
+        methods: ways of voting.
+        max_queries_per_day: most queries answered in any 24 hours.
+        approval: whether a person has to approve each task before it is answered.
+    """
+
+    backbones: Annotated[tuple[str, ...], Field(strict=False)]
+    tasks: Annotated[tuple[HexKey, ...], Field(strict=False)] | Literal["any"]
+    methods: Annotated[tuple[Method, ...], Field(strict=False)]
+    max_queries_per_day: Annotated[int, Field(ge=0)]
+    approval: bool
+
+
+class CoordinatorTable(_Table):
+    """`[coordinator]`: whose asks are answered at all.
+
+    Attributes:
+        verify_key: the coordinator's public signing key, 64 hexadecimal digits.
+    """
+
+    verify_key: HexKey
+
+
+class Policy(_Table):
+    """A whole policy file.
+
+    Attributes:
+        talliers: whom the site trusts with a share: tallier id -> its public sealing key. Whoever holds the keys of
+            all talliers of a task can read this agent's noised ballots.
+    """
+
+    budget: BudgetTable
+    allow: AllowTable
+    talliers: dict[PartyId, HexKey]
+    coordinator: CoordinatorTable
+
+    @model_validator(mode="after")
+    def _check_talliers(self) -> Policy:
+        if len(set(self.talliers.values())) != len(self.talliers):
+            raise ValueError("two talliers have one key, so one party would hold two shares")
+        return self
+
+    def check(self, ask: Ask, *, coordinator_key: str, is_approved: bool) -> None:
+        """Refuse what the policy does not allow. Budgets and the day's queries are the ledger's to check.
+
+        Args:
+            ask: as the coordinator signed it.
+            coordinator_key: with which its signature was checked.
+            is_approved: whether a person at the site has approved this task.
+
+        Raises:
+            PolicyRefusal: names the field, what is allowed and what was asked.
+            AwaitingApproval: everything else is in order, and a person has to approve the task.
+        """
+        task, allow = ask.task, self.allow
+        if coordinator_key != self.coordinator.verify_key:
+            raise PolicyRefusal(
+                "coordinator.verify_key: the policy names another coordinator since this agent was started; restart it"
+            )
+        if task.backbone_fingerprint not in allow.backbones:
+            raise _refusal("allow.backbones", _short(allow.backbones), task.backbone_fingerprint[:16] or "none")
+        if allow.tasks != "any" and task.digest not in allow.tasks:
+            raise _refusal("allow.tasks", _short(allow.tasks), task.digest)
+        if task.method not in allow.methods:
+            raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
+        for tallier in ask.talliers:
+            pinned = self.talliers.get(tallier.tallier_id)
+            if pinned is None:
+                raise _refusal("talliers", ", ".join(sorted(self.talliers)) or "none", tallier.tallier_id)
+            if pinned != tallier.seal_key:
+                raise _refusal(f"talliers.{tallier.tallier_id}", f"the key {pinned[:16]}", tallier.seal_key[:16])
+        if len(ask.batch) > allow.max_queries_per_day:
+            raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{len(ask.batch)} at once")
+        if allow.approval and not is_approved:
+            raise AwaitingApproval(
+                f"allow.approval: a person at the site has to approve task {task.digest} first "
+                f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
+            )
+
+
+def read_policy(path: Path) -> Policy:
+    """Read and check a site's policy.
+
+    Raises:
+        PolicyRefusal: it cannot be read, so nothing is allowed; the message says why.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_POLICY_BYTES + 1)
+        if len(data) > MAX_POLICY_BYTES:
+            raise InvalidSetting(f"it has more than {MAX_POLICY_BYTES} bytes")
+        return Policy.model_validate(tomllib.loads(data.decode()))
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror})"
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSetting) as error:
+        reason = f"it is not valid TOML: {error}"
+    except ValidationError as error:
+        reason = describe_validation(error, path.name)
+    raise PolicyRefusal(f"the site's policy {path.name} allows nothing as it is: {reason}")
+
+
+def policy_toml(policy: Policy) -> str:
+    """A policy as a file that `read_policy` reads back."""
+    budget, allow = policy.budget, policy.allow
+    lines = [
+        "# What this site allows its agent to answer. Read again at every ask; see docs/policy.md.",
+        "[budget]",
+        f"instance_epsilon = {toml_value(budget.instance_epsilon)}",
+        f"agent_epsilon = {toml_value(budget.agent_epsilon)}",
+        f"delta = {toml_value(budget.delta)}",
+        "",
+        "[allow]",
+        f"backbones = {toml_value(allow.backbones)}",
+        f"tasks = {toml_value(allow.tasks)}",
+        f"methods = {toml_value(allow.methods)}",
+        f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
+        f"approval = {toml_value(allow.approval)}",
+        "",
+        "[talliers]",
+        *(f"{toml_value(tallier)} = {toml_value(key)}" for tallier, key in sorted(policy.talliers.items())),
+        "",
+        "[coordinator]",
+        f"verify_key = {toml_value(policy.coordinator.verify_key)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def toml_value(value: object) -> str:
+    """A truth value, number, text or tuple of them as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(
+            f"\\U{ord(letter):08x}" if letter in '"\\' or not letter.isprintable() else letter for letter in value
+        )
+        return f'"{escaped}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    return repr(value)
+
+
+def _short(names: tuple[str, ...]) -> str:
+    """The first few of a list of digests, for a sentence."""
+    shown = ", ".join(name[:16] for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (shown or "none") + more
+
+
+def _refusal(field: str, allowed: str, asked: str) -> PolicyRefusal:
+    return PolicyRefusal(
+        f"{field}: the site's policy allows {allowed}, and {asked} was asked for; only the site can change its policy"
+    )

@@ -1,0 +1,67 @@
+"""The processes of the coordinator's own domain: the coordinator behind its server, and the embedder beside it.
+
+This is the one module of `workers` that may import the coordinator: both processes share its home and its settings.
+It loads no learning library, so the process that everybody talks to stays small; a test starts a fresh interpreter
+and looks. The embedder loads what its backbones need, when they are needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from api.coordinator.config import CoordinatorConfig, read_config
+from workers.settings_file import COORDINATOR_FILE
+
+
+def read_settings(home: Path) -> CoordinatorConfig:
+    """A coordinator's settings.
+
+    Raises:
+        InvalidSetting: a field is unknown, missing or out of bounds.
+    """
+    return read_config(home / COORDINATOR_FILE)
+
+
+def run_coordinator(
+    home: Path,
+    *,
+    host: str,
+    port: int,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve a coordinator's home until SIGINT or SIGTERM.
+
+    Args:
+        home: folder with coordinator.toml.
+        host: address to listen on.
+        port: 0 takes a free one.
+        tls_cert, tls_key: PEM files; without them put a TLS proxy in front, except on loopback.
+        on_ready: called with the URL once requests are taken.
+
+    Raises:
+        LabelerError: the settings, the keys, the journal or the address cannot be used.
+    """
+    from api.coordinator.service import Coordinator
+    from api.logs import configure_logging
+    from api.server import serve
+
+    configure_logging()
+    coordinator = Coordinator.open(read_settings(home))
+    serve(coordinator, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready)
+
+
+def run_home_embedder(home: Path, *, stop: threading.Event) -> None:
+    """Embed what the coordinator of this home asks for, until told to stop.
+
+    Raises:
+        InvalidSetting: the settings cannot be used.
+    """
+    from workers.embed_service import run_embedder
+
+    settings = read_settings(home)
+    backbones = {fingerprint: settings.backbone(fingerprint) or "" for fingerprint in settings.backbones}
+    run_embedder(home, settings.redis_url, backbones, stop=stop)

@@ -1,0 +1,99 @@
+"""What the people of a site see of their agent: its own ledger, and the tasks that wait for them.
+
+Both are read from the agent's journal without disturbing an agent that runs.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Ledger
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.budget import NANO
+from labeler.errors import NotReady
+from labeler.planning import price
+from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
+from workers.policy import read_policy
+
+_MARGIN = 1e-7
+
+
+def site_budget(home: Path) -> list[dict[str, Any]]:
+    """Every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
+
+    Raises:
+        JournalBroken, JournalBehind: the ledger cannot be trusted.
+        PolicyRefusal: the policy, which says at which delta, cannot be read.
+    """
+    read_agent_config(home)
+    limits = read_policy(home / POLICY_FILE).budget
+    caps = {"instance": limits.instance_epsilon, "agent": limits.agent_epsilon}
+    delta = limits.delta
+    with closing(_look(home)) as database:
+        balances = Ledger(database, clock=_now).balances()
+    return [
+        {
+            "account": one.account,
+            "level": one.level,
+            "delta": delta,
+            "cap_nano": one.cap,
+            "spent_nano": one.spent,
+            "left_nano": one.left,
+            "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
+            "spent_epsilon": epsilon_of(one.spent, delta),
+        }
+        for one in balances
+    ]
+
+
+def waiting_tasks(home: Path) -> list[dict[str, Any]]:
+    """Tasks that wait for a person's approval, oldest first, and what each would cost.
+
+    Raises:
+        NotReady: the agent has not run yet, so it has been asked nothing.
+    """
+    read_agent_config(home)
+    with closing(_look(home)) as database:
+        waiting = AgentMemory(database, Ledger(database, clock=_now)).waiting()
+    found = []
+    for digest, task, asked_at in waiting:
+        if is_approved(home, digest):
+            continue
+        cost = price(task)
+        found.append(
+            {
+                "task_id": digest,
+                "name": task.name,
+                "method": task.method,
+                "queries": task.max_queries,
+                "instance_epsilon": cost.instance.epsilon,
+                "agent_epsilon": cost.agent.epsilon,
+                "delta": task.delta,
+                "asked_at": asked_at.isoformat(timespec="seconds"),
+            }
+        )
+    return found
+
+
+def epsilon_of(nano: int, delta: float) -> float:
+    """What a sum of charges amounts to, at a delta; the margin is that of `labeler.budget.budget_for`."""
+    if nano == 0:
+        return 0.0
+    mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
+    return epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
+
+
+def _look(home: Path) -> Database:
+    if not (home / JOURNAL_FILE).exists():
+        raise NotReady(f"the agent of {home} has no journal yet; start it once")
+    return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, read_only=True)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
