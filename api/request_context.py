@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,6 +28,9 @@ _UNKNOWN_ROUTE = "(none)"
 CLIENT_GONE = 499
 """In the log and the metrics only: whoever asked went away before the request was whole."""
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
+
+DISCARD_BYTES = 4 * 1024 * 1024
+DISCARD_S = 2.0
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -52,12 +58,24 @@ class RequestContext:
         reset = request_id.set(identity)
         started = time.perf_counter()
         status = 0
+        is_read = not _has_body(scope)
+
+        async def counted() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = is_read or message["type"] != "http.request" or not message.get("more_body", False)
+            return message
 
         async def stamped(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                if status >= 400 and not is_read:
+                    await _discard(scope, counted, lambda: is_read)
+                    if not is_read:
+                        # Else the rest of a body nobody wants would be taken to its end, if it has one.
+                        headers["Connection"] = "close"
                 headers["X-Request-ID"] = identity
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
@@ -66,7 +84,7 @@ class RequestContext:
             await send(message)
 
         try:
-            await self._app(scope, receive, stamped)
+            await self._app(scope, counted, stamped)
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception as error:
@@ -92,3 +110,22 @@ class RequestContext:
             "token_id": "" if token is None else token.token_id,
         }
         _log.info("request", extra=fields)
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+async def _discard(scope: Scope, receive: Receive, is_read: Callable[[], bool]) -> None:
+    """Take a little of a body that was refused, so that closing the connection does not cut the answer off.
+
+    Whoever waits for "100 Continue" has sent nothing yet, and is not asked to.
+    """
+    if "expect" in Headers(scope=scope):
+        return
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while not is_read() and size < DISCARD_BYTES:
+                size += len((await receive()).get("body", b""))

@@ -57,7 +57,7 @@ VERSION = "labeler/0.1"
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
-_REFUSED_PAUSE_S = 30.0
+_REFUSED_PAUSE_S = 10.0
 _WATCH_S = 0.1
 _NEW_NUMBERS = 3
 _PROBLEM = "urn:labeler:problem:"
@@ -297,7 +297,7 @@ class PartyLink:
         if self._failures == 0:
             log.warning(
                 "coordinator cannot be reached; trying again",
-                extra={"party": self.party_id, "problem": type(error).__name__},
+                extra={"party": self.party_id, "problem": type(error).__name__, "sentence": str(error)[:300]},
             )
         self._failures += 1
         if self._stop.wait(pause):

@@ -27,6 +27,8 @@ _MARGIN = 1e-7
 def site_budget(home: Path) -> list[dict[str, Any]]:
     """Every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
 
+    A spent epsilon is None where something was answered that has no finite price at that level.
+
     Raises:
         JournalBroken, JournalBehind: the ledger cannot be trusted.
         PolicyRefusal: the policy, which says at which delta, cannot be read.
@@ -37,6 +39,12 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     delta = limits.delta
     with closing(_look(home)) as database:
         balances = Ledger(database, clock=_now).balances()
+    # Every answer costs at least as much at agent level as at instance level, so where less is written down there, one
+    # of them had no finite price at that level. It can only happen where the policy does not limit it.
+    spent = {(one.account, one.level): one.spent for one in balances}
+    unbounded = {
+        (account, "agent") for account, level in spent if spent.get((account, "agent"), 0) < spent[account, level]
+    }
     return [
         {
             "account": one.account,
@@ -46,7 +54,9 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "spent_nano": one.spent,
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
-            "spent_epsilon": epsilon_of(one.spent, delta),
+            "spent_epsilon": None
+            if one.account in unbounded and one.level == "agent"
+            else epsilon_of(one.spent, delta),
         }
         for one in balances
     ]

@@ -33,7 +33,7 @@ log = logging.getLogger("labeler.supervisor")
 LONGEST_PAUSE_S: Final = 30.0
 """Longest wait between two starts of a program that keeps dying: 1, 2, 4 .. seconds up to this."""
 
-STEADY_S: Final = 60.0
+STEADY_S: Final = 10.0
 """A program that ran this long before it died starts again after the shortest pause."""
 
 GRACE_S: Final = 5.0

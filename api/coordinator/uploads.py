@@ -219,8 +219,8 @@ class UploadWriter:
             self.discard()
             if isinstance(error, OSError):
                 raise Unavailable(
-                    f"the upload cannot be kept now ({error.strerror or type(error).__name__}); send it again later, and "
-                    "tell the operator if that does not help"
+                    f"the upload cannot be kept now ({error.strerror or type(error).__name__}); send it again later, "
+                    "and tell the operator if that does not help"
                 ) from error
             raise
 

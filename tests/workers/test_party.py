@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database, open_database
@@ -266,3 +273,56 @@ def test_encrypted_and_local_addresses_are_taken(url: str) -> None:
 def test_a_missing_certificate_file_is_refused(make_link: MakeLink, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="ca_file"):
         make_link(ca_file=str(tmp_path / "none.pem"))
+
+
+@pytest.fixture
+def encrypted(relay: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The relay behind TLS, with a certificate that only its own file vouches for."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "ca.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    config = uvicorn.Config(
+        relay.app(), host="127.0.0.1", port=0, log_level="critical", lifespan="off",
+        ssl_certfile=str(tmp_path / "ca.pem"), ssl_keyfile=str(tmp_path / "key.pem"),
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"https://localhost:{server.servers[0].sockets[0].getsockname()[1]}", tmp_path / "ca.pem"
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+def test_a_certificate_is_checked_against_the_file_that_was_named(
+    make_link: MakeLink, relay: Any, encrypted: tuple[str, Path]
+) -> None:
+    url, certificate = encrypted
+    make_link(url=url, ca_file=str(certificate)).post([DRAFT])
+    assert len(relay.inbox) == 1
+
+
+def test_a_certificate_nobody_vouches_for_is_never_accepted(
+    make_link: MakeLink, relay: Any, encrypted: tuple[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+    threading.Timer(0.7, stop.set).start()
+    with pytest.raises(Interrupted):
+        make_link(url=encrypted[0], stop=stop).post([DRAFT])
+    assert relay.inbox == []
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.records[0].__dict__["sentence"]

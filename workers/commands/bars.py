@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-_WIDTH: Final = 24
+_WIDTH: Final = 20
 
 
 def budget_table(accounts: Iterable[Mapping[str, Any]]) -> Table:
@@ -22,13 +22,13 @@ def budget_table(accounts: Iterable[Mapping[str, Any]]) -> Table:
     table.add_column("level")
     for heading in ("spent", "of", "left"):
         table.add_column(heading, justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for one in accounts:
         spent, cap = one["spent_epsilon"], one["cap_epsilon"]
         table.add_row(
             one["account"],
             "per image" if one["level"] == "instance" else "per agent",
-            "no finite bound" if spent is None else f"{spent:.3f}",
+            "no bound" if spent is None else f"{spent:.3f}",
             "unlimited" if cap is None else f"{cap:g}",
             "" if one["cap_nano"] is None else f"{left_fraction(one):.1%}",
             _bar(one),

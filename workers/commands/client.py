@@ -28,12 +28,8 @@ CaFile = Annotated[
 
 Role = Literal["admin", "requester", "viewer"]
 ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
-FORMATS: tuple[Literal["parquet", "jsonl", "label-studio", "image-folder-csv"], ...] = (
-    "parquet",
-    "jsonl",
-    "label-studio",
-    "image-folder-csv",
-)
+Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
+FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
 
 
 def register(app: typer.Typer) -> None:

@@ -5,7 +5,7 @@ import { byId, debounced, el, fill, forget, icon } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
 import { meter } from "./meters.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { accountName, count, delta, epsilon, levelName, percent, priceWords, whole } from "./words.js";
+import { accountName, count, delta, epsilon, levelName, percent, priceWords, sentence, whole } from "./words.js";
 
 const WAIT_MS = 250;
 const SHOWN_ACCOUNTS = 4;
@@ -48,7 +48,7 @@ export class Estimate {
     }
     if (isSame) return;
     const select = byId("estimate-task");
-    const chosen = tasks.some((task) => task.task_id === select.value) ? select.value : tasks[0].task_id;
+    const chosen = tasks.some((task) => task.task_id === select.value) ? select.value : (tasks.find((task) => task.queries_left > 0) ?? tasks[0]).task_id;
     select.replaceChildren(...tasks.map((task) => el("option", { value: task.task_id }, taskTitle(task))));
     select.value = chosen;
     this.#choose(chosen);
@@ -200,10 +200,6 @@ function verdict(view) {
 
 function figure(name, value, unit, kind = "") {
   return el("div", { class: kind || null }, el("dt", {}, name), el("dd", { class: "figure" }, value), el("dd", { class: "unit" }, unit));
-}
-
-function sentence(words) {
-  return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 /** Each record votes once among all questions of such a task, so they are asked together or not at all. */

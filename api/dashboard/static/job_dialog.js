@@ -4,7 +4,7 @@ import { byId, el, icon, save } from "./dom.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, epsilon, jobTitle, listed, stateLook, time, whole } from "./words.js";
+import { FINISHED, count, epsilon, jobTitle, listed, sentence, stateLook, time, whole } from "./words.js";
 
 const FORMATS = [
   ["jsonl", "JSONL", "jsonl"],
@@ -163,7 +163,7 @@ function summary(job) {
     { class: "summary" },
     el("p", { class: "state big" }, icon(...stateLook(job.state)), ` ${job.state}`),
     bar.node,
-    el("p", {}, `${whole(job.queries_done)} of ${count(job.queries, "question")} answered. ${job.stage}`),
+    el("p", {}, `${whole(job.queries_done)} of ${count(job.queries, "question")} answered. ${sentence(job.stage)}`),
   );
 }
 

@@ -8,8 +8,8 @@ import { accountName, count, epsilon, levelName, short, time, whole } from "./wo
 
 const SHOWN = matchMedia("(max-width: 760px)").matches ? 10 : 25;
 const KIND_WORDS = {
-  open: "account opened with a cap of",
-  cap: "cap changed to",
+  open: "account opened",
+  cap: "cap changed",
   reserve: "set aside",
   post: "made final",
   void: "given back",
@@ -137,7 +137,7 @@ export class Ledger {
     const inEpsilon = (nano) => (at ? epsilon(epsilonOf(nano, at)) : whole(nano));
     const isCap = entry.kind === "open" || entry.kind === "cap";
     const unlimited = isCap && (entry.amount_nano === 0 || entry.amount_nano === null) && entry.detail?.cap === null;
-    const amount = unlimited ? "not limited" : isCap ? `epsilon ${inEpsilon(entry.amount_nano)}` : whole(entry.amount_nano);
+    const amount = unlimited ? "not limited" : isCap ? `cap epsilon ${inEpsilon(entry.amount_nano)}` : whole(entry.amount_nano);
     return row(
       head(whole(entry.seq)),
       cell("When", "", time(entry.at, { seconds: true })),

@@ -2,11 +2,11 @@
 
 import { el } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
-import { accountName, epsilon, levelName, listed } from "./words.js";
+import { accountName, epsilon, levelName, listed, sentence } from "./words.js";
 
 const NEXT = {
   "budget-exceeded":
-    "Ask fewer questions, or use a task with more noise. Raising a cap is a decision of whoever answers for privacy; it stays in the ledger.",
+    "Raising a cap is a decision of whoever answers for privacy; the change stays in the ledger.",
   "quorum-not-reached": "Bring enough agents back (see Agents and talliers) and submit the job again. Agents were asked, so its charge stands.",
   "policy-refusal": "The site's policy decides; talk to the people who own the records there.",
   "awaiting-approval": "A person at the site has to run: labeler agent approve.",
@@ -21,7 +21,7 @@ export function explain(problem, at) {
   return el(
     "div",
     { class: "refusal" },
-    el("p", { class: "reason" }, problem.detail || problem.title),
+    el("p", { class: "reason" }, sentence(problem.detail || problem.title)),
     facts(problem, problem.delta ?? at),
     spenders(problem, problem.delta ?? at),
     next ? el("p", { class: "small" }, next) : null,

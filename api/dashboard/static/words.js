@@ -33,6 +33,9 @@ export function percent(fraction) {
   return `${Math.round(fraction * 100)} %`;
 }
 
+/** The first letter large, as a sentence begins. */
+export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+
 /** Names in a sentence, cut short where there are many. */
 export function listed(names, most = 8) {
   if (names.length === 0) return "nobody";

