@@ -51,6 +51,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         yield
         app.state.stopping.set()
         await coordinator.aclose()
+        await coordinator.aclose()
 
     app = FastAPI(
         title="private-labeler",

@@ -22,12 +22,26 @@ from feature_store.durable import replacing
 from labeler.errors import InvalidSetting
 
 AGENTS = 5
+DIGITS = 1797
 PRIVATE_SHARE = 0.4
 PUBLIC_SHARE = 0.4
 MIN_DIGITS = 10
 """Fewest digits an agent may be dealt."""
 
 CLASSES = tuple(str(digit) for digit in range(10))
+
+
+def check_agents(agents: int) -> None:
+    """Refuse a number of agents to whom the digits cannot be dealt.
+
+    Raises:
+        InvalidSetting: one would hold fewer than ten digits.
+    """
+    most = int(PRIVATE_SHARE * DIGITS) // MIN_DIGITS
+    if not 1 <= agents <= most:
+        raise InvalidSetting(
+            f"the digits can be dealt to 1 to {most} agents, found {agents}; bring shards of your own for more"
+        )
 
 
 def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, Path]:
@@ -38,12 +52,8 @@ def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, 
     Raises:
         InvalidSetting: so many agents that one would hold fewer than ten digits.
     """
+    check_agents(agents)
     digits = load_digits()
-    most = int(PRIVATE_SHARE * len(digits.target)) // MIN_DIGITS
-    if not 1 <= agents <= most:
-        raise InvalidSetting(
-            f"the digits can be dealt to 1 to {most} agents, found {agents}; bring shards of your own for more"
-        )
     order = np.random.default_rng(seed).permutation(len(digits.target))
     private, public = (int(share * len(order)) for share in (PRIVATE_SHARE, PUBLIC_SHARE))
     parts = {f"agent-{number + 1}": order[number:private:agents] for number in range(agents)}

@@ -50,8 +50,8 @@ from labeler.task import describe_validation
 log = logging.getLogger("labeler.embedder")
 
 QUEUE = "embed"
-LEASE_S = 30.0
-HEARTBEAT_S = 5.0
+LEASE_S = 10.0
+HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
 """Work that was handed out this often without an end kills whoever takes it, and is given up."""
 

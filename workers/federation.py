@@ -239,11 +239,17 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
 
 
 def _number_of_agents(plan: Plan) -> int:
-    if plan.shards and plan.agents not in (None, len(plan.shards)):
+    if not plan.shards:
+        from workers.digits import check_agents
+
+        agents = AGENTS if plan.agents is None else plan.agents
+        check_agents(agents)
+        return agents
+    if plan.agents not in (None, len(plan.shards)):
         raise InvalidSetting(
             f"every agent has one shard: {plan.agents} agents and {len(plan.shards)} shards were named"
         )
-    return len(plan.shards) or (AGENTS if plan.agents is None else plan.agents)
+    return len(plan.shards)
 
 
 def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:

@@ -13,19 +13,13 @@ coordinator that shows an older one has lost charges, so this party stops taking
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import json
 import logging
 import random
-import ssl
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import httpx2
+from typing import Any
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
@@ -36,7 +30,6 @@ from labeler.bodies import Mail, Poll
 from labeler.errors import (
     Forged,
     Interrupted,
-    InvalidSetting,
     JournalBehind,
     LabelerError,
     NotEnrolled,
@@ -45,24 +38,17 @@ from labeler.errors import (
     TooLarge,
     Unavailable,
 )
-from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
+from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
+from workers.party_http import CoordinatorHttp, Unreachable
 
 log = logging.getLogger("labeler.party")
-
-MAX_ANSWER_BYTES = 17 * MAX_MESSAGE_BYTES
-"""Largest answer to a poll that is read: sixteen of the largest messages, and the coordinator's own."""
 
 MAX_MAIL = 256
 VERSION = "labeler/0.1"
 
-_MAX_PROBLEM_BYTES = 64 * 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _REFUSED_PAUSE_S = 10.0
-_WATCH_S = 0.1
 _NEW_NUMBERS = 3
-_PROBLEM = "urn:labeler:problem:"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,15 +122,7 @@ class PartyLink:
         self._after = self._next_after = ""
         self._last_answer = 0
         self._failures = 0
-        self._client = httpx2.AsyncClient(
-            base_url=check_url(url),
-            verify=_certificates(ca_file),
-            # A proxy of the environment is for the network, never for this machine.
-            trust_env=not _is_loopback(httpx2.URL(url).host),
-            timeout=httpx2.Timeout(30.0, connect=10.0, read=wait_s + 30.0),
-            headers={"Content-Type": "application/octet-stream", "Accept-Encoding": "identity"},
-        )
-        self._runner = asyncio.Runner()
+        self._http = CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
 
     def __enter__(self) -> PartyLink:
         return self
@@ -154,8 +132,7 @@ class PartyLink:
 
     def close(self) -> None:
         """Close every connection."""
-        self._runner.run(self._client.aclose())
-        self._runner.close()
+        self._http.close()
 
     def poll(self) -> list[Message]:
         """Wait for mail. What comes is for this party; who sent it, `open` checks.
@@ -259,13 +236,13 @@ class PartyLink:
         while True:
             data = frame([self._sign(draft) for draft in drafts])
             try:
-                answer = self._run(self._request(path, data))
+                answer = self._http.post(path, data)
             except Replayed:
                 # The first attempt arrived although its answer did not; sent anew it changes nothing.
                 renumbered += 1
                 if renumbered > _NEW_NUMBERS:
                     raise
-            except (Unavailable, httpx2.TransportError) as error:
+            except Unreachable as error:
                 self._wait_after(error)
             else:
                 if self._failures:
@@ -285,40 +262,17 @@ class PartyLink:
             seal_to=draft.seal_to,
         )
 
-    async def _request(self, path: str, data: bytes) -> bytes:
-        async with self._client.stream("POST", path, content=data) as response:
-            if response.status_code in (200, 202):
-                return await _bounded(response, MAX_ANSWER_BYTES)
-            raise _problem(response, await _bounded(response, _MAX_PROBLEM_BYTES))
-
-    def _wait_after(self, error: Exception) -> None:
+    def _wait_after(self, error: Unreachable) -> None:
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
-        pause = max(pause * random.uniform(0.5, 1.0), getattr(error, "retry_after_s", 0.0))
+        pause = max(pause * random.uniform(0.5, 1.0), error.retry_after_s)
         if self._failures == 0:
             log.warning(
                 "coordinator cannot be reached; trying again",
-                extra={"party": self.party_id, "problem": type(error).__name__, "sentence": str(error)[:300]},
+                extra={"party": self.party_id, "problem": error.problem_type, "sentence": str(error)},
             )
         self._failures += 1
         if self._stop.wait(pause):
             raise Interrupted("stopped while the coordinator could not be reached") from None
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(self._until_stopped(work))
-
-    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """A held poll would keep a process that was told to stop for many seconds; it is dropped instead."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                if self._stop.is_set():
-                    raise Interrupted("stopped while talking to the coordinator")
-                await asyncio.wait({task}, timeout=_WATCH_S)
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
 
 
 def converse(link: PartyLink, handle: Callable[[Sequence[Message]], None], stop: threading.Event) -> None:
@@ -353,75 +307,3 @@ def _pause(
 ) -> None:
     log.error(what, extra={"party": link.party_id, "problem": error.problem_type, "sentence": str(error)})
     stop.wait(pause_s)
-
-
-def check_url(url: str) -> str:
-    """The coordinator's address, if messages may be sent there.
-
-    Raises:
-        InvalidSetting: no URL, one with a password or a query, or plain http to another machine.
-    """
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, TypeError):
-        raise InvalidSetting("the coordinator's URL cannot be read; it looks like https://labels.example.org") from None
-    if parsed.scheme not in ("https", "http") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
-        raise InvalidSetting("the coordinator's URL is https://HOST or https://HOST:PORT, with a path at most")
-    if parsed.scheme == "http" and not _is_loopback(parsed.host):
-        raise InvalidSetting(
-            f"the coordinator's URL sends messages to {parsed.host!r} in clear; use https:// (plain http:// is for "
-            "127.0.0.1 only)"
-        )
-    return str(parsed)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _certificates(ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError):
-        raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
-
-
-async def _bounded(response: httpx2.Response, most: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.aiter_raw():
-        size += len(part)
-        if size > most:
-            raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
-    """The error that a refusal of the coordinator stands for; its words are shown only as far as they print."""
-    status = response.status_code
-    try:
-        document = json.loads(body)
-        kind, detail = str(document["type"]).removeprefix(_PROBLEM), str(document["detail"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        kind, detail = "", ""
-    said = "".join(letter if letter.isprintable() else "?" for letter in detail)[:500]
-    sentence = f"the coordinator answered {status}" + (f": {said}" if said else "")
-    if status == 429 or status >= 500:
-        error = Unavailable(sentence)
-        error.retry_after_s = _retry_after(response)  # type: ignore[attr-defined]  # read by `_wait_after`
-        return error
-    for known in (NotEnrolled, Forged, Replayed, TooLarge):
-        if kind == known.problem_type:
-            return known(sentence)
-    if status in (401, 403):
-        return NotEnrolled(sentence)
-    return ProtocolViolation(sentence)
-
-
-def _retry_after(response: httpx2.Response) -> float:
-    text = response.headers.get("Retry-After", "")
-    return min(float(text), _LONGEST_PAUSE_S) if text.isdecimal() else 0.0

@@ -42,9 +42,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     # Every answer costs at least as much at agent level as at instance level, so where less is written down there, one
     # of them had no finite price at that level. It can only happen where the policy does not limit it.
     spent = {(one.account, one.level): one.spent for one in balances}
-    unbounded = {
-        (account, "agent") for account, level in spent if spent.get((account, "agent"), 0) < spent[account, level]
-    }
+    unbounded = {(one.account, "agent") for one in balances if spent.get((one.account, "agent"), 0) < one.spent}
     return [
         {
             "account": one.account,
@@ -54,9 +52,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "spent_nano": one.spent,
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
-            "spent_epsilon": None
-            if one.account in unbounded and one.level == "agent"
-            else epsilon_of(one.spent, delta),
+            "spent_epsilon": None if (one.account, one.level) in unbounded else epsilon_of(one.spent, delta),
         }
         for one in balances
     ]

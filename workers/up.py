@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from feature_store.durable import exclusive
-from feature_store.journal.database import open_database
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.tokens import TokenStore
-from labeler.errors import InvalidSetting, Unavailable
+from labeler.errors import InvalidSetting, JournalInUse, Unavailable
 from workers.federation import LocalFederation, Plan, make_federation
 from workers.party_home import ANCHOR_FILE, JOURNAL_FILE
 from workers.redis_server import RedisServer
@@ -43,6 +43,7 @@ READY_WITHIN_S: Final = 120.0
 _INFRASTRUCTURE, _SERVICE, _PARTIES = 0, 1, 2
 _MOST_EARLY_DEATHS = 4
 _TICK_S = 0.05
+_ENDING_S = 5.0
 _ASK_EVERY_S = 0.2
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -244,13 +245,25 @@ def _tokens(federation: LocalFederation) -> _Tokens:
     """Make the tokens this start needs, and revoke those of earlier starts that nobody holds: only hashes are kept."""
     home = federation.coordinator
     ours = {OWN_TOKEN} if federation.is_token_shown else {OWN_TOKEN, FIRST_TOKEN}
-    with closing(open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)) as database:
+    with closing(_journal(home)) as database:
         store = TokenStore(database)
         for known in store.list():
             if known.name in ours and known.revoked_at is None:
                 store.revoke(known.token_id)
         first = None if federation.is_token_shown else store.create(FIRST_TOKEN, "admin")[1]
         return _Tokens(own=store.create(OWN_TOKEN, "admin")[1], first=first)
+
+
+def _journal(home: Path) -> Database:
+    """The coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be ending."""
+    until = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        except JournalInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_TICK_S)
 
 
 def _tail(path: Path, *, lines: int = 5) -> str:

@@ -21,7 +21,7 @@ from datetime import datetime
 
 from api.coordinator.post_office import PostOffice
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.chain import Head
+from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
@@ -181,7 +181,7 @@ class Mailroom:
             if before is None:
                 # The first poll since this process started: an old one, recorded and sent again, ends here.
                 self._sequences.check(f"poll:{party.party_id}", message.header.sequence, connection=connection)
-            head = Head(poll.journal_seq, poll.journal_hash)
+            head = Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY
             self._parties.contact(party.party_id, self._clock(), dict(poll.facts), head, connection=connection)
             self._sequences.taken(f"poll:{party.party_id}", message.header.sequence, connection=connection)
         self._written[party.party_id] = (time.monotonic(), poll)

@@ -33,7 +33,8 @@ from labeler.errors import (
     Replayed,
 )
 from labeler.messages import COORDINATOR
-from workers.party import Draft, PartyLink, check_url, converse
+from workers.party import Draft, PartyLink, converse
+from workers.party_http import check_url
 
 DIGEST = "a" * 64
 NOTHING = holdings_to_bytes({})

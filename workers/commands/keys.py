@@ -121,7 +121,7 @@ def token(
 ) -> None:
     """Make an access token. It is shown now and never again: only its hash is kept.
 
-    Example: `labeler keys token --home coordinator --name "Dr. Weber" --role requester`
+    Example: `labeler keys token --home coordinator --name "data team" --role requester`
     """
     wanted = one_of("role", role, client.ROLES)
     if home is not None:

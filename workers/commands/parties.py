@@ -23,8 +23,8 @@ tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    app.add_typer(agent_app, name="agent", help="Run an agent, and see and decide what it answers.")
-    app.add_typer(tallier_app, name="tallier", help="Run a tallier, which adds up secret shares.")
+    app.add_typer(agent_app, name="agent")
+    app.add_typer(tallier_app, name="tallier")
 
 
 @agent_app.callback(invoke_without_command=True)

@@ -61,7 +61,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def running(config: CoordinatorConfig) -> Iterator[Service]:
+def running(config: CoordinatorConfig, *, tls: tuple[Path, Path] | None = None) -> Iterator[Service]:
     """Open, fill and serve a coordinator until the block ends."""
     coordinator = Coordinator.open(config)
     tokens = {role: coordinator.tokens.create(f"a {role}", role)[1] for role in ROLES}
@@ -86,7 +86,16 @@ def running(config: CoordinatorConfig) -> Iterator[Service]:
         ready.set()
 
     def run() -> None:
-        serve(coordinator, host="127.0.0.1", port=0, on_ready=on_ready, on_server=servers.append)
+        cert, key = tls or (None, None)
+        serve(
+            coordinator,
+            host="127.0.0.1",
+            port=0,
+            tls_cert=cert,
+            tls_key=key,
+            on_ready=on_ready,
+            on_server=servers.append,
+        )
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
@@ -101,7 +110,7 @@ def running(config: CoordinatorConfig) -> Iterator[Service]:
 
 
 ConfigOf = Callable[..., CoordinatorConfig]
-ServeIn = Callable[[CoordinatorConfig], AbstractContextManager[Service]]
+ServeIn = Callable[..., AbstractContextManager[Service]]
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import (
     content_type_conformance,
     not_a_server_error,
@@ -18,6 +20,7 @@ from schemathesis.checks import (
 from tests.api.routes.conftest import DIMENSION, FINGERPRINT, ConfigOf, ServeIn
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
 STREAM = "/v1/jobs/{job_id}/events"
 WAITS = "/v1/labels"
 
@@ -39,7 +42,7 @@ def test_no_request_made_from_the_document_makes_the_service_fail(
         def try_all(operation: schemathesis.APIOperation, mode: schemathesis.GenerationMode) -> None:
             @seed(20270301)
             @settings(
-                max_examples=5 if operation.path in (STREAM, WAITS) else 15,
+                max_examples=5 if operation.path in (STREAM, WAITS) else 8,
                 deadline=None,
                 database=None,
                 phases=[Phase.explicit, Phase.generate],
@@ -53,16 +56,19 @@ def test_no_request_made_from_the_document_makes_the_service_fail(
                     case.path_parameters = {"job_id": "job-none"}
                 if operation.path == WAITS and isinstance(case.body, dict):
                     case.body["wait_s"] = 0.1
-                case.call_and_validate(session=session, checks=CHECKS, timeout=30)
+                # Nobody is there to answer, so "not ready" is the right answer, and a documented one.
+                checks = CHECKS[1:] if operation.path == "/readyz" else CHECKS
+                case.call_and_validate(session=session, checks=checks, timeout=30)
 
-            run()
+            # Some inputs have no wrong form: any text is a valid name in a path.
+            with contextlib.suppress(Unsatisfiable) if mode is NEGATIVE else contextlib.nullcontext():
+                run()
 
-        modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
         operations = [result.ok() for result in document.get_all_operations()]
         for operation in operations:
-            for mode in modes:
+            for mode in (POSITIVE, NEGATIVE):
                 has_input = operation.body or any(True for _ in operation.iter_parameters())
-                if mode is modes[0] or has_input:
+                if mode is POSITIVE or has_input:
                     try_all(operation, mode)
         assert len(tried) == len(operations)
         assert min(tried.values()) >= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from api.schema import TaskRequest
 from feature_store.faults import FAULT_POINTS
+from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
@@ -72,7 +71,6 @@ def test_a_killed_process_costs_time_and_nothing_else(
         armed = fragile.faults.with_suffix(".new")
         armed.write_text(point + pid)
         armed.rename(fragile.faults)
-        started = time.monotonic()
         job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
         done = client.wait(job.job_id)
         assert not fragile.faults.exists(), "the fault point was not reached"
@@ -85,15 +83,17 @@ def test_a_killed_process_costs_time_and_nothing_else(
                 assert balance.reserved_nano == 0
         table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
         votes = np.array(table["noisy_votes"].to_pylist())
-    batch = QueryBatch(features, first_query=0)
+    # The service quantises what it is sent, and rounding what was rounded may move an entry.
+    batch = QueryBatch(quantize(features.astype(np.float64)), first_query=0)
     assert np.array_equal(votes, expected_votes(fragile, task.task, batch))
-    record(fragile.home.parent, victim, point, time.monotonic() - started)
 
 
-def record(folder: Path, victim: str, point: str, seconds: float) -> None:
-    """A row of the table in ARCHITECTURE.md."""
-    with (folder / "crash-matrix.md").open("a") as file:
-        file.write(f"| {victim} | {point} | {FAULT_POINTS[point]} | completed, charged once | {seconds:.1f} |\n")
-    target = os.environ.get("LABELER_ARTEFACTS")
-    if target:
-        (Path(target) / "crash-matrix.md").write_text((folder / "crash-matrix.md").read_text())
+def row(victim: str, point: str) -> str:
+    """One row of the table in ARCHITECTURE.md."""
+    return f"| {victim} | `{point}` | {FAULT_POINTS[point].rstrip('.')} | completed, charged once, the same answer |"
+
+
+def test_the_table_in_the_architecture_names_every_kill() -> None:
+    text = (Path(__file__).parents[3] / "ARCHITECTURE.md").read_text()
+    written = text.split("<!-- crash matrix -->")[1].strip().splitlines()[2:]
+    assert written == [row(victim, point) for victim, point in KILLS]

@@ -1,0 +1,137 @@
+"""Labels of a completed job: every format over HTTP, by the client, and as the answer to a small question.
+
+The steps of embedder, agents and talliers are written straight into the stores; their own tests, and those of the whole
+service, say that they take them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+
+from api.client import Client
+from api.coordinator.labels import release_to_bytes
+from api.schema import JobView, LabelsRequest, TaskView
+from feature_store.quantize import quantize
+from labeler.pseudo_labels import SCHEMA
+from labeler.release import Release
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, Service
+
+Features = list[list[float]]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if holds():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come about")
+
+
+def complete(service: Service, job_id: str, features: Features) -> None:
+    """Take a job through its states as everybody else would."""
+    coordinator = service.coordinator
+    jobs = coordinator.stores.jobs
+    folder = coordinator.config.home / "jobs" / job_id
+    count = len(features)
+    arrays = {
+        "features": quantize(np.array(features)),
+        "rows": np.arange(count, dtype=np.int64),
+        "assignment": np.arange(count, dtype=np.int64),
+    }
+    save_file(arrays, folder / "partial", {"fingerprint": FINGERPRINT, "backbone": "pixels"})
+    (folder / "partial").rename(folder / "questions.safetensors")
+    coordinator.conductor.wake(job_id)
+    until(lambda: jobs.rounds(job_id)[0].state == "asked")
+    for tallier in TALLIERS:
+        jobs.report_holdings(job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))
+    coordinator.conductor.wake(job_id)
+    until(lambda: jobs.rounds(job_id)[0].state == "posted")
+    votes = np.full((count, len(CLASSES)), -1.25)
+    votes[np.arange(count), np.arange(count) % 3] = 40.5
+    labels = votes.argmax(axis=1).astype(np.int16)
+    release = Release("histogram", labels, votes, frozenset(AGENTS), is_seeded=False)
+    jobs.store_release(job_id, 0, release_to_bytes(release))
+    jobs.change(job_id, "completed", expected=("collecting", "tallying"))
+
+
+@pytest.fixture(scope="module")
+def task(service: Service) -> TaskView:
+    return service.task()
+
+
+@pytest.fixture(scope="module")
+def completed(service: Service, task: TaskView) -> JobView:
+    features = np.eye(3, 8).tolist()
+    with Client(service.url, service.tokens["requester"]) as client:
+        ids = ["a", "b", "c"]
+        job = client.submit(task.task_id, features=features, query_ids=ids, backbone_fingerprint=FINGERPRINT)
+        seen: list[JobView] = []
+        watcher = threading.Thread(target=lambda: client.wait(job.job_id, seen.append))
+        watcher.start()
+        complete(service, job.job_id, features)
+        watcher.join(20)
+        assert not watcher.is_alive()
+        versions = [one.version for one in seen]
+        assert versions == sorted(set(versions))
+        assert seen[-1].state == "completed"
+        return client.job(job.job_id)
+
+
+def test_a_completed_job_is_downloaded_in_every_format(service: Service, completed: JobView) -> None:
+    path = f"/v1/jobs/{completed.job_id}/labels"
+    with service.http("viewer") as http:
+        lines = http.get(path)
+        assert lines.headers["Content-Type"] == "application/jsonl"
+        assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
+        rows = [json.loads(line) for line in lines.text.splitlines()]
+        assert [(row["query_id"], row["label_name"]) for row in rows] == list(zip("abc", CLASSES, strict=True))
+        table = pq.read_table(io.BytesIO(http.get(path, params={"format": "parquet"}).content))
+        assert table.schema.equals(SCHEMA)
+        assert table.column("noisy_votes").to_pylist()[0] == [40.5, -1.25, -1.25]
+        assert b"privacy" in table.schema.metadata
+        tasks = http.get(path, params={"format": "label-studio"}).json()
+        assert [one["predictions"][0]["result"][0]["value"]["choices"][0] for one in tasks] == list(CLASSES)
+        text = http.get(path, params={"format": "image-folder-csv"})
+        assert text.headers["Content-Type"] == "text/csv; charset=utf-8"
+        assert text.text.splitlines() == ["file_name,label", "a,backpack", "b,keyboard", "c,mug"]
+        assert http.get(path, params={"format": "xml"}).status_code == 422
+
+
+def test_the_client_downloads_a_file_and_what_was_paid_stands_in_the_ledger(
+    service: Service, completed: JobView, tmp_path: Path
+) -> None:
+    with Client(service.url, service.tokens["viewer"]) as client:
+        target = client.labels(completed.job_id, tmp_path / "labels.parquet")
+        assert pq.read_table(target).num_rows == 3
+        entries = list(client.ledger(search=completed.job_id))
+        assert {"reserve", "post"} <= {entry.kind for entry in entries}
+        spent = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        assert spent["federation", "instance"] >= (completed.price.instance_charge_nano or 0) > 0
+
+
+def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, features: Features) -> None:
+    request = LabelsRequest(task_id=task.task_id, features=features, backbone_fingerprint=FINGERPRINT, wait_s=20)
+    before = {job.job_id for job in service.coordinator.stores.jobs.unfinished()}
+
+    def answer() -> None:
+        until(lambda: {job.job_id for job in service.coordinator.stores.jobs.unfinished()} - before != set())
+        (job,) = [job for job in service.coordinator.stores.jobs.unfinished() if job.job_id not in before]
+        complete(service, job.job_id, features)
+
+    helper = threading.Thread(target=answer)
+    helper.start()
+    with Client(service.url, service.tokens["requester"]) as client:
+        view = client.ask(request)
+    helper.join(20)
+    assert view.state == "completed"
+    assert [row.label_name for row in view.labels] == ["backpack", "keyboard"]

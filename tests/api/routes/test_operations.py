@@ -1,0 +1,268 @@
+"""The pages for operators, the post of the parties, and a server that stops gently."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.client import Client, ServiceBusy
+from api.coordinator.service import Coordinator
+from api.server import serve
+from feature_store.keys import PartyKeys
+from labeler.bodies import Poll
+from labeler.errors import InvalidSetting, Unavailable
+from labeler.messages import COORDINATOR, frame, read_frames
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+
+ROOT = Path(__file__).parents[3]
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+def poll_message(keys: PartyKeys, sender: str, *, sequence: int, wait_s: float = 0.0) -> bytes:
+    poll = Poll(
+        after="",
+        wait_s=wait_s,
+        journal_seq=1,
+        journal_hash="a" * 64,
+        coordinator_seq=0,
+        coordinator_hash="",
+        version="0",
+        facts={},
+    )
+    message = keys.message("poll", sender=sender, recipient=COORDINATOR, sequence=sequence, body=poll.encode())
+    return frame([message])
+
+
+def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
+    with service.http(None) as http:
+        assert http.get("/healthz").json() == {"status": "alive"}
+        ready = http.get("/readyz")
+    assert ready.status_code == 503
+    missing = {check["name"] for check in ready.json()["checks"] if not check["ok"]}
+    assert missing
+    assert "journal" not in missing
+
+
+def test_metrics_say_what_was_asked_spent_and_taken(service: Service) -> None:
+    with service.http("viewer") as viewer:
+        viewer.get("/v1/jobs/job-none")
+    with service.http(None) as http:
+        text = http.get("/metrics").text
+    samples = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for f in text_string_to_metric_families(text)
+        for s in f.samples
+    }
+    route = (("method", "GET"), ("route", "/v1/jobs/{job_id}"), ("status", "404"))
+    assert samples["labeler_http_requests_total", route] >= 1
+    assert samples["labeler_ledger_seq", ()] >= 1
+    assert samples["labeler_parties_live", (("role", "agent"),)] >= 0
+    assert ("labeler_budget_cap_epsilon", (("account", "federation"), ("level", "instance"))) in samples
+    assert "job-none" not in text
+    assert not any(name == "labeler_scrape_missing" for name, _ in samples)
+
+
+def test_the_dashboard_is_served_from_here_alone(service: Service) -> None:
+    with service.http(None) as http:
+        page = http.get("/dashboard")
+        assert page.status_code == 200
+        assert page.headers["Content-Type"].startswith("text/html")
+        assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+        assert "unsafe" not in page.headers["Content-Security-Policy"]
+        assets = re.findall(r'(?:src|href)="(/dashboard/[^"#]+)"', page.text)
+        assert assets
+        for asset in assets:
+            assert http.get(asset).headers.get("X-Content-Type-Options") == "nosniff", asset
+        for wrong in ("../__init__.py", "%2e%2e/__init__.py", "none.js", "/etc/passwd", ""):
+            assert http.get(f"/dashboard/{wrong}").status_code == 404, wrong
+
+
+def test_a_party_asks_for_its_mail_and_a_stranger_gets_none(service: Service) -> None:
+    with service.http(None) as http:
+        data = poll_message(service.keys["agent-a"], "agent-a", sequence=1)
+        response = http.post("/v1/messages:poll", content=data, headers=OCTETS)
+        assert response.status_code == 200, response.text
+        assert response.headers["Content-Type"] == OCTETS["Content-Type"]
+        assert read_frames(response.content, max_messages=10)[0].header.recipient == "agent-a"
+
+        forged = poll_message(service.keys["agent-b"], "agent-a", sequence=2)
+        response = http.post("/v1/messages:poll", content=forged, headers=OCTETS)
+        assert (response.status_code, response.json()["type"]) == (403, "urn:labeler:problem:forged")
+        unknown = poll_message(PartyKeys.generate(), "nobody", sequence=1)
+        response = http.post("/v1/messages:poll", content=unknown, headers=OCTETS)
+        assert (response.status_code, response.json()["type"]) == (403, "urn:labeler:problem:not-enrolled")
+        for path in ("/v1/messages", "/v1/messages:poll"):
+            response = http.post(path, content=b"\x00garbage" * 50, headers=OCTETS)
+            assert response.status_code in (409, 413, 422), response.text
+            assert http.post(path, content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
+        large = b"x" * 1_100_000
+        assert http.post("/v1/messages:poll", content=large, headers=OCTETS).status_code == 413
+
+
+def test_a_message_that_came_before_is_refused(service: Service) -> None:
+    keys = service.keys["agent-c"]
+    task = service.task()
+    message = keys.message(
+        "answered",
+        sender="agent-c",
+        recipient=COORDINATOR,
+        task_digest=task.task_id,
+        round_digest="0" * 64,
+        sequence=5,
+        body=b"",
+    )
+    with service.http(None) as http:
+        response = http.post("/v1/messages", content=frame([message]), headers=OCTETS)
+    # Of a round nobody was asked about: refused, and told why.
+    assert response.status_code in (403, 404, 409), response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+
+
+def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
+    ended: list[tuple[str, float]] = []
+    with serve_in(config_of(tmp_path / "home")) as service:
+        with Client(service.url, service.tokens["requester"]) as client:
+            features = [[1.0] + [0.0] * 7]
+            job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
+
+        def watch() -> None:
+            with service.http("viewer") as http:
+                assert "event: job" in http.get(f"/v1/jobs/{job.job_id}/events").text
+            ended.append(("stream", time.monotonic()))
+
+        def poll() -> None:
+            with service.http(None) as http:
+                data = poll_message(service.keys["agent-a"], "agent-a", sequence=1, wait_s=25)
+                for number in (1, 2, 3):
+                    response = http.post("/v1/messages:poll", content=data, headers=OCTETS)
+                    if response.status_code != 200:
+                        break
+                    data = poll_message(service.keys["agent-a"], "agent-a", sequence=1 + number, wait_s=25)
+            assert response.status_code in (200, 503)
+            ended.append(("poll", time.monotonic()))
+
+        threads = [threading.Thread(target=watch), threading.Thread(target=poll)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        stopped = time.monotonic()
+    for thread in threads:
+        thread.join(20)
+    assert {name for name, _ in ended} == {"stream", "poll"}
+    assert max(at for _, at in ended) - stopped < 5
+
+
+def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "home")
+    code = (
+        "import sys, pathlib\n"
+        "from api.coordinator.config import CoordinatorConfig\n"
+        "from api.coordinator.service import Coordinator\n"
+        "from api.logs import configure_logging\n"
+        "from api.server import serve\n"
+        "configure_logging()\n"
+        "config = CoordinatorConfig.model_validate_json(sys.stdin.read())\n"
+        "serve(Coordinator.open(config), host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
+        "print('stopped', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(config.model_dump_json())
+        process.stdin.close()
+        url = process.stdout.readline().strip()
+        assert httpx2.get(f"{url}/healthz", trust_env=False).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        logged = process.stderr.read()
+        assert process.wait(20) == 0, logged
+    assert rest.strip() == "stopped"
+    assert '"route": "/healthz"' in logged
+    assert "Traceback" not in logged
+
+
+def test_the_coordinator_process_loads_no_learning_library() -> None:
+    code = (
+        "import sys, api.server, api.client, api.coordinator.service; "
+        "print(*sorted({'torch','timm','faiss','torchvision','sklearn'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.split() == []
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = (tmp_path / "cert.pem", tmp_path / "key.pem")
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths
+
+
+def test_https_is_served_with_a_certificate_and_the_client_checks_it(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    with serve_in(config_of(tmp_path / "home"), tls=certificate) as service:
+        assert service.url.startswith("https://")
+        with Client(service.url, service.tokens["viewer"], ca_file=certificate[0]) as client:
+            assert client.whoami().role == "viewer"
+            assert not client.readiness().ready
+        with Client(service.url, "t", patience_s=0) as stranger, pytest.raises(ServiceBusy, match="no answer"):
+            stranger.whoami()
+
+
+def test_settings_that_cannot_be_served_are_refused_before_anything_starts(config_of: ConfigOf, tmp_path: Path) -> None:
+    coordinator = Coordinator.open(config_of(tmp_path / "home"))
+    try:
+        with pytest.raises(InvalidSetting, match="both"):
+            serve(coordinator, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem")
+        with pytest.raises(InvalidSetting, match="TLS"):
+            serve(coordinator, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
+            serve(coordinator, host="127.0.0.1", port=taken.getsockname()[1])
+    finally:
+        coordinator.stop()

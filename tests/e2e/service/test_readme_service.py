@@ -1,0 +1,69 @@
+"""What the README shows of the service runs as it stands there: curl alone, and the Python script."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from labeler.pseudo_labels import SCHEMA
+from tests.e2e.service.conftest import Service
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def run(command: list[str], service: Service, folder: Path) -> None:
+    (folder / "federation").symlink_to(service.home)
+    environment: Mapping[str, str] = os.environ | {
+        "URL": service.url,
+        "TOKEN": service.token,
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def spent(service: Service) -> int:
+    with service.client() as client:
+        accounts = client.budget().accounts
+    return next(one.posted_nano for one in accounts if (one.account, one.level) == ("federation", "instance"))
+
+
+@pytest.mark.slow
+def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by_the_price(service, tmp_path) -> None:
+    before = spent(service)
+    run(["bash", "-euo", "pipefail", "-c", block("sh")], service, tmp_path)
+    price = json.loads((tmp_path / "price.json").read_text())
+    assert price["affordable"] is True
+    assert price["price"]["instance_epsilon"] == pytest.approx(0.5, rel=1e-3)
+    assert spent(service) - before == price["price"]["instance_charge_nano"]
+    table = pq.read_table(tmp_path / "labels.parquet")
+    assert table.schema.names == SCHEMA.names
+    assert table.num_rows == 20
+    assert set(table["status"].to_pylist()) == {"answered"}
+    events = (tmp_path / "events.txt").read_text()
+    assert json.loads(events.split("data: ")[-1].splitlines()[0])["state"] == "completed"
+
+
+@pytest.mark.slow
+def test_the_python_script_does_the_same(service, tmp_path) -> None:
+    before = spent(service)
+    run([sys.executable, "-c", block("python")], service, tmp_path)
+    assert spent(service) > before
+    assert pq.read_table(tmp_path / "labels.parquet").num_rows == 20

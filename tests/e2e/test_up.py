@@ -1,0 +1,407 @@
+"""`labeler up` and the client's commands, against a whole federation of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from feature_store.journal.database import open_database
+from feature_store.journal.tokens import TokenStore
+from workers.up import FIRST_TOKEN, OWN_TOKEN
+
+pytestmark = pytest.mark.slow
+
+START_S = 90.0
+
+
+@dataclass(frozen=True)
+class Up:
+    """A federation that runs.
+
+    Attributes:
+        home: its folder.
+        told: what it printed.
+        process: the supervisor.
+    """
+
+    home: Path
+    told: dict[str, Any]
+    process: subprocess.Popen[str]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        found: dict[str, int] = json.loads((self.home / "processes.json").read_text())
+        return found
+
+    def status_of(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(self.told["url"] + path, timeout=5) as answer:
+                return int(answer.status)
+        except OSError:
+            return 0
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
+
+
+def start(home: Path, *arguments: object) -> subprocess.Popen[str]:
+    with (home.parent / f"{home.name}.err").open("a") as errors:
+        return subprocess.Popen(
+            command("up", "--home", home, "--port", 0, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def running(home: Path, *arguments: object) -> Iterator[Up]:
+    """`labeler up` until the block ends."""
+    process = start(home, "--json", *arguments)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            line = process.stdout.readline()
+            assert line, (home.parent / f"{home.name}.err").read_text()
+            yield Up(home, json.loads(line), process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Two agents with digits, up for the whole module."""
+    with running(tmp_path_factory.mktemp("up") / "federation", "--agents", 2) as federation:
+        yield federation
+
+
+@pytest.fixture
+def service(up: Up, monkeypatch: pytest.MonkeyPatch) -> Up:
+    """The same, with its address and token in the environment."""
+    monkeypatch.setenv("LABELER_URL", up.told["url"])
+    monkeypatch.setenv("LABELER_TOKEN", up.told["token"])
+    monkeypatch.setenv("COLUMNS", "200")
+    return up
+
+
+def is_gone(pid: int) -> bool:
+    """No process of that number runs; one that nobody has waited for counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# Up
+
+
+def test_it_tells_all_that_is_needed_in_one_line(up: Up) -> None:
+    assert up.told["url"].startswith("http://127.0.0.1:")
+    assert up.told["token"].startswith("lab_")
+    assert up.told["dashboard"] == f"{up.told['url']}/dashboard#token={up.told['token']}"
+    assert up.told["home"] == str(up.home)
+    assert up.told["agents"] == ["agent-1", "agent-2"]
+    assert up.status_of("/readyz") == 200
+
+
+def test_every_role_is_a_process_of_its_own(up: Up) -> None:
+    names = {"redis", "coordinator", "embedder", "agent-1", "agent-2", "tallier-0", "tallier-1", "tallier-2"}
+    assert set(up.pids) == names
+    assert len(set(up.pids.values()) | {up.process.pid}) == len(names) + 1
+
+
+def test_a_second_up_on_the_same_home_is_sent_away(up: Up) -> None:
+    result = subprocess.run(command("up", "--home", up.home), capture_output=True, text=True, check=False)
+    assert result.returncode == 75
+    assert "another process works on the federation" in result.stderr
+
+
+def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = command("up", "--home", tmp_path / "federation", "--port", port)
+        result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"port {port} cannot be used" in result.stderr
+    assert not (tmp_path / "federation" / "federation.json").exists()
+
+
+@pytest.mark.parametrize("name", ["agent-2", "tallier-1", "embedder", "redis", "coordinator"])
+def test_whoever_is_killed_comes_back_and_jobs_go_on(service: Up, labeler: Any, tmp_path: Path, name: str) -> None:
+    before = service.pids[name]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: service.pids.get(name, before) != before)
+    wait_until(lambda: service.status_of("/readyz") == 200)
+    result = labeler(*submission(service), "--out", tmp_path / "labels.parquet")
+    assert result.code == 0, result.err
+    assert pq.read_table(tmp_path / "labels.parquet").num_rows == 20
+
+
+def test_logs_are_json_lines_without_the_token(service: Up, labeler: Any) -> None:
+    labeler("budget")
+    logs = [path for path in (service.home / "logs").glob("*.log") if path.stat().st_size]
+    assert {path.stem for path in logs} >= {"coordinator", "agent-1", "tallier-0", "embedder"}
+    for path in logs:
+        for line in path.read_text().splitlines():
+            assert isinstance(json.loads(line), dict), (path.name, line)
+        assert service.told["token"] not in path.read_text()
+
+
+def test_a_home_is_private_and_holds_the_token_only_as_a_hash(up: Up) -> None:
+    secret = up.told["token"].encode()
+    for path in up.home.rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_bytes(), path
+    assert stat.S_IMODE(up.home.stat().st_mode) & 0o077 == 0
+
+
+def test_ctrl_c_stops_everything_in_seconds_and_a_second_start_goes_on_without_showing_a_token(tmp_path: Path) -> None:
+    home = tmp_path / "federation"
+    with running(home, "--agents", 1) as first:
+        pids = list(first.pids.values())
+        started = time.monotonic()
+        first.process.send_signal(signal.SIGINT)
+        assert first.process.wait(timeout=30) == 0
+        assert time.monotonic() - started < 20
+        assert all(is_gone(pid) for pid in pids)
+    with running(home) as second:
+        assert second.told["token"] is None
+        assert second.told["dashboard"].endswith("/dashboard")
+        url = second.told["url"]
+        assert tomllib.loads((home / "agents" / "agent-1" / "agent.toml").read_text())["coordinator_url"] == url
+        pids = list(second.pids.values())
+        second.process.kill()
+        wait_until(lambda: all(is_gone(pid) for pid in pids), seconds=10)
+    path = home / "coordinator" / "journal.db"
+    with closing(open_database(path, read_only=True)) as database:
+        tokens = TokenStore(database).list()
+        assert TokenStore(database).find(first.told["token"]) is not None
+    assert [one.name for one in tokens if one.revoked_at is None] == [FIRST_TOKEN]
+    assert sum(one.name == OWN_TOKEN for one in tokens) == 2
+
+
+def test_an_agent_that_cannot_start_does_not_stop_the_others(tmp_path: Path) -> None:
+    home = tmp_path / "federation"
+    with running(home, "--agents", 2):
+        pass
+    (home / "agents" / "agent-2" / "policy.toml").write_text("allow = everything")
+    with running(home) as federation:
+        assert federation.status_of("/readyz") == 200
+    assert "agent-2 ended (exit code 1)" in (tmp_path / "federation.err").read_text()
+
+
+def test_a_coordinator_that_cannot_start_is_a_failure_with_the_end_of_its_log(tmp_path: Path) -> None:
+    home = tmp_path / "federation"
+    with running(home, "--agents", 1):
+        pass
+    settings = home / "coordinator" / "coordinator.toml"
+    settings.write_text(settings.read_text() + "speling = 1\n")
+    process = start(home)
+    out, _ = process.communicate(timeout=START_S)
+    told = (tmp_path / "federation.err").read_text()
+    assert process.returncode == 75
+    assert "coordinator cannot start" in told
+    assert "speling" in told
+    assert "Ready" not in out
+
+
+# The client's commands
+
+
+def submission(up: Up) -> tuple[object, ...]:
+    examples = up.home / "examples"
+    return ("submit", examples / "digits.zip", "--task", examples / "task.toml")
+
+
+def test_images_are_submitted_waited_for_and_labelled(service: Up, labeler: Any, tmp_path: Path) -> None:
+    out = tmp_path / "labels.parquet"
+    result = labeler(*submission(service), "--out", out, "--name", "first digits")
+    assert result.code == 0, result.err
+    assert "completed" in result.out
+    assert "epsilon 0.5 per private image" in result.out
+    table = pq.read_table(out)
+    assert table.num_rows == 20
+    assert set(table["status"].to_pylist()) <= {"answered", "abstained"}
+
+
+def test_a_job_is_followed_and_exported_by_its_id(service: Up, labeler: Any, tmp_path: Path) -> None:
+    made = json.loads(labeler(*submission(service), "--name", "by id", "--json").out)
+    assert made["state"] in ("queued", "collecting", "tallying", "completed")
+    wait_until(lambda: json.loads(labeler("status", made["job_id"], "--json").out)["state"] == "completed")
+    listed = labeler("status")
+    assert made["job_id"] in listed.out
+    assert "by id" in listed.out
+    for form in ("parquet", "jsonl", "label-studio", "image-folder-csv"):
+        result = labeler("export", made["job_id"], "--format", form, "--out", tmp_path / form)
+        assert result.code == 0, result.err
+    assert len((tmp_path / "jsonl").read_text().splitlines()) == 20
+
+
+def test_the_same_key_again_is_the_same_job(service: Up, labeler: Any) -> None:
+    task_id = json.loads(labeler(*submission(service), "--wait", "--json").out)["task_id"]
+    images = service.home / "examples" / "digits.zip"
+    again = ("submit", images, "--task", task_id, "--strategy", "clustered", "--count", 5, "--key", "once", "--json")
+    first, second = (labeler(*again) for _ in range(2))
+    # All queries of that task are taken, so the service says so, both times alike.
+    assert first.code == second.code != 0
+    assert first.err == second.err
+
+
+def test_the_budget_falls_by_the_price(service: Up, labeler: Any) -> None:
+    def left() -> dict[tuple[str, str], int]:
+        accounts = json.loads(labeler("budget", "--json").out)["accounts"]
+        return {(one["account"], one["level"]): one["posted_nano"] for one in accounts}
+
+    before = left()
+    job = json.loads(labeler(*submission(service), "--wait", "--json").out)
+    after = left()
+    charge = job["price"]["instance_charge_nano"]
+    assert charge > 0
+    for account in ("federation", "agent:agent-1", "agent:agent-2"):
+        assert after[account, "instance"] - before[account, "instance"] == charge
+    shown = labeler("budget", "--agent", "agent-1")
+    assert "per image" in shown.out
+    assert "#" in shown.out
+    assert "federation" not in shown.out
+    own = labeler("agent", "budget", "--home", service.home / "agents" / "agent-1", "--json")
+    assert json.loads(own.out)[-1]["spent_nano"] == after["agent:agent-1", "instance"]
+
+
+def test_an_unaffordable_job_is_refused_with_account_level_and_what_is_left(
+    service: Up, labeler: Any, tmp_path: Path
+) -> None:
+    task = (service.home / "examples" / "task.toml").read_text().replace("epsilon = 0.5", "epsilon = 50.0")
+    (tmp_path / "dear.toml").write_text(task)
+    result = labeler("submit", service.home / "examples" / "digits.zip", "--task", tmp_path / "dear.toml")
+    assert result.code == 1
+    assert "federation" in result.err or "agent:agent-" in result.err
+    assert "instance" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("status", "job-nothing"), 1, "job"),
+        (("export", "job-nothing", "--out", "x.parquet"), 1, "job"),
+        (("export", "job-nothing", "--out", "x", "--format", "xml"), 2, "parquet, jsonl"),
+        (("budget", "--agent", "nobody"), 1, "nobody"),
+        (("submit", "nowhere.zip", "--task", "nothing.toml"), 2, "nothing.toml"),
+    ],
+)
+def test_refusals_are_sentences(service: Up, labeler: Any, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = labeler(*arguments)
+    assert result.code == code
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_settings_of_a_run_that_a_service_settles_are_refused(service: Up, labeler: Any, tmp_path: Path) -> None:
+    task = (service.home / "examples" / "task.toml").read_text() + "[budget]\ninstance_epsilon = 1.0\n"
+    (tmp_path / "task.toml").write_text(task.replace("k = 1", "k = 1\ntalliers = 2"))
+    result = labeler("submit", service.home / "examples" / "digits.zip", "--task", tmp_path / "task.toml")
+    assert result.code == 2
+    assert "[budget], talliers" in result.err
+
+
+def test_without_a_token_or_with_a_wrong_one_nothing_is_said(
+    service: Up, labeler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert labeler("budget", "--token", "lab_wrong").code == 1
+    monkeypatch.delenv("LABELER_TOKEN")
+    assert labeler("budget").code == 2
+
+
+def test_a_service_that_is_not_there_is_worth_another_try(labeler: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = labeler(
+        "keys", "token", "--name", "x", "--role", "viewer", "--url", f"http://127.0.0.1:{port}", "--token", "t"
+    )
+    assert result.code == 75
+    assert "no answer" in result.err
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_running(service: Up, labeler: Any, tmp_path: Path) -> None:
+    for name in ("agent-1", "agent-2"):
+        os.kill(service.pids[name], signal.SIGSTOP)
+    try:
+        arguments = command(*submission(service), "--wait")
+        with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
+            wait_until(lambda: "by ctrl-c" in labeler("status").out or _unfinished(labeler))
+            time.sleep(1)
+            waiting.send_signal(signal.SIGINT)
+            _, errors = waiting.communicate(timeout=30)
+    finally:
+        for name in ("agent-1", "agent-2"):
+            os.kill(service.pids[name], signal.SIGCONT)
+    assert waiting.returncode == 75
+    assert "the job goes on without you" in " ".join(errors.split())
+    wait_until(lambda: not _unfinished(labeler))
+
+
+def _unfinished(labeler: Any) -> list[str]:
+    jobs = json.loads(labeler("status", "--json").out)
+    return [job["job_id"] for job in jobs if job["state"] in ("queued", "collecting", "tallying")]
+
+
+# Administration
+
+
+def test_tokens_are_made_through_a_running_service_with_a_role(service: Up, labeler: Any) -> None:
+    made = json.loads(labeler("keys", "token", "--name", "auditor", "--role", "viewer", "--json").out)
+    assert made["token"].startswith("lab_")
+    assert labeler("budget", "--token", made["token"]).code == 0
+    refused = labeler(*submission(service), "--token", made["token"])
+    assert refused.code == 1
+
+
+def test_a_new_agent_is_enrolled_while_the_service_runs_and_revoked(service: Up, labeler: Any, tmp_path: Path) -> None:
+    home = tmp_path / "hospital-c"
+    shard = service.home / "agents" / "agent-1" / "images.shard"
+    url = service.told["url"]
+    made = labeler("agent", "init", "--home", home, "--id", "hospital-c", "--coordinator", url, "--shard", shard)
+    assert made.code == 0, made.err
+    public = home / "keys.public.json"
+    enrolled = labeler("keys", "enrol", public, "--yes", "--json")
+    assert enrolled.code == 0, enrolled.err
+    assert json.loads(enrolled.out)["party_id"] == "hospital-c"
+    assert labeler("budget", "--agent", "hospital-c").code == 0
+    old = json.loads(enrolled.out)["fingerprint"]
+    assert labeler("keys", "rotate", "--home", home).code == 0
+    assert labeler("keys", "enrol", public, "--yes").code == 1
+    rotated = labeler("keys", "enrol", public, "--yes", "--rotate", "--json")
+    assert rotated.code == 0, rotated.err
+    assert json.loads(rotated.out)["fingerprint"] != old
+    revoked = labeler("keys", "revoke", "hospital-c")
+    assert revoked.code == 0
+    assert "revoked" in revoked.out

@@ -1,0 +1,403 @@
+"""Commands that make homes, care for keys, tokens and journals, and show a site its agent, all without a service."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.coordinator.config import read_config
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.tokens import TokenStore
+from feature_store.keys import PartyKeys
+from labeler.errors import PolicyRefusal
+from labeler.task import Task, parse_task
+from workers.cli import main
+from workers.party_home import is_approved, read_agent_config, read_tallier_config
+from workers.policy import read_policy
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ACCOUNT = "agent:hospital-a"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Labeler = Callable[..., Outcome]
+
+
+@pytest.fixture
+def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labeler:
+    """`labeler(...)` runs the command line with these arguments."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, " ".join(printed.err.split()))
+
+    return run
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, labeler: Labeler) -> Path:
+    home = tmp_path / "coordinator"
+    assert labeler("serve", "--home", home, "--init").code == 0
+    return home
+
+
+@pytest.fixture
+def hospital(tmp_path: Path, labeler: Labeler, make_shard: Any) -> Path:
+    """An agent's home as `labeler agent init` leaves it."""
+    home = tmp_path / "hospital-a"
+    shard = make_shard("a.shard").path
+    result = labeler(
+        "agent", "init", "--home", home, "--id", "hospital-a", "--coordinator", "https://labels.example.org",
+        "--shard", shard,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    return home
+
+
+def fill_in(policy: Path) -> None:
+    """What a person at the site does: remove the # and write numbers and keys."""
+    text = re.sub(r"^# (?=[\w-]+ = )", "", policy.read_text(), flags=re.MULTILINE)
+    keys = iter(range(10, 99))
+    policy.write_text(re.sub("64 hexadecimal digits", lambda _: str(next(keys)) * 32, text))
+
+
+def open_home(home: Path, *, read_only: bool = False) -> Database:
+    return open_database(home / "journal.db", anchor=home / "journal.head", read_only=read_only)
+
+
+def spend(home: Path, name: str, amount: int) -> None:
+    """A journal with a charge in it, as the home's process leaves it."""
+    with closing(open_home(home)) as database:
+        ledger = Ledger(database, clock=lambda: NOW)
+        ledger.open_account(ACCOUNT, "instance", 5_000_000_000)
+        ledger.open_account(ACCOUNT, "agent", None)
+        ledger.reserve(name, [Charge(ACCOUNT, "instance", amount)])
+        ledger.post(name)
+
+
+# Homes
+
+
+def test_a_new_coordinator_has_keys_and_settings_that_can_be_read(coordinator: Path) -> None:
+    config = read_config(coordinator / "coordinator.toml")
+    assert config.federation.instance_epsilon == 1.0
+    assert PartyKeys.load(coordinator / "keys.json").public
+    assert stat.S_IMODE(coordinator.stat().st_mode) == 0o700
+
+
+def test_a_home_is_made_once(coordinator: Path, hospital: Path, labeler: Labeler) -> None:
+    keys = (coordinator / "keys.json").read_bytes()
+    again = labeler("serve", "--home", coordinator, "--init")
+    assert (again.code, (coordinator / "keys.json").read_bytes()) == (2, keys)
+    assert "made once" in again.err
+    shard = read_agent_config(hospital).shard
+    again = labeler("agent", "init", "--home", hospital, "--id", "x", "--coordinator", "https://x", "--shard", shard)
+    assert again.code == 2
+
+
+def test_a_new_agent_refuses_everything_until_its_policy_is_filled_in(hospital: Path) -> None:
+    assert read_agent_config(hospital).agent_id == "hospital-a"
+    with pytest.raises(PolicyRefusal, match="allows nothing as it is"):
+        read_policy(hospital / "policy.toml")
+    fill_in(hospital / "policy.toml")
+    policy = read_policy(hospital / "policy.toml")
+    assert policy.allow.backbones == ("backbone",)
+    assert policy.allow.approval
+    assert len(policy.talliers) == 3
+
+
+def test_an_agent_cannot_be_made_of_public_images(tmp_path: Path, labeler: Labeler, make_shard: Any) -> None:
+    shard = make_shard("public.shard", public=True).path
+    result = labeler(
+        "agent", "init", "--home", tmp_path / "h", "--id", "h", "--coordinator", "https://x", "--shard", shard
+    )
+    assert result.code == 2
+    assert "public shard" in result.err
+    assert not (tmp_path / "h").exists()
+
+
+def test_a_tallier_is_made_with_the_coordinators_public_keys(
+    tmp_path: Path, coordinator: Path, labeler: Labeler
+) -> None:
+    home = tmp_path / "registry"
+    arguments = ("tallier", "init", "--home", home, "--id", "registry", "--number", 1, "--coordinator", "https://x")
+    made = labeler(*arguments, "--coordinator-keys", coordinator / "keys.public.json", "--json")
+    assert made.code == 0, made.err
+    public = PartyKeys.load(coordinator / "keys.json").public
+    assert read_tallier_config(home).coordinator_verify_key == public.verify_key
+    assert (made.document["party_id"], made.document["role"], made.document["tallier"]) == ("registry", "tallier", 1)
+    assert labeler("keys", "show", "--home", home, "--json").document == made.document
+
+
+# Keys and tokens
+
+
+def test_public_keys_are_shown_with_the_fingerprint_to_read_out(hospital: Path, labeler: Labeler) -> None:
+    public = PartyKeys.load(hospital / "keys.json").public
+    shown = labeler("keys", "show", "--home", hospital)
+    assert public.fingerprint in shown.out
+    assert public.seal_key in shown.out
+    sent = json.loads((hospital / "keys.public.json").read_text())
+    assert sent["verify_key"] == public.verify_key
+    assert "signing_key" not in sent
+
+
+def test_rotated_keys_are_new_and_the_old_ones_stay_beside_them(hospital: Path, labeler: Labeler) -> None:
+    old = (hospital / "keys.json").read_bytes()
+    rotated = labeler("keys", "rotate", "--home", hospital, "--json")
+    assert rotated.document["verify_key"] == PartyKeys.load(hospital / "keys.json").public.verify_key
+    [kept] = hospital.glob("keys.json.*")
+    assert kept.read_bytes() == old
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_keys_are_not_rotated_under_a_running_process(hospital: Path, labeler: Labeler) -> None:
+    spend(hospital, "r1", 1)
+    before = (hospital / "keys.json").read_bytes()
+    with closing(open_home(hospital)):
+        result = labeler("keys", "rotate", "--home", hospital)
+    assert result.code == 75
+    assert (hospital / "keys.json").read_bytes() == before
+
+
+def test_missing_keys_are_made_and_others_left_alone(hospital: Path, labeler: Labeler) -> None:
+    before = labeler("keys", "make", "--home", hospital, "--json").document
+    assert labeler("keys", "make", "--home", hospital, "--json").document == before
+    (hospital / "keys.json").unlink()
+    assert labeler("keys", "show", "--home", hospital).code == 2
+    assert labeler("keys", "make", "--home", hospital, "--json").document["verify_key"] != before["verify_key"]
+
+
+def test_a_folder_that_is_no_home_is_told_so(tmp_path: Path, labeler: Labeler) -> None:
+    result = labeler("keys", "show", "--home", tmp_path)
+    assert result.code == 2
+    assert "no home" in result.err
+
+
+def test_the_first_token_is_made_at_a_stopped_coordinator_and_kept_as_a_hash(
+    coordinator: Path, labeler: Labeler
+) -> None:
+    made = labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin", "--json")
+    secret = made.document["token"]
+    assert secret.startswith("lab_")
+    with closing(open_home(coordinator)) as database:
+        found = TokenStore(database).find(secret)
+        busy = labeler("keys", "token", "--home", coordinator, "--name", "x", "--role", "viewer")
+    assert found is not None
+    assert (found.name, found.role) == ("data team", "admin")
+    assert busy.code == 75
+    assert "is running" in busy.err
+    assert all(secret.encode() not in path.read_bytes() for path in coordinator.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--role", "owner", "--home", "nowhere"), "admin, requester, viewer"),
+        (("--role", "admin"), "--home"),
+        (("--role", "admin", "--home", "nowhere"), "no coordinator's home"),
+    ],
+)
+def test_a_token_needs_a_role_and_somebody_to_make_it(labeler: Labeler, arguments: tuple[str, ...], words: str) -> None:
+    result = labeler("keys", "token", "--name", "x", *arguments)
+    assert result.code == 2
+    assert words in result.err
+
+
+# Journals
+
+
+def test_a_journal_is_verified_while_its_owner_runs(hospital: Path, labeler: Labeler) -> None:
+    spend(hospital, "r1", 7)
+    with closing(open_home(hospital)):
+        found = labeler("journal", "verify", "--home", hospital, "--json")
+    assert found.code == 0
+    assert found.document["entries"] == 4
+
+
+def test_a_backup_is_a_home_that_opens(tmp_path: Path, hospital: Path, labeler: Labeler) -> None:
+    spend(hospital, "r1", 7)
+    (hospital / "noise.secret").write_bytes(b"s" * 32)
+    (hospital / "noise.secret").chmod(0o600)
+    with closing(open_home(hospital)):
+        made = labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "backups" / "monday", "--json")
+    assert made.code == 0, made.err
+    copy = tmp_path / "backups" / "monday"
+    assert set(made.document["files"]) == {path.name for path in copy.iterdir()}
+    assert {"agent.toml", "policy.toml", "keys.json", "noise.secret", "journal.db", "journal.head"} <= {
+        path.name for path in copy.iterdir()
+    }
+    assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in copy.iterdir() if "public" not in path.name)
+    assert labeler("journal", "verify", "--home", copy, "--json").document["entries"] == 4
+    with closing(open_home(copy)) as database:
+        assert Ledger(database, clock=lambda: NOW).balance(ACCOUNT, "instance").spent == 7
+
+
+def test_a_backup_never_replaces_another(tmp_path: Path, hospital: Path, labeler: Labeler) -> None:
+    spend(hospital, "r1", 7)
+    (tmp_path / "taken").mkdir()
+    assert labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "taken").code == 2
+    assert list((tmp_path / "taken").iterdir()) == []
+
+
+def test_a_backup_of_a_damaged_journal_fails_and_leaves_nothing(
+    tmp_path: Path, hospital: Path, labeler: Labeler
+) -> None:
+    spend(hospital, "r1", 7)
+    path = hospital / "journal.db"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    result = labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "copy")
+    assert result.code in (1, 75)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_older_copy_is_refused_until_a_person_accepts_that_all_is_spent(
+    tmp_path: Path, hospital: Path, labeler: Labeler
+) -> None:
+    spend(hospital, "r1", 7)
+    assert labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "old").code == 0
+    spend(hospital, "r2", 11)
+    for name in ("journal.db-wal", "journal.db-shm"):
+        (hospital / name).unlink(missing_ok=True)
+    shutil.copy2(tmp_path / "old" / "journal.db", hospital / "journal.db")
+    refused = labeler("journal", "verify", "--home", hospital)
+    assert refused.code == 1
+    assert "accept-restored" in refused.err
+    accepted = labeler("journal", "accept-restored", "--home", hospital, "--reason", "disk lost")
+    assert accepted.code == 0, accepted.err
+    assert labeler("journal", "verify", "--home", hospital).code == 0
+    with closing(open_home(hospital)) as database:
+        assert Ledger(database, clock=lambda: NOW).balance(ACCOUNT, "instance").left == 0
+
+
+def test_what_is_left_of_an_account_can_be_written_off(hospital: Path, labeler: Labeler) -> None:
+    spend(hospital, "r1", 7)
+    arguments = ("journal", "write-off", "--home", hospital, "--account", ACCOUNT, "--reason", "unknown charges")
+    assert labeler(*arguments, "--json").document["written_off_nano"] == 5_000_000_000 - 7
+    assert labeler(*arguments, "--json").document["written_off_nano"] == 0
+    assert labeler(*arguments, "--level", "agent").code == 2
+    assert labeler(*arguments, "--level", "moon").code == 2
+    with closing(open_home(hospital)):
+        assert labeler(*arguments).code == 75
+
+
+def test_a_home_without_a_journal_is_told_so(hospital: Path, tmp_path: Path, labeler: Labeler) -> None:
+    for command in ("verify", "backup"):
+        more = ("--out", tmp_path / "copy") if command == "backup" else ()
+        result = labeler("journal", command, "--home", hospital, *more)
+        assert result.code == 2
+        assert "journal" in result.err
+    assert not (tmp_path / "copy").exists()
+
+
+# A site's own eyes
+
+
+def a_task(**changes: Any) -> Task:
+    fields = {
+        "name": "scans", "classes": ("cat", "dog", "eel"), "method": "knn", "k": 5, "sigma_votes": 30.0, "delta": 1e-5,
+        "max_queries": 100, "agents": 3, "backbone_fingerprint": "backbone", "nonce": "n",
+    }  # fmt: skip
+    return parse_task(fields | changes)
+
+
+def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) -> None:
+    fill_in(hospital / "policy.toml")
+    spend(hospital, "r1", 50_000_000)
+    with closing(open_home(hospital)):
+        found = labeler("agent", "budget", "--home", hospital, "--json").document
+        shown = labeler("agent", "budget", "--home", hospital)
+    by_level = {one["level"]: one for one in found}
+    assert by_level["instance"]["spent_nano"] == 50_000_000
+    assert 0.5 < by_level["instance"]["spent_epsilon"] < 1.2
+    assert by_level["instance"]["left_nano"] == 5_000_000_000 - 50_000_000
+    assert by_level["agent"]["spent_epsilon"] is None
+    assert "99.0%" in shown.out
+    assert "no bound" in shown.out
+
+
+def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: Path, labeler: Labeler) -> None:
+    tasks = [a_task(), a_task(nonce="m")]
+    with closing(open_home(hospital)) as database:
+        memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
+        for task in tasks:
+            memory.request(task, NOW)
+        waiting = labeler("agent", "waiting", "--home", hospital, "--json").document
+        assert [one["task_id"] for one in waiting] == sorted(task.digest for task in tasks)
+        assert waiting[0]["instance_epsilon"] > 0
+        chosen = tasks[0].digest
+        assert labeler("agent", "approve", chosen[:10], "--home", hospital).code == 0
+        assert is_approved(hospital, chosen)
+        assert not is_approved(hospital, tasks[1].digest)
+        left = labeler("agent", "waiting", "--home", hospital)
+        assert tasks[1].digest in left.out.replace("\n", "").replace(" ", "")
+        assert labeler("agent", "approve", "ffff", "--home", hospital).code in (0, 1)
+        assert labeler("agent", "approve", chosen, "--home", hospital, "--revoke").code == 0
+        assert not is_approved(hospital, chosen)
+
+
+def test_an_agent_that_never_ran_has_nothing_to_show(hospital: Path, labeler: Labeler) -> None:
+    fill_in(hospital / "policy.toml")
+    for command in ("waiting", "budget"):
+        result = labeler("agent", command, "--home", hospital)
+        assert result.code == 1
+        assert "start it once" in result.err
+
+
+def test_a_role_without_a_home_is_told_to_name_one(labeler: Labeler) -> None:
+    for role in ("agent", "tallier"):
+        result = labeler(role)
+        assert result.code == 2
+        assert "--home" in result.err
+
+
+def test_every_command_has_a_help_with_an_example() -> None:
+    from typer.main import get_command
+
+    from workers.cli import app
+
+    def leaves(command: Any, path: tuple[str, ...]) -> Any:
+        below = getattr(command, "commands", {})
+        for name, child in below.items():
+            yield from leaves(child, (*path, name))
+        if not below or command.invoke_without_command:
+            yield " ".join(path), command.help or ""
+
+    found = dict(leaves(get_command(app), ("labeler",)))
+    assert len(found) > 25
+    for path, text in found.items():
+        assert re.search(rf"`{path}\b", text), path

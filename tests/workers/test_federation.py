@@ -1,0 +1,199 @@
+"""A local federation in a folder: complete, private, made once, and reopened as it was."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from api.coordinator.config import read_config
+from feature_store.keys import PartyKeys
+from feature_store.shard import Shard
+from labeler.errors import BadData, InvalidSetting, MixedShards
+from workers.embedder import embed_images
+from workers.federation import LocalFederation, Plan, make_federation
+from workers.party_home import read_agent_config, read_tallier_config
+from workers.policy import read_policy
+from workers.task_file import read_task_file
+
+URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    home = tmp_path_factory.mktemp("up") / "federation"
+    home.mkdir(mode=0o700)
+    return make_federation(home, Plan(agents=2, instance_epsilon=3.0))
+
+
+def test_everybody_has_a_home_with_keys_of_their_own(made: LocalFederation) -> None:
+    homes = [made.coordinator, *made.agents.values(), *made.talliers.values()]
+    keys = {PartyKeys.load(home / "keys.json").public.verify_key for home in homes}
+    assert list(made.agents) == ["agent-1", "agent-2"]
+    assert list(made.talliers) == ["tallier-0", "tallier-1", "tallier-2"]
+    assert len(keys) == len(homes)
+    for home in (made.home, *homes):
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_every_settings_file_is_one_that_its_reader_takes(made: LocalFederation) -> None:
+    made.set_addresses(url=URL, redis_url=REDIS)
+    config = read_config(made.coordinator / "coordinator.toml")
+    assert (config.public_url, config.redis_url) == (URL, REDIS)
+    assert config.federation.instance_epsilon == config.agents.instance_epsilon == 3.0
+    assert config.federation.agent_epsilon == "unlimited"
+    coordinator = PartyKeys.load(made.coordinator / "keys.json").public
+    for name, home in made.agents.items():
+        agent = read_agent_config(home)
+        assert (agent.agent_id, agent.coordinator_url) == (name, URL)
+        policy = read_policy(home / "policy.toml")
+        assert policy.coordinator.verify_key == coordinator.verify_key
+        assert policy.budget.instance_epsilon == 3.0
+        assert policy.allow.tasks == "any"
+        assert not policy.allow.approval
+    for number, (name, home) in enumerate(made.talliers.items()):
+        tallier = read_tallier_config(home)
+        assert (tallier.tallier_id, tallier.coordinator_url) == (name, URL)
+        assert tallier.coordinator_seal_key == coordinator.seal_key
+        assert policy.talliers[f"tallier-{number}"] == PartyKeys.load(home / "keys.json").public.seal_key
+
+
+def test_agents_hold_digits_of_their_own_and_the_coordinator_can_embed_others(made: LocalFederation) -> None:
+    config = read_config(made.coordinator / "coordinator.toml")
+    shards = [Shard.open(home / read_agent_config(home).shard) for home in made.agents.values()]
+    assert not set(shards[0].sources) & set(shards[1].sources)
+    assert sum(len(shard) for shard in shards) == 718
+    for shard in shards:
+        assert not shard.is_public
+        backbone = config.backbone(shard.fingerprint)
+        assert backbone is not None
+        assert Path(backbone).is_file()
+
+
+def test_the_examples_are_public_images_without_labels_and_a_task(made: LocalFederation) -> None:
+    assert made.examples is not None
+    with zipfile.ZipFile(made.examples / "digits.zip") as archive:
+        names = archive.namelist()
+    held = {Path(name).stem for home in made.agents.values() for name in Shard.open(home / "images.shard").sources}
+    assert len(names) == 200
+    assert not {Path(name).stem for name in names} & held
+    assert read_task_file(made.examples / "task.toml").task.epsilon == 0.5
+    assert not (made.home / "inputs").exists()
+
+
+def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: LocalFederation) -> None:
+    policy = made.agents["agent-1"] / "policy.toml"
+    policy.write_text(policy.read_text().replace("approval = false", "approval = true  # ours"))
+    keys = (made.agents["agent-1"] / "keys.json").read_bytes()
+    again = make_federation(made.home, Plan())
+    again.set_addresses(url="http://127.0.0.1:9", redis_url=REDIS)
+    assert again.agents == made.agents
+    assert "# ours" in policy.read_text()
+    assert (made.agents["agent-1"] / "keys.json").read_bytes() == keys
+    assert read_agent_config(made.agents["agent-2"]).coordinator_url == "http://127.0.0.1:9"
+    assert "docs/coordinator.md" in (made.coordinator / "coordinator.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (Plan(agents=3), "has 2 agents, not 3"),
+        (Plan(backbone="pixels:4"), "--backbone is settled"),
+        (Plan(instance_epsilon=1.0), "--instance-epsilon is settled"),
+        (Plan(shards=(Path("a"),)), "--shard is settled"),
+    ],
+)
+def test_what_was_settled_when_it_was_made_cannot_be_changed_by_the_way(
+    made: LocalFederation, plan: Plan, words: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        make_federation(made.home, plan)
+    assert make_federation(made.home, Plan(agents=2)).agents == made.agents
+
+
+def test_the_token_is_noted_as_shown_for_good(made: LocalFederation) -> None:
+    assert not make_federation(made.home, Plan()).is_token_shown
+    made.note_token_shown()
+    assert make_federation(made.home, Plan()).is_token_shown
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(BadData, match=r"thesis\.tex"):
+        make_federation(tmp_path, Plan())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.federation._write_state", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        make_federation(tmp_path, Plan(agents=1))
+    keys = (tmp_path / "agents" / "agent-1" / "keys.json").read_bytes()
+    ids = Shard.open(tmp_path / "agents" / "agent-1" / "images.shard").record_ids.tolist()
+    monkeypatch.undo()
+    federation = make_federation(tmp_path, Plan(agents=1))
+    assert (federation.agents["agent-1"] / "keys.json").read_bytes() == keys
+    assert Shard.open(federation.agents["agent-1"] / "images.shard").record_ids.tolist() == ids
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_shards_somebody_brings_stay_where_they_are(tmp_path: Path, federation_images: tuple[Path, Path]) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    federation = make_federation(home, Plan(shards=federation_images))
+    assert federation.examples is None
+    shards = [read_agent_config(path).shard for path in federation.agents.values()]
+    assert shards == [str(path) for path in federation_images]
+    assert read_config(federation.coordinator / "coordinator.toml").classes == ("no", "yes")
+
+
+def test_shards_that_do_not_belong_together_are_refused(
+    tmp_path: Path, federation_images: tuple[Path, Path], images: Path
+) -> None:
+    embed_images(images, "pixels:4", tmp_path / "other.shard", classes=("no", "yes"))
+    embed_images(images, "pixels:8", tmp_path / "public.shard", classes=("no", "yes"), public=True)
+    (home := tmp_path / "home").mkdir()
+    with pytest.raises(MixedShards, match="differ in backbone"):
+        make_federation(home, Plan(shards=(federation_images[0], tmp_path / "other.shard")))
+    with pytest.raises(MixedShards, match="the one named"):
+        make_federation(home, Plan(shards=federation_images, backbone="pixels:4"))
+    with pytest.raises(InvalidSetting, match="public shard"):
+        make_federation(home, Plan(shards=(tmp_path / "public.shard",)))
+    with pytest.raises(InvalidSetting, match="named twice"):
+        make_federation(home, Plan(shards=(federation_images[0], federation_images[0])))
+    with pytest.raises(InvalidSetting, match="3 agents and 2 shards"):
+        make_federation(home, Plan(agents=3, shards=federation_images))
+    assert not (home / "federation.json").exists()
+
+
+@pytest.mark.parametrize("agents", [72, 10_000])
+def test_more_agents_than_digits_can_be_dealt_to_are_refused(tmp_path: Path, agents: int) -> None:
+    with pytest.raises(InvalidSetting, match=f"1 to 71 agents, found {agents}"):
+        make_federation(tmp_path, Plan(agents=agents))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve small grey images in two class folders."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("images")
+    for number in range(12):
+        path = root / ("yes" if number % 2 else "no") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), color=20 * number).save(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def federation_images(tmp_path_factory: pytest.TempPathFactory, images: Path) -> tuple[Path, Path]:
+    """Two private shards that belong together."""
+    root = tmp_path_factory.mktemp("shards")
+    for name in ("a", "b"):
+        embed_images(images, "pixels:8", root / f"{name}.shard", classes=("no", "yes"))
+    return root / "a.shard", root / "b.shard"

@@ -1,0 +1,180 @@
+"""HTTP from a party to its coordinator: encrypted except on this machine, bounded, ended at once when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import ssl
+import threading
+
+import httpx2
+
+from labeler.errors import (
+    Forged,
+    Interrupted,
+    InvalidSetting,
+    LabelerError,
+    NotEnrolled,
+    ProtocolViolation,
+    Replayed,
+    TooLarge,
+    Unavailable,
+)
+from labeler.messages import MAX_MESSAGE_BYTES
+
+MAX_ANSWER_BYTES = 17 * MAX_MESSAGE_BYTES
+"""Largest answer that is read: sixteen of the largest messages, and the coordinator's own."""
+
+_MAX_PROBLEM_BYTES = 64 * 1024
+_LONGEST_RETRY_AFTER_S = 30.0
+_CONNECT_S, _WRITE_S = 10.0, 30.0
+_WATCH_S = 0.1
+_PROBLEM = "urn:labeler:problem:"
+
+
+class Unreachable(Unavailable):
+    """The coordinator did not answer, or says that it cannot now.
+
+    Attributes:
+        retry_after_s: how long it asks to be left alone.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CoordinatorHttp:
+    """Requests to one coordinator; used by one thread.
+
+    Args:
+        url: https, or http to this machine only.
+        ca_file: certificates to check the coordinator's against; the system's where absent.
+        read_timeout_s: longest silence while waiting for an answer.
+        stop: ends a request that is under way.
+
+    Raises:
+        InvalidSetting: the address is none, or would send messages over a network in clear.
+    """
+
+    def __init__(self, url: str, *, ca_file: str | None, read_timeout_s: float, stop: threading.Event) -> None:
+        address = check_url(url)
+        self._stop = stop
+        self._client = httpx2.AsyncClient(
+            base_url=address,
+            verify=_certificates(ca_file),
+            # A proxy of the environment is for the network, never for this machine.
+            trust_env=not _is_loopback(httpx2.URL(address).host),
+            timeout=httpx2.Timeout(_WRITE_S, connect=_CONNECT_S, read=read_timeout_s),
+            headers={"Content-Type": "application/octet-stream", "Accept-Encoding": "identity"},
+        )
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+    def post(self, path: str, data: bytes) -> bytes:
+        """Send bytes once; the body of an answer that accepts them.
+
+        Raises:
+            Unreachable: nobody answers, or not now.
+            NotEnrolled, Forged, Replayed, TooLarge, ProtocolViolation: what the coordinator says about them.
+            Interrupted: told to stop.
+        """
+        try:
+            return self._runner.run(self._until_stopped(path, data))
+        except httpx2.TransportError as error:
+            raise Unreachable(f"{type(error).__name__}: {str(error)[:300]}") from None
+
+    async def _until_stopped(self, path: str, data: bytes) -> bytes:
+        """A held poll would keep a process that was told to stop for many seconds; it is dropped instead."""
+        task = asyncio.ensure_future(self._request(path, data))
+        try:
+            while not task.done():
+                if self._stop.is_set():
+                    raise Interrupted("stopped while talking to the coordinator")
+                await asyncio.wait({task}, timeout=_WATCH_S)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def _request(self, path: str, data: bytes) -> bytes:
+        async with self._client.stream("POST", path, content=data) as response:
+            if response.status_code in (200, 202):
+                return await _bounded(response, MAX_ANSWER_BYTES)
+            raise _problem(response, await _bounded(response, _MAX_PROBLEM_BYTES))
+
+
+def check_url(url: str) -> str:
+    """The coordinator's address, if messages may be sent there.
+
+    Raises:
+        InvalidSetting: no URL, one with a password or a query, or plain http to another machine.
+    """
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError):
+        raise InvalidSetting("the coordinator's URL cannot be read; it looks like https://labels.example.org") from None
+    if parsed.scheme not in ("https", "http") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
+        raise InvalidSetting("the coordinator's URL is https://HOST or https://HOST:PORT, with a path at most")
+    if parsed.scheme == "http" and not _is_loopback(parsed.host):
+        raise InvalidSetting(
+            f"the coordinator's URL sends messages to {parsed.host!r} in clear; use https:// (plain http:// is for "
+            "127.0.0.1 only)"
+        )
+    return str(parsed)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _certificates(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError):
+        raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
+
+
+async def _bounded(response: httpx2.Response, most: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
+    """The error that a refusal of the coordinator stands for; its words are shown only as far as they print."""
+    status = response.status_code
+    try:
+        document = json.loads(body)
+        kind, detail = str(document["type"]).removeprefix(_PROBLEM), str(document["detail"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        kind, detail = "", ""
+    said = "".join(letter if letter.isprintable() else "?" for letter in detail)[:500]
+    sentence = f"the coordinator answered {status}" + (f": {said}" if said else "")
+    if status == 429 or status >= 500:
+        return Unreachable(sentence, retry_after_s=_retry_after(response))
+    for known in (NotEnrolled, Forged, Replayed, TooLarge):
+        if kind == known.problem_type:
+            return known(sentence)
+    if status in (401, 403):
+        return NotEnrolled(sentence)
+    return ProtocolViolation(sentence)
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _LONGEST_RETRY_AFTER_S) if text.isdecimal() else 0.0
