@@ -51,7 +51,6 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         yield
         app.state.stopping.set()
         await coordinator.aclose()
-        await coordinator.aclose()
 
     app = FastAPI(
         title="private-labeler",

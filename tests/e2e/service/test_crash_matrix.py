@@ -55,7 +55,7 @@ def expected_votes(service: Service, task_fields: dict[str, object], batch: Quer
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("victim", "point"), CELLS, ids=[f"{victim} at {point}" for victim, point in CELLS])
 def test_a_killed_process_costs_time_and_nothing_else(
     fragile, digit_features, tmp_path: Path, victim: str, point: str

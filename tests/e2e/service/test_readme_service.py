@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -46,6 +47,7 @@ def spent(service: Service) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by_the_price(service, tmp_path) -> None:
     before = spent(service)
     run(["bash", "-euo", "pipefail", "-c", block("sh")], service, tmp_path)
