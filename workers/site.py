@@ -59,7 +59,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
 
 
 def waiting_tasks(home: Path) -> list[dict[str, Any]]:
-    """Tasks that wait for a person's approval, oldest first, and what each would cost.
+    """Tasks that wait for a person's approval, oldest first, and what each would cost (None: no finite price).
 
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
@@ -78,8 +78,8 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
                 "name": task.name,
                 "method": task.method,
                 "queries": task.max_queries,
-                "instance_epsilon": cost.instance.epsilon,
-                "agent_epsilon": cost.agent.epsilon,
+                "instance_epsilon": cost.instance.to_json()["epsilon"],
+                "agent_epsilon": cost.agent.to_json()["epsilon"],
                 "delta": task.delta,
                 "asked_at": asked_at.isoformat(timespec="seconds"),
             }

@@ -72,9 +72,12 @@ class Visit:
 OpenPage = Callable[..., Visit]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A running browser, or a reason why there is none."""
+    """A running browser, or a reason why there is none.
+
+    Until it ends, playwright keeps an event loop running in this thread, in which no other test can start its own.
+    """
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")

@@ -1,0 +1,24 @@
+"""Print the dependencies of pyproject.toml, one a line; with --slim without the learning libraries.
+
+Coordinator and talliers never load those (tests/test_architecture.py looks), and they are most of an image's size.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "matplotlib", "scikit-learn", "timm", "torch", "torchvision"})
+
+
+def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:
+    """The dependencies, with PostgreSQL's driver, so that a coordinator's journal may lie there."""
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    wanted: list[str] = project["dependencies"] + project["optional-dependencies"]["postgres"]
+    return [one for one in wanted if not (is_slim and re.split(r"[\s\[=<>;~!]", one)[0].lower() in LEARNING)]
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(requirements(Path("pyproject.toml"), is_slim="--slim" in sys.argv[1:])) + "\n")

@@ -1,0 +1,281 @@
+"""What docs/deploy.md says works: its commands exist, its compose files keep sites apart, its steps lead to a job over TLS."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from feature_store.backbones import load_backbone
+from workers.digits import write_digits, zip_images
+from workers.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SITES = [f"hospital-{letter}" for letter in "abcde"] + [f"tallier-{number}" for number in range(3)]
+
+
+# Compose and images
+
+
+def test_a_site_shares_a_network_with_the_coordinator_and_nobody_else() -> None:
+    services = COMPOSE["services"]
+    for site in SITES:
+        [network] = services[site]["networks"]
+        members = {name for name, service in services.items() if network in service["networks"]}
+        assert members == {site, "coordinator"}
+        assert COMPOSE["networks"][network] == {"internal": True}
+
+
+def test_redis_is_in_the_operators_network_alone_and_opens_no_port() -> None:
+    services = COMPOSE["services"]
+    assert services["redis"]["networks"] == ["operator"]
+    assert COMPOSE["networks"]["operator"] == {"internal": True}
+    members = {name for name, service in services.items() if "operator" in service["networks"]}
+    assert members == {"redis", "coordinator", "embedder"}
+    assert [name for name, service in services.items() if "ports" in service] == ["coordinator"]
+    command = " ".join(services["redis"]["command"])
+    assert "--maxmemory-policy noeviction" in command
+    assert "--appendonly no" in command
+
+
+def test_every_service_keeps_its_home_in_a_volume_of_its_own_and_runs_without_privileges() -> None:
+    homes = {}
+    for name, service in COMPOSE["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        if name != "redis":
+            homes[name] = next(volume.split(":")[0] for volume in service["volumes"] if volume.endswith(":/data"))
+            assert homes[name] in COMPOSE["volumes"]
+    assert homes.pop("embedder") == homes["coordinator"]
+    assert len(set(homes.values())) == len(homes)
+
+
+def test_every_role_has_an_image_of_its_own() -> None:
+    targets = set(re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE))
+    built = {service["build"]["target"] for name, service in COMPOSE["services"].items() if name != "redis"}
+    assert built == {"coordinator", "embedder", "agent", "tallier"}
+    assert built <= targets
+    site = yaml.safe_load((ROOT / "deploy" / "site.compose.yaml").read_text())
+    assert "ports" not in site["services"]["party"]
+
+
+def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None:
+    path = ROOT / "deploy" / "requirements.py"
+    spec = importlib.util.spec_from_file_location("requirements", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    full = module.requirements(ROOT / "pyproject.toml", is_slim=False)
+    slim = module.requirements(ROOT / "pyproject.toml", is_slim=True)
+    left_out = {re.split(r"[=; ]", one)[0] for one in set(full) - set(slim)}
+    assert left_out == {"torch", "torchvision", "timm", "faiss-cpu", "faiss-gpu", "scikit-learn", "matplotlib"}
+
+
+def test_the_roles_of_slim_images_start_where_there_is_no_learning_library() -> None:
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib"}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+import workers.cli, workers.serve, workers.tallier_service, workers.new_homes, workers.journal_care, workers.key_care
+import api.app, api.server, api.coordinator.service
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# The page
+
+
+def test_every_command_on_the_page_exists_with_its_options() -> None:
+    from typer.main import get_command
+
+    from workers.cli import app
+
+    found = re.findall(r"^(?:docker compose run --rm \S+ |labeler )(.*)$", PAGE, flags=re.MULTILINE)
+    found += re.findall(r"`labeler ([^`]*)`", PAGE)
+    assert len(found) > 20
+    for line in found:
+        words = line.split("#")[0].split()
+        command: Any = get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        used = {word for word in words if word.startswith("--")} - {"--help"}
+        assert used <= options, line
+
+
+def test_links_and_files_on_the_page_exist() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
+    for name in re.findall(r"(?<![\w/])((?:deploy|docs)/[\w.-]+\.\w+)", PAGE):
+        assert (ROOT / name).exists(), name
+
+
+# The way through the page
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Any]:
+    """Starts commands, and stops them at the end."""
+    with ExitStack() as running:
+
+        def start(name: str, *arguments: object) -> None:
+            log = running.enter_context((tmp_path / f"{name}.log").open("w"))
+            process = subprocess.Popen(command(*arguments), stdout=log, stderr=log)
+            running.callback(stop, process)
+
+        yield start
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def replace(path: Path, *changes: tuple[str, str]) -> None:
+    text = path.read_text()
+    for pattern, line in changes:
+        text, count = re.subn(pattern, lambda _, line=line: line, text, count=1, flags=re.MULTILINE)
+        assert count == 1, pattern
+    path.write_text(text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_the_steps_of_the_page_lead_to_labels_over_tls(
+    tmp_path: Path, labeler: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"https://localhost:{free.getsockname()[1]}"
+    port = url.rsplit(":", 1)[1]
+    subprocess.run([ROOT / "deploy" / "make-certificate.sh", "tls", "localhost", "127.0.0.1"], check=True)
+    parts = write_digits(tmp_path, seed=0, agents=5)
+    zip_images(parts["public"], tmp_path / "scans.zip", count=60)
+    fingerprint = load_backbone("pixels:8").fingerprint
+    with RedisServer(tmp_path / "redis") as redis:
+        # 1. The operator
+        assert labeler("serve", "--home", "coordinator", "--init").code == 0
+        replace(
+            tmp_path / "coordinator" / "coordinator.toml",
+            ("^public_url.*", f'public_url = "{url}"'),
+            ("^redis_url.*", f'redis_url = "{redis.url}"'),
+            (r"^\[backbones\]", f'[backbones]\n{fingerprint} = "pixels:8"'),
+        )
+        made = labeler("keys", "token", "--home", "coordinator", "--name", "first", "--role", "admin", "--json")
+        tls = ("--tls-cert", "tls/coordinator.pem", "--tls-key", "tls/coordinator.key")
+        processes("coordinator", "serve", "--home", "coordinator", "--port", port, *tls)
+        processes("embedder", "embedder", "--home", "coordinator")
+        monkeypatch.setenv("LABELER_URL", url)
+        monkeypatch.setenv("LABELER_TOKEN", json.loads(made.out)["token"])
+        monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "tls" / "ca.pem"))
+        ca_file = f'ca_file = "{tmp_path / "tls" / "ca.pem"}"'
+        coordinator = json.loads((tmp_path / "coordinator" / "keys.public.json").read_text())
+        # 2. The talliers
+        pins = []
+        for number in range(3):
+            home = f"tallier-{number}"
+            keys = ("--coordinator-keys", "coordinator/keys.public.json", "--json")
+            made = labeler(
+                "tallier", "init", "--home", home, "--id", home, "--number", number, "--coordinator", url, *keys
+            )
+            assert made.code == 0, made.err
+            pins.append(f'{home} = "{json.loads(made.out)["seal_key"]}"')
+            replace(tmp_path / home / "tallier.toml", ("^tallier_id", f"{ca_file}\ntallier_id"))
+        # 3. One of the hospitals
+        images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
+        assert labeler("embed", parts["agent-1"], *images, "--out", "a.shard").code == 0
+        made = labeler(
+            "agent", "init", "--home", "agent", "--id", "hospital-a", "--coordinator", url, "--shard", "a.shard"
+        )
+        assert made.code == 0, made.err
+        replace(tmp_path / "agent" / "agent.toml", ("^agent_id", f"{ca_file}\nagent_id"))
+        replace(
+            tmp_path / "agent" / "policy.toml",
+            ("^# (?=instance_epsilon)", ""),
+            ("^# (?=agent_epsilon)", ""),
+            ("^# (?=delta)", ""),
+            ('^# (?=tasks = "any")', ""),
+            ("^# (?=methods)", ""),
+            ("^# (?=max_queries_per_day)", ""),
+            ("^# (?=approval)", ""),
+            ("^# tallier-0.*", "\n".join(pins)),
+            ("^# verify_key.*", f'verify_key = "{coordinator["verify_key"]}"'),
+        )
+        # 4. Enrol
+        wait_until_alive(int(port))
+        for home in ("tallier-0", "tallier-1", "tallier-2", "agent"):
+            enrolled = labeler("keys", "enrol", f"{home}/keys.public.json", "--yes")
+            assert enrolled.code == 0, enrolled.err
+            processes(home, "agent" if home == "agent" else "tallier", "--home", home)
+        wait_for(lambda: is_ready(labeler), what="everybody")
+        # 5. A first job, which waits for a person
+        (tmp_path / "task.toml").write_text(
+            '[task]\nname = "digits"\nmethod = "reverse-knn"\nk = 1\nepsilon = 0.5\ndelta = 1e-5\n'
+            '[queries]\nstrategy = "clustered"\ncount = 10\n'
+        )
+        submitted = labeler("submit", "scans.zip", "--task", "task.toml", "--json")
+        assert submitted.code == 0, submitted.err
+        job = json.loads(submitted.out)
+        wait_for(lambda: json.loads(labeler("agent", "waiting", "--home", "agent", "--json").out), what="the ask")
+        assert labeler("agent", "approve", job["task_id"][:12], "--home", "agent").code == 0
+        wait_for(
+            lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"] == "completed", what="the job"
+        )
+        assert labeler("export", job["job_id"], "--out", "labels.parquet").code == 0
+        assert pq.read_table("labels.parquet").num_rows == 10
+        assert labeler("journal", "backup", "--home", "agent", "--out", "backup").code == 0
+        assert labeler("journal", "verify", "--home", "backup").code == 0
+
+
+def is_ready(labeler: Any) -> bool:
+    from api.client import Client
+
+    with Client(os.environ["LABELER_URL"], "x", ca_file=Path(os.environ["LABELER_CA_FILE"])) as client:
+        return client.readiness().ready
+
+
+def wait_until_alive(port: int) -> None:
+    def answers() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    wait_for(answers, what="the coordinator")
+
+
+def wait_for(condition: Any, *, what: str, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.1)
