@@ -1,4 +1,4 @@
-"""What docs/deploy.md says works: its commands exist, its compose files keep sites apart, its steps lead to a job over TLS."""
+"""docs/deploy.md works: its commands exist, its compose files keep sites apart, its steps lead to labels over TLS."""
 
 from __future__ import annotations
 
