@@ -18,16 +18,17 @@ from labeler.errors import NotAllowed, NotAuthenticated
 if TYPE_CHECKING:
     from feature_store.journal.tokens import TokenRecord, TokenStore
 
-Need = Literal["open", "local", "signed", "viewer", "requester", "admin"]
-"""`open`: anybody. `local`: anybody on this machine, else a viewer. `signed`: a party, by its signature."""
+Need = Literal["open", "optional", "scraper", "signed", "viewer", "requester", "admin"]
+"""`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: a viewer, or anybody where the
+settings open /metrics. `signed`: a party, by its signature."""
 
 ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/healthz"): "open",
-    ("GET", "/readyz"): "open",
+    ("GET", "/readyz"): "optional",
     ("GET", "/openapi.json"): "open",
     ("GET", "/dashboard"): "open",
     ("GET", "/dashboard/{asset:path}"): "open",
-    ("GET", "/metrics"): "local",
+    ("GET", "/metrics"): "scraper",
     ("POST", "/v1/messages"): "signed",
     ("POST", "/v1/messages:poll"): "signed",
     ("GET", "/v1/whoami"): "viewer",
@@ -57,7 +58,6 @@ ACCESS: dict[tuple[str, str], Need] = {
 public to whoever may read at all, so a viewer may download them. A price is free, so a viewer may ask for it."""
 
 _RANK: dict[Role, int] = {"viewer": 0, "requester": 1, "admin": 2}
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 MAX_TOKEN_CHARS = 200
 
 
@@ -72,11 +72,14 @@ class Gate:
     Args:
         tokens: where tokens are looked up.
         limits: how often one token may call, and how often one address may fail to show a good one.
+        is_metrics_open: whether /metrics takes no token. Where a request comes from says nothing: behind a proxy on
+            this machine every stranger comes from this machine.
     """
 
-    def __init__(self, tokens: TokenStore, limits: RateLimits) -> None:
+    def __init__(self, tokens: TokenStore, limits: RateLimits, *, is_metrics_open: bool = False) -> None:
         self._tokens = tokens
         self._limits = limits
+        self._is_metrics_open = is_metrics_open
 
     async def admit(self, request: Request, path: str) -> None:
         """Check the token of a request against the table; leaves the token's record in `request.state.token`.
@@ -90,7 +93,9 @@ class Gate:
         need = ACCESS.get((request.method, path))
         if need is None:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
-        if need in ("open", "signed") or (need == "local" and _address(request) in _LOOPBACK):
+        if need in ("open", "signed") or (need == "scraper" and self._is_metrics_open):
+            return
+        if need == "optional" and "authorization" not in request.headers:
             return
         secret = _bearer(request)
         record: TokenRecord | None = None
@@ -104,7 +109,7 @@ class Gate:
             )
         request.state.token = record
         self._limits.spend(record.token_id)
-        least: Role = "viewer" if need == "local" else cast(Role, need)
+        least: Role = "viewer" if need in ("optional", "scraper") else cast(Role, need)
         role = record.role
         if not reaches(role, least):
             raise NotAllowed(
@@ -117,6 +122,12 @@ def caller(request: Request) -> str:
     """Id of the token a request came with: what a job's `created_by` says."""
     record: TokenRecord = request.state.token
     return record.token_id
+
+
+def is_administrator(request: Request) -> bool:
+    """Whether the token a request came with is an administrator's."""
+    record: TokenRecord = request.state.token
+    return reaches(record.role, "admin")
 
 
 def _bearer(request: Request) -> str | None:

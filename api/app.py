@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from api import refusals
 from api.access import Gate
 from api.documentation import document
+from api.lingering import Lingering
 from api.metrics import Metrics
 from api.rate_limit import RateLimits
 from api.request_context import RequestContext
@@ -65,7 +66,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
     app.state.limits = limits
-    app.state.gate = Gate(coordinator.tokens, limits)
+    app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
     for router in (
         task_routes(coordinator),
@@ -79,6 +80,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     ):
         app.include_router(router)
     refusals.install(app)
+    app.add_middleware(Lingering)
     app.add_middleware(RequestContext, metrics=metrics)
 
     def openapi() -> dict[str, Any]:

@@ -8,6 +8,7 @@ with Client("https://labels.example.org", token) as service:
 
 from __future__ import annotations
 
+import io
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,9 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import ArrayLike
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
 from api.client_http import Connection, ServiceBusy, ServiceProblem
@@ -55,6 +58,11 @@ from labeler.errors import InvalidSetting
 __all__ = ["Client", "ServiceBusy", "ServiceProblem"]
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+MAX_NUMBERS_AS_JSON = 500_000
+"""Written out, a number takes up to 25 bytes; the service takes 16 MiB of JSON, and more as Parquet."""
+
+ROWS_OF_A_GROUP = 1000
+
 _PAUSE_S = 0.2
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
 
@@ -131,7 +139,8 @@ class Client:
         Args:
             task_id: the task under whose price and noise it runs.
             images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it.
-            features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`.
+            features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`; many
+                of them travel as Parquet, which keeps every number as it is.
             query_ids: of the vectors.
             backbone_fingerprint: of the backbone that made the vectors.
             selection: which images are asked about; all when None.
@@ -145,20 +154,26 @@ class Client:
         """
         if (images is None) == (features is None):
             raise InvalidSetting("give exactly one of images (files) and features (vectors)")
+        vectors = np.asarray([] if features is None else features, dtype=np.float64)
+        as_json = vectors.size <= MAX_NUMBERS_AS_JSON and sum(map(len, query_ids or ())) <= MAX_NUMBERS_AS_JSON
         request = JobRequest(
             task_id=task_id,
             name=name,
             selection=selection or Selection(),
             deadline_s=deadline_s,
-            features=None if features is None else np.asarray(features, dtype=np.float64).tolist(),
-            query_ids=None if query_ids is None else list(query_ids),
+            features=vectors.tolist() if images is None and as_json else None,
+            query_ids=list(query_ids) if query_ids is not None and as_json else None,
             backbone_fingerprint=backbone_fingerprint,
         )
         key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
-        if images is None:
+        if images is not None:
+            beside = _image_parts(images)
+        elif as_json:
             return self._post(JobView, "/v1/jobs", request, headers=key)
+        else:
+            beside = [Part("parquet", _parquet(vectors, query_ids), "features.parquet")]
         written = request.model_dump_json(exclude_none=True).encode()
-        form = FormBody([Part("request", written), *_image_parts(images)])
+        form = FormBody([Part("request", written), *beside])
         answer = self._connection.call("POST", "/v1/jobs", content=form, headers=form.headers | key, repeat=True)
         return JobView.model_validate_json(answer.content)
 
@@ -337,6 +352,21 @@ class Client:
 
 def _job_path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> bytes:
+    """Feature vectors as a Parquet file, named as the service names vectors of a request."""
+    if features.ndim != 2:
+        raise InvalidSetting(f"features have shape (queries, dimension), found {features.shape}")
+    if names is not None and len(names) != len(features):
+        raise InvalidSetting(f"{len(features)} feature vectors came with {len(names)} query_ids; give one for each")
+    known = [f"query-{number:06d}" for number in range(len(features))] if names is None else list(names)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
+    with io.BytesIO() as file:
+        # Packed, equal vectors would look to the service like a bomb.
+        table = pa.table({"name": pa.array(known, pa.string()), "feature": rows})
+        pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=ROWS_OF_A_GROUP)
+        return file.getvalue()
 
 
 def _image_parts(images: Path | Sequence[Path]) -> list[Part]:

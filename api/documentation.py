@@ -113,12 +113,13 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
         for method, operation in operations.items():
             need = _need(method.upper(), path)
             operation["x-least-role"] = need
-            operation["security"] = [] if need in ("open", "signed", "local") else [{"token": []}]
+            operation["security"] = _SECURITY.get(need or "open", [{"token": []}])
     freed: dict[str, Any] = _freed(made)
     app.openapi_schema = freed
     return freed
 
 
+_SECURITY: dict[Need, list[dict[str, list[str]]]] = {"open": [], "signed": [], "optional": [{}, {"token": []}]}
 _NULL = "(null)"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from api.coordinator.uploads import UploadWriter
 from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
 from api.schema import JobRequest
 from api.strict_route import MAX_FEATURES_JSON_BYTES, MAX_JSON_BYTES, media_type, parse_json
-from labeler.errors import InvalidSetting, TooLarge
+from labeler.errors import InvalidSetting, LabelerError, TooLarge
 
 if TYPE_CHECKING:
     from api.coordinator.config import LimitsTable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 FORM = "multipart/form-data"
+PARSED_AT_ONCE = 2
+"""Large documents: parsing takes many times their size in memory, for a moment."""
 FORM_OVERHEAD_BYTES = 64 * 1024 * 1024
 """What part heads and the request itself may add to the images of a form."""
 
@@ -51,6 +54,7 @@ class JobIntake:
     def __init__(self, home: Path, limits: LimitsTable) -> None:
         self._incoming = home / "incoming"
         self._limits = limits
+        self._parsing = asyncio.Semaphore(PARSED_AT_ONCE)
         # What a crash left half-received; one process has this home to itself.
         shutil.rmtree(self._incoming, ignore_errors=True)
 
@@ -77,9 +81,16 @@ class JobIntake:
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
     async def _from_json(self, request: Request) -> JobRequest:
-        refuse_length(request, max_bytes=MAX_FEATURES_JSON_BYTES)
-        data = b"".join([chunk async for chunk in chunks(request, max_bytes=MAX_FEATURES_JSON_BYTES)])
-        return await run_in_threadpool(_job_request, data)
+        try:
+            refuse_length(request, max_bytes=MAX_FEATURES_JSON_BYTES)
+            data = b"".join([chunk async for chunk in chunks(request, max_bytes=MAX_FEATURES_JSON_BYTES)])
+        except TooLarge:
+            raise TooLarge(
+                f"a job as JSON has at most {MAX_FEATURES_JSON_BYTES} bytes; send more feature vectors as Parquet in a "
+                "form (columns name and feature)"
+            ) from None
+        async with self._parsing:
+            return await run_in_threadpool(_job_request, data)
 
     async def _from_form(self, request: Request, folder: Path) -> Received:
         most = self._limits.max_upload_bytes + FORM_OVERHEAD_BYTES
@@ -172,5 +183,7 @@ def _job_request(data: bytes) -> JobRequest:
     except ValidationError as error:
         fields = error.errors(include_input=False, include_url=False, include_context=False)
         raise RequestValidationError([{**field, "loc": ("body", *field["loc"])} for field in fields]) from None
+    except LabelerError:
+        raise
     except ValueError as error:
         raise RequestValidationError([{"loc": ("body",), "msg": str(error), "type": "json_invalid"}]) from None

@@ -1,4 +1,4 @@
-"""How often one token may call, and how often one address may fail: moving windows of a minute, in memory.
+"""How often one token may call, how often one address may fail, and how much may be under way at once; in memory.
 
 The limits protect the service from a loop in somebody's script. They are no part of the privacy bound, so it harms
 nobody that a restart forgets them. A failure never locks out a neighbour that shows a good token.
@@ -7,13 +7,19 @@ nobody that a restart forgets them. A failure never locks out a neighbour that s
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
 from labeler.errors import InvalidSetting, RateLimited
+
+SLOT_WAIT_S = 5
 
 
 class TooManyRequests(RateLimited):
@@ -63,3 +69,49 @@ class RateLimits:
         raise TooManyRequests(
             f"{words} {item.amount} requests a minute; send the next in {wait_s} s", retry_after_s=wait_s
         )
+
+
+class Slots:
+    """How many of something that lasts may be under way at once, for one name and for all together.
+
+    Args:
+        what: in words, singular.
+        each: most of one name.
+        total: most of all.
+    """
+
+    def __init__(self, what: str, *, each: int, total: int) -> None:
+        if each < 1 or total < 1:
+            raise InvalidSetting("a bound on what may be under way at once must be at least one")
+        self._what = what
+        self._each = each
+        self._total = total
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold one slot until the block ends.
+
+        Raises:
+            TooManyRequests: none is free for this name, or for anybody.
+        """
+        with self._lock:
+            if self._held[name] >= self._each:
+                raise TooManyRequests(
+                    f"one token may keep {self._each} {self._what}s open; close one first", retry_after_s=SLOT_WAIT_S
+                )
+            if self._held.total() >= self._total:
+                raise TooManyRequests(
+                    f"{self._total} {self._what}s are open, which is as many as are served; try again in "
+                    f"{SLOT_WAIT_S} s",
+                    retry_after_s=SLOT_WAIT_S,
+                )
+            self._held[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[name] -= 1
+                if not self._held[name]:
+                    del self._held[name]

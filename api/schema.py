@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.task import Level, ReleaseKind
+from labeler.task import Level, Printable, ReleaseKind
 
 JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
 FINISHED: frozenset[JobState] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
@@ -21,6 +21,9 @@ PartyRole = Literal["agent", "tallier"]
 LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
 
 MAX_SYNCHRONOUS_QUERIES = 64
+
+
+ClassName = Annotated[Printable, Field(max_length=200)]
 
 
 class Request(BaseModel):
@@ -34,8 +37,8 @@ class View(BaseModel):
 class TaskRequest(Request):
     """What all parties shall agree on. Give `sigma_votes` or `epsilon` (the noise is then solved for that price)."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
+    name: Annotated[Printable, Field(min_length=1, max_length=200)]
+    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=32_000)] | None = None
     method: Literal["knn", "reverse-knn"] = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
@@ -46,6 +49,8 @@ class TaskRequest(Request):
     colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
+    """Only for the winner: queries whose best noisy sum is below this many votes get no label."""
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
     agents: (
         Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=10_000)] | None
@@ -143,7 +148,7 @@ class JobRequest(Request):
     """A labelling job. Images come beside it (files, zip, Parquet); feature vectors stand in it, or come in Parquet."""
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    name: Annotated[str, Field(max_length=200)] = ""
+    name: Annotated[Printable, Field(max_length=200)] = ""
     selection: Selection = Selection()
     deadline_s: Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)] | None = None
     features: Annotated[list[list[float]], Field(max_length=100_000)] | None = None
@@ -309,6 +314,8 @@ class PartyView(View):
     backbone_fingerprint: str | None = None
     classes: tuple[str, ...] = ()
     version: str = ""
+    claim: str = ""
+    """What it says of the coordinator's journal and cannot prove; its polls are refused while it does."""
 
 
 class PartiesView(View):
@@ -326,7 +333,7 @@ class PartiesView(View):
 class TokenRequest(Request):
     """A new access token."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: Annotated[Printable, Field(min_length=1, max_length=100)]
     role: Role
 
 

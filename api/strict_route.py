@@ -20,12 +20,14 @@ from starlette.types import Scope
 
 from api.access import Gate
 from api.form_parts import chunks, refuse_length
-from labeler.errors import LabelerError
+from labeler.errors import LabelerError, TooLarge
 
 MAX_JSON_BYTES = 1024 * 1024
 """Of ordinary requests."""
-MAX_FEATURES_JSON_BYTES = 64 * 1024 * 1024
-"""Of requests that carry feature vectors."""
+MAX_FEATURES_JSON_BYTES = 16 * 1024 * 1024
+"""Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
+MAX_JSON_VALUES = 2_000_000
+"""Each number of a parsed document takes up to 100 bytes, however short it was written."""
 
 _JSON = "application/json"
 _SMALL_BYTES = 64 * 1024
@@ -37,7 +39,14 @@ def parse_json(data: bytes) -> Any:
 
     Raises:
         json.JSONDecodeError: it is not JSON, holds a number that is not finite, a NUL, or is nested too deeply.
+        TooLarge: it holds more values than are taken.
     """
+    values = data.count(b",") + data.count(b"[")
+    if values > MAX_JSON_VALUES:
+        raise TooLarge(
+            f"the document holds about {values} values; at most {MAX_JSON_VALUES} are taken as JSON. "
+            "Send more feature vectors as Parquet in a form (columns name and feature)"
+        )
     try:
         text = data.decode("utf-8")
         if "\\u0000" in text:

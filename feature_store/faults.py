@@ -38,6 +38,7 @@ FAULT_POINTS: dict[str, str] = {
     "tallier.reported": "The tallier has said which shares it holds.",
     "tallier.fixed": "The set of agents to sum is stored durably, for ever; nothing is summed.",
     "tallier.summed": "The sum is stored durably; it has not been sent.",
+    "tallier.computed": "The talliers have opened the winners; this one has not said so, and stores nothing of it.",
 }
 """Every fault point, and what has just happened there."""
 

@@ -44,6 +44,7 @@ SEAL_OVERHEAD_BYTES = 48 + 32
 _FILE_VERSION = "labeler-keys/1"
 _MAX_FILE_BYTES = 4096
 _CONTEXT_BYTES = 32
+_STATEMENT = b"labeler-statement/1\n"
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -209,6 +210,14 @@ class PartyKeys:
             )
         return opened[_CONTEXT_BYTES:]
 
+    def sign_statement(self, statement: bytes) -> str:
+        """A signature over a statement made outside of any message, in hexadecimal; `verify_statement` checks it.
+
+        Args:
+            statement: begins with the name of what it is, so that no statement passes for another kind.
+        """
+        return self._signing.sign(_STATEMENT + statement).signature.hex()
+
     def __repr__(self) -> str:
         return f"PartyKeys(fingerprint={self._public.fingerprint!r}, <redacted>)"
 
@@ -227,15 +236,52 @@ def verify(message: Message, verify_key: str) -> None:
         Forged: it did not.
         InvalidSetting: the key is none, or a weak one.
     """
+    verify_header(message.header, message.signature, verify_key)
+    _check_body(message)
+
+
+def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
+    """Check that the holder of a key signed this header, before its body has come.
+
+    Args:
+        header: as received; its digest binds the body.
+        signature: 64 bytes.
+        verify_key: see `verify`.
+
+    Raises:
+        Forged: it did not.
+        InvalidSetting: the key is none, or a weak one.
+    """
     verifier = _verifier(verify_key)
     try:
-        verifier.verify(_signed_bytes(message.header), message.signature)
+        verifier.verify(_signed_bytes(header), signature)
     except (BadSignatureError, CryptoError):
         raise Forged(
-            f"the signature of a message in the name of {message.header.sender!r} does not hold; it was changed on "
+            f"the signature of a message in the name of {header.sender!r} does not hold; it was changed on "
             "its way, or its sender's keys are not the ones enrolled"
         ) from None
-    _check_body(message)
+
+
+def verify_statement(statement: bytes, signature: str, verify_key: str) -> None:
+    """Check that the holder of a key signed a statement (`PartyKeys.sign_statement`).
+
+    Args:
+        statement: as the checking side knows it, never as the signer states it.
+        signature: in hexadecimal, as received.
+        verify_key: of the party that should have signed, pinned or enrolled.
+
+    Raises:
+        Forged: it did not.
+        InvalidSetting: the key is none, or a weak one.
+    """
+    verifier = _verifier(verify_key)
+    try:
+        verifier.verify(_STATEMENT + statement, bytes.fromhex(signature))
+    except (BadSignatureError, CryptoError, ValueError):
+        raise Forged(
+            "the signature of a statement does not hold: it is about something else, or its sender's keys are not the "
+            "ones known here"
+        ) from None
 
 
 def _check_body(message: Message) -> None:

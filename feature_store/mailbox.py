@@ -6,6 +6,7 @@
     work:QUEUE                     stream   work not yet done, with one consumer group   until done
     work-ids:QUEUE                 hash     work id -> its entry in the stream           until done
     progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
+    alive:ROLE                     string   some process of a role was there lately      seconds
 
 **Nothing here is the truth.** Redis may lose all of it at any time: the journal (SQL) says what is missing, and
 whoever misses something asks again. In return nothing here waits for a disk. So every call works on an empty
@@ -47,6 +48,7 @@ MAIL_SEEN_KEY = "mail-seen:{length}:{recipient}:{message_id}"
 WORK_KEY = "work:{queue}"
 WORK_IDS_KEY = "work-ids:{queue}"
 PROGRESS_KEY = "progress:{job_id}"
+ALIVE_KEY = "alive:{role}"
 
 MAX_MAIL = 10_000
 MAX_EVENTS = 1_000
@@ -54,6 +56,9 @@ MAIL_UNUSED_S = 7 * 86_400
 MAIL_SEEN_S = 86_400
 PROGRESS_UNUSED_S = 86_400
 MAX_WAIT_S = 30.0
+
+MAX_MAIL_BYTES = MAX_MESSAGE_BYTES
+"""Of the messages that one call hands out, unless the first alone is larger."""
 
 MAX_WAITING = 9_000
 """Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
@@ -71,6 +76,18 @@ if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'data', ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return 1
+"""
+_MAIL = """
+local found = {}
+local start, size = ARGV[1], 0
+while #found < tonumber(ARGV[2]) do
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. start, '+', 'COUNT', 1)[1]
+  if not entry then break end
+  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  if size > tonumber(ARGV[3]) and (#found > 0 or ARGV[4] == '0') then break end
+  found[#found + 1], start = entry, entry[1]
+end
+return found
 """
 _ADD_WORK = """
 local known = redis.call('HGET', KEYS[2], ARGV[1])
@@ -149,6 +166,7 @@ class Mailbox:
                 "the redis URL must be redis://, rediss:// or unix://, with a host or a path"
             ) from None
         self._send = self._redis.register_script(_SEND)
+        self._mail = self._waiting.register_script(_MAIL)
         self._add_work = self._redis.register_script(_ADD_WORK)
         self._heartbeat = self._redis.register_script(_HEARTBEAT)
         self._done = self._redis.register_script(_DONE)
@@ -202,7 +220,13 @@ class Mailbox:
             )
 
     async def receive(
-        self, recipient: str, after: str, wait_s: float, max_messages: int = 16
+        self,
+        recipient: str,
+        after: str,
+        wait_s: float,
+        max_messages: int = 16,
+        *,
+        max_bytes: int = MAX_MAIL_BYTES,
     ) -> list[tuple[str, bytes]]:
         """The mail after a position, oldest first; waits for it. What lies at or before the position is dropped.
 
@@ -211,6 +235,8 @@ class Mailbox:
             after: position of the last message it took, empty for none.
             wait_s: how long to wait while there is none, 0 to 30.
             max_messages: most that are returned.
+            max_bytes: of all messages together; one that is larger comes alone. Redis counts, so that no more than
+                this is ever in this process.
 
         Returns:
             (position, data) of each message; empty if none came.
@@ -219,7 +245,7 @@ class Mailbox:
             Unavailable: Redis does not answer.
         """
         key = MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))
-        entries = await self._read(key, after, wait_s, max_messages, drop=True)
+        entries = await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
         return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
 
     def pending(self, recipient: str) -> int:
@@ -292,6 +318,18 @@ class Mailbox:
         with _reaching():
             self._done(keys=_work_keys(work.queue), args=[_GROUP, work.entry, work.work_id])
 
+    # Signs of life
+
+    def show_life(self, role: str, *, for_s: float) -> None:
+        """Say that a process of a role is there; counts for so many seconds."""
+        with _reaching():
+            self._redis.set(ALIVE_KEY.format(role=check_text(role, "role", most=100)), b"1", px=round(for_s * 1000))
+
+    def is_alive(self, role: str) -> bool:
+        """Whether any process of a role was there lately."""
+        with _reaching():
+            return bool(self._redis.exists(ALIVE_KEY.format(role=check_text(role, "role", most=100))))
+
     # Progress
 
     def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
@@ -307,7 +345,7 @@ class Mailbox:
     ) -> list[tuple[str, dict[str, Any]]]:
         """The events of a job after a position, oldest first; waits for them, 0 to 30 seconds."""
         key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
-        entries = await self._read(key, after, wait_s, max_events, drop=False)
+        entries = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
         return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
 
     # Ends
@@ -325,7 +363,7 @@ class Mailbox:
         return "Mailbox(<redacted>)"
 
     async def _read(
-        self, key: str, after: str, wait_s: float, count: int, *, drop: bool
+        self, key: str, after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
     ) -> list[tuple[str, dict[bytes, bytes]]]:
         if not 0 <= wait_s <= MAX_WAIT_S:
             raise InvalidSetting(f"wait_s must lie between 0 and {MAX_WAIT_S:g} seconds, found {wait_s:g}")
@@ -343,10 +381,22 @@ class Mailbox:
                 elif drop and position > (0, 0):
                     await self._waiting.xtrim(key, minid=f"{position[0]}-{position[1] + 1}", approximate=False)
                 start = f"{position[0]}-{position[1]}"
-                # 0 would wait for ever.
-                block = max(1, round(wait_s * 1000)) if wait_s > 0 else None
-                reply = await self._waiting.xread({key: start}, count=count, block=block)
-        return [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
+                found = await self._mail_after(key, start, count, max_bytes, is_first=True)
+                if found or wait_s <= 0:
+                    return found
+                # One comes alone out of the wait, and then whatever came with it. 0 would wait for ever.
+                reply = await self._waiting.xread({key: start}, count=1, block=max(1, round(wait_s * 1000)))
+                found = [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
+                if found and count > 1:
+                    left = max_bytes - sum(map(len, found[0][1].values()))
+                    found += await self._mail_after(key, found[0][0], count - 1, left, is_first=False)
+        return found
+
+    async def _mail_after(
+        self, key: str, start: str, count: int, max_bytes: int, *, is_first: bool
+    ) -> list[tuple[str, dict[bytes, bytes]]]:
+        reply = await self._mail(keys=[key], args=[start, count, max_bytes, int(is_first)])
+        return [(_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in reply]
 
     def _take_over(self, key: str, consumer: str, lease_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
         cursor = _START

@@ -7,6 +7,7 @@ after the agent itself has checked the task and its own ledger has taken the pri
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,10 @@ from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.randomness import derive_key, keyed_source
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
-from workers.agent_ledger import ANSWERED_BEFORE, AgentLedger
+from workers.agent_ledger import ANSWERED_BEFORE, IN_PROCESS, AgentLedger, Recipients
+
+NEIGHBORS_AT_ONCE = 2**21
+"""Neighbours found in one step: some 40 MiB, however many a task asks for."""
 
 
 class Agent:
@@ -72,38 +76,43 @@ class Agent:
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
 
-    def answer(self, task: Task, batch: QueryBatch) -> tuple[InputShare, ...]:
+    def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
         """Check the task, charge the own ledger, vote, add noise, split into one share per tallier.
+
+        Args:
+            task: the task.
+            batch: the public queries.
+            recipients: who gets the shares, in this order; the same at every answer to one round.
 
         Raises:
             LabelerError: see `charge` and `shares`.
         """
         with self._answering:
-            version = self._charge(task, batch)
+            version = self._charge(task, batch, recipients)
             return self._shares(task, batch, version)
 
-    def charge(self, task: Task, batch: QueryBatch) -> None:
+    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Raises:
-            MixedShards: the task's classes or backbone are not those of the shard.
-            InvalidSetting: the batch does not belong to the task, or the task needs a trained model.
-            PrivacyRefusal: records were deleted since this batch was first answered, or the price is not covered.
+            MixedShards, InvalidSetting: see `check`.
+            PrivacyRefusal: see `check`; records were deleted since this batch was first answered, its shares went to
+                other recipients, or the price is not covered.
             BudgetExceeded: an account has too little left; nothing was computed.
         """
         with self._answering:
-            self._charge(task, batch)
+            self._charge(task, batch, recipients)
 
-    def shares(self, task: Task, batch: QueryBatch) -> tuple[InputShare, ...]:
+    def shares(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
         """The answer itself, one share per tallier, of a batch that `charge` has accepted.
 
         It asks the ledger again, which changes nothing for a batch that was paid for and refuses any other.
         """
-        return self.answer(task, batch)
+        return self.answer(task, batch, recipients=recipients)
 
-    def _charge(self, task: Task, batch: QueryBatch) -> str:
+    def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients) -> str:
         version = self._shard.version
-        self._check(task, batch)
+        self.check(task, batch)
         round_digest = round_of(task, batch).digest
         self._ledger.charge(
             round_digest=round_digest,
@@ -112,6 +121,7 @@ class Agent:
             charges=round_charges(task, len(batch)),
             task=task,
             num_queries=len(batch),
+            recipients=recipients,
         )
         return version
 
@@ -127,14 +137,36 @@ class Agent:
         """Votes without noise, shape (num_queries, num_classes). Private: for this agent's own eyes."""
         features, record_ids, labels = self._alive()
         if task.method == "knn":
-            rows = self._search(features, record_ids).search(batch.features, task.k).rows
-            return knn_ballots(np.append(labels, np.int16(-1))[rows], num_classes=task.num_classes)
+            return self._knn(task, batch, self._search(features, record_ids), labels)
         if task.max_agent_records is not None and len(labels) > task.max_agent_records:
             kept = np.argsort(record_ids)[: task.max_agent_records]
             features, labels = features[kept], labels[kept]
-        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine)
-        nearest = queries.search(features, min(task.k, len(batch))).record_ids
-        return reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
+        return self._reverse_knn(task, batch, features, labels)
+
+    def _knn(
+        self, task: Task, batch: QueryBatch, records: NeighborIndex, labels: NDArray[np.int16]
+    ) -> NDArray[np.int64]:
+        """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
+        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+        k = min(task.k, len(labels))
+        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // k):
+            rows = records.search(batch.features[block], k).rows
+            votes[block] = knn_ballots(labels[rows], num_classes=task.num_classes)
+        return votes
+
+    def _reverse_knn(
+        self, task: Task, batch: QueryBatch, features: NDArray[np.int16], labels: NDArray[np.int16]
+    ) -> NDArray[np.int64]:
+        """Votes of the records at their nearest queries, in blocks of records, whose votes add up."""
+        limit = self._memory_limit_bytes
+        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine, memory_limit_bytes=limit)
+        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+        k = min(task.k, len(batch))
+        # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
+        for block in _blocks(len(labels), max(NEIGHBORS_AT_ONCE, votes.size) // k):
+            nearest = queries.search(features[block], k).record_ids
+            votes += reverse_knn_ballots(nearest, labels[block], num_queries=len(batch), num_classes=task.num_classes)
+        return votes
 
     def _search(self, features: NDArray[np.int16], record_ids: NDArray[np.int64]) -> NeighborIndex:
         """The index over the records as they are now; an index of an older version would let deleted ones vote."""
@@ -152,7 +184,14 @@ class Agent:
             return features, ids, labels
         return features[alive], ids[alive], labels[alive]
 
-    def _check(self, task: Task, batch: QueryBatch) -> None:
+    def check(self, task: Task, batch: QueryBatch) -> None:
+        """Refuse what this agent cannot answer, whatever its policy and its budget say; costs nothing.
+
+        Raises:
+            MixedShards: the task's classes or backbone are not those of the shard.
+            InvalidSetting: the task needs a trained model.
+            PrivacyRefusal: the batch does not belong to the task.
+        """
         if task.method == "one-hot":
             raise InvalidSetting("an agent with records cannot cast one-hot ballots; it needs a trained model")
         if batch.features.shape[1] != self._shard.dimension:
@@ -177,3 +216,9 @@ class Agent:
                 f"agent {self.agent_id}: a reverse-knn task is answered in one batch of all its {task.max_queries} "
                 f"queries; every batch costs the whole price, and this one has {len(batch)}"
             )
+
+
+def _blocks(count: int, most: int) -> Iterator[slice]:
+    """Slices that cover `count` rows, each at least 1 and else at most `most` rows long."""
+    step = max(1, most)
+    return (slice(start, start + step) for start in range(0, count, step))

@@ -7,12 +7,24 @@ The ledger here and its durable twin (workers.durable_ledger) keep the same rule
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.task import Level, Task
+
+Recipients = tuple[tuple[str, str], ...]
+"""Who gets the shares of an answer: id and public sealing key of each tallier, in tallier order.
+
+Shares of one answer always go to the same talliers in the same order. The split is a function of the round, so in
+another order one tallier would see another share of the same split, and with all of them the noised ballot itself.
+Another set of talliers could sum the round over other agents under the same noise.
+"""
+
+IN_PROCESS: Recipients = ()
+"""The recipients where talliers are objects of the same process, handed their shares by number."""
 
 
 class AgentLedger(Protocol):
@@ -27,6 +39,7 @@ class AgentLedger(Protocol):
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
+        recipients: Recipients,
     ) -> None:
         """Take the price of one answer, once: the same round of the same records again changes nothing.
 
@@ -37,9 +50,11 @@ class AgentLedger(Protocol):
             charges: nano-units of mu^2 at every level at which the task has a finite price.
             task: of the round.
             num_queries: queries in the round.
+            recipients: who gets the shares of the answer.
 
         Raises:
-            PrivacyRefusal: the round was answered by other records, or a level that is limited has no finite price.
+            PrivacyRefusal: the round was answered by other records or for other recipients, more queries of the task
+                than it has are asked, or a level that is limited has no finite price.
             PolicyRefusal: the site's policy does not allow it now.
             BudgetExceeded: an account has too little left. Nothing was charged.
         """
@@ -60,7 +75,8 @@ class InMemoryLedger:
         if "instance" not in accounts:
             raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
         self.accounts: dict[Level, Account] = dict(accounts)
-        self._answered: dict[str, str] = {}
+        self._answered: dict[str, tuple[str, Recipients]] = {}
+        self._queries: Counter[str] = Counter()
 
     def charge(
         self,
@@ -69,17 +85,25 @@ class InMemoryLedger:
         shard_version: str,
         reservation_id: str,
         charges: Mapping[Level, int],
-        task: Task,  # noqa: ARG002  # a run has one task, and no site that limits queries by the day
-        num_queries: int,  # noqa: ARG002  # as above
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
     ) -> None:
         """See AgentLedger."""
-        if self._answered.get(round_digest, shard_version) != shard_version:
+        version, answered_to = self._answered.get(round_digest, (shard_version, recipients))
+        if version != shard_version:
             raise PrivacyRefusal(ANSWERED_BEFORE)
+        if answered_to != recipients:
+            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
+        asked = self._queries[task.digest] + (0 if round_digest in self._answered else num_queries)
+        if asked > task.max_queries:
+            raise PrivacyRefusal(beyond_task(asked, task))
         charged = dict(self.accounts)
         for level, account in self.accounts.items():
             charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
         self.accounts = charged
-        self._answered[round_digest] = shard_version
+        self._answered[round_digest] = (shard_version, recipients)
+        self._queries[task.digest] = asked
 
     def __repr__(self) -> str:
         return f"InMemoryLedger(levels={sorted(self.accounts)})"
@@ -104,3 +128,17 @@ ANSWERED_BEFORE = (
     "Ask in a new task (a new nonce), which is charged anew"
 )
 """Why a round is refused once the records behind it have changed."""
+
+ANSWERED_TO_OTHERS = (
+    "this round was answered for other talliers, other keys of theirs, or in another order; shares of the same answer "
+    "sent elsewhere could be put together. Ask in a new task (a new nonce), which is charged anew"
+)
+"""Why a round is refused for other recipients than those who got its shares."""
+
+
+def beyond_task(answered: int, task: Task) -> str:
+    """Why a round is refused that asks more of a task than a person approved, and than its price covers."""
+    return (
+        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
+        "new task"
+    )

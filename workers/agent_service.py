@@ -59,6 +59,7 @@ from workers.party_home import (
     POLICY_FILE,
     SEEN_FILE,
     AgentConfig,
+    check_journal_kept,
     is_approved,
     noise_secret,
     read_agent_config,
@@ -92,7 +93,7 @@ def run_agent(
         database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
-        ledger.verify()
+        check_journal_kept(home, has_entries=ledger.verify().seq > 0)
         memory = AgentMemory(database, ledger)
         site = DurableLedger(
             memory,
@@ -239,10 +240,13 @@ class _Desk:
                 raise WrongDigest("an ask names another task or round than it holds")
             if ask.expires_at < self._clock().timestamp():
                 raise ProtocolViolation("the ask has expired")
+            agent = self._records.agent()
+            # Before a person is asked, and the task kept for it: what does not fit these records never waits.
+            agent.check(ask.task, ask.batch)
             self._admit(ask)
             fault_point("agent.asked")
-            agent = self._records.agent()
-            agent.charge(ask.task, ask.batch)
+            recipients = tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)
+            agent.charge(ask.task, ask.batch, recipients=recipients)
         except _PUBLIC as error:
             return self._refused(message, error)
         except LabelerError as error:
@@ -251,7 +255,7 @@ class _Desk:
             return self._refused(message, _silent(error), cause=error)
         fault_point("agent.charged")
         try:
-            shares = agent.shares(ask.task, ask.batch)
+            shares = agent.shares(ask.task, ask.batch, recipients=recipients)
         except (JournalBroken, JournalBehind):
             raise
         except Exception as error:
@@ -265,8 +269,7 @@ class _Desk:
         approved = is_approved(self._home, task.digest)
         if approved != self._memory.is_approved(task.digest):
             # The journal follows the folder, so that whoever lists what waits sees what was decided.
-            self._memory.request(task, self._clock())
-            (self._memory.approve if approved else self._memory.revoke_approval)(task.digest)
+            self._memory.follow(task, self._clock(), is_approved=approved)
         try:
             self._read_policy().check(ask, coordinator_key=self._link.coordinator_key, is_approved=approved)
         except AwaitingApproval:
@@ -289,7 +292,9 @@ class _Desk:
     def _refused(self, message: Message, error: LabelerError, *, cause: Exception | None = None) -> list[Draft]:
         about = {"task_digest": message.header.task_digest, "round_digest": message.header.round_digest}
         log.warning("refused", extra=about | (_said(error) if cause is None else _cause(cause)))
-        return [self._draft(message, "refused", Refusal.of(error).encode())] if message.header.round_digest else []
+        return (
+            [self._draft(message, "refused", Refusal.of(_told(error)).encode())] if message.header.round_digest else []
+        )
 
     def _draft(self, message: Message, kind: Kind, body: bytes) -> Draft:
         header = message.header
@@ -301,6 +306,17 @@ def _silent(error: Exception) -> LabelerError:
     if isinstance(error, TryAgain):
         return Unavailable("this agent cannot answer now; its operator finds the reason in its log")
     return BadData("this agent cannot answer this round; its operator finds the reason in its log")
+
+
+def _told(error: LabelerError) -> LabelerError:
+    """What the coordinator is told: of a budget only that it does not cover the round, never how much there is."""
+    if not isinstance(error, BudgetExceeded):
+        return error
+    account = f"account {error.account!r}, {error.level} level: " if error.account else ""
+    return BudgetExceeded(
+        f"{account}the site's budget does not cover this round; how much is left the site alone sees "
+        "(labeler agent budget)"
+    )
 
 
 def _said(error: LabelerError) -> dict[str, str]:

@@ -15,7 +15,7 @@ from feature_store.journal.ledger import Ledger
 from labeler.batching import LEVELS
 from labeler.errors import PolicyRefusal
 from labeler.task import Level, Task
-from workers.agent_ledger import priced
+from workers.agent_ledger import Recipients, priced
 from workers.policy import Policy
 
 _DAY = timedelta(days=1)
@@ -71,6 +71,7 @@ class DurableLedger:
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
+        recipients: Recipients,
     ) -> None:
         """See AgentLedger."""
         policy = self.open_accounts()
@@ -86,6 +87,8 @@ class DurableLedger:
             charges=[Charge(self._account, level, amount) for level, amount in charges.items()],
             num_queries=num_queries,
             task_digest=task.digest,
+            max_queries=task.max_queries,
+            recipients=recipients,
         )
 
     def _check_day(self, policy: Policy, num_queries: int) -> None:

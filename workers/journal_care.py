@@ -1,10 +1,15 @@
 """Care for the journal of a home: verify it, copy it, and go on after charges were lost.
 
 A home is a coordinator's, an agent's or a tallier's. Verifying and copying do not disturb the process that owns it.
+
+When a coordinator's newest journal is gone for good, its operator accepts an older one, and every site that has seen
+the newer one consents. Consent is to one journal: the operator reads out the head at which it was accepted, the site
+writes it down in place of what it had seen, and from then on the coordinator must show a journal that holds it.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,12 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.durable import sync_folder
+from feature_store.durable import replace_file, sync_folder
+from feature_store.journal.anchor import Anchor
 from feature_store.journal.backup import backup
+from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.recovery import accept_restored
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
 from workers.key_care import journal_of
 from workers.party_home import (
@@ -26,14 +33,17 @@ from workers.party_home import (
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
+    PROOF_FILE,
     SECRET_FILE,
     SEEN_FILE,
     TALLIER_FILE,
 )
 from workers.settings_file import COORDINATOR_FILE
 
-BESIDE: Final = (AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE)
+BESIDE: Final = (AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE, PROOF_FILE)
 """What a journal is useless without, in the order in which it is copied."""
+
+_HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
 
 def verify_journal(home: Path) -> dict[str, Any]:
@@ -97,7 +107,57 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     """Go on with an older journal; all that is left counts as spent. See feature_store.journal.recovery."""
     with _opened(home, read_only=False) as database:
         head = accept_restored(database, clock=_now, reason=reason)
-    return {"entries": head.seq, "hash": head.hash}
+    return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}"}
+
+
+def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
+    """A site consents to the coordinator's journal as it was restored: this party takes part again.
+
+    The party may be running: it reads what it has seen at every poll. What it had seen before is kept beside it, in a
+    file named by the time.
+
+    Args:
+        home: of an agent or a tallier.
+        head: the accepted head, ENTRY:HASH, as `accept_restored_journal` told it to the operator.
+
+    Raises:
+        InvalidSetting: the home is no party's, the head cannot be read, or this party has seen no other journal.
+    """
+    if not (home / AGENT_FILE).exists() and not (home / TALLIER_FILE).exists():
+        raise InvalidSetting(
+            f"{home} is no home of an agent or a tallier; those who watched the coordinator's journal consent. The "
+            "coordinator's own journal is accepted with `labeler journal accept-restored`"
+        )
+    accepted = _parse_head(head)
+    path = home / SEEN_FILE
+    if not path.exists():
+        raise InvalidSetting(f"{home} has seen nothing of the coordinator's journal, so there is nothing to consent to")
+    try:
+        seen = Anchor(path).read()
+    except JournalBehind:
+        seen = None  # damaged: nothing can be told of it, and consent replaces it
+    if seen == accepted:
+        raise InvalidSetting(
+            f"this party has seen just this head, entry {accepted.seq}; there is nothing to consent to"
+        )
+    kept = home / f"{SEEN_FILE}.{_now():%Y%m%dT%H%M%S%fZ}"
+    replace_file(kept, path.read_bytes(), mode=0o600)
+    Anchor(path).replace(accepted)
+    return {
+        "seen": None if seen is None else {"entries": seen.seq, "hash": seen.hash},
+        "accepted": {"entries": accepted.seq, "hash": accepted.hash},
+        "kept": str(kept),
+    }
+
+
+def _parse_head(text: str) -> Head:
+    found = _HEAD.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSetting(
+            "--head must be ENTRY:HASH, a number and 64 hexadecimal digits, as `labeler journal accept-restored` "
+            f"printed it at the coordinator; found {len(text)} characters that are not"
+        )
+    return Head(int(found[1]), found[2])
 
 
 @contextmanager

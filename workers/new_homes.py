@@ -13,7 +13,8 @@ from typing import Any
 from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, ProtocolViolation
+from labeler.untrusted import check_party_id
 from workers.party_home import (
     AGENT_FILE,
     KEYS_FILE,
@@ -25,9 +26,18 @@ from workers.party_home import (
 )
 from workers.policy import toml_value
 from workers.settings_file import COORDINATOR_FILE, coordinator_toml
+from workers.tallier_peers import address_of, make_identity, public_part
 
 PUBLIC_FILE = "keys.public.json"
 _MAX_PUBLIC_BYTES = 64 * 1024
+
+_UNNAMED_AGENTS = """
+# The agents whose ballots this tallier adds up: id = public signing key (verify_key). Compare fingerprints over the
+# phone. With this table a coordinator cannot pass off agents of its own as sources of noise; without it, it can.
+# Restart after a change.
+# [agents]
+# hospital-a = "64 hexadecimal digits"
+"""
 
 
 def make_coordinator_home(home: Path) -> dict[str, Any]:
@@ -80,16 +90,32 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
 
 
 def make_tallier_home(
-    home: Path, *, tallier_id: str, number: int, coordinator_url: str, coordinator: PublicKeys
+    home: Path,
+    *,
+    tallier_id: str,
+    number: int,
+    coordinator_url: str,
+    coordinator: PublicKeys,
+    listen: str | None = None,
 ) -> dict[str, Any]:
-    """Make a tallier's home: keys and settings.
+    """Make a tallier's home: keys and settings, and a certificate where it is to compute winners.
+
+    Args:
+        home: its folder.
+        tallier_id: who it is.
+        number: which tallier, from 0.
+        coordinator_url: where the coordinator is.
+        coordinator: its public keys.
+        listen: HOST:PORT at which the two other talliers reach this one; None: it adds up shares only.
 
     Returns:
-        Its public keys, as in `public_document`.
+        Its public keys, as in `public_document`, with address and certificate where it has them.
 
     Raises:
-        InvalidSetting: there is one already.
+        InvalidSetting: there is one already, or the address is none.
     """
+    if listen is not None:
+        address_of(listen)
     _refuse_second(home / TALLIER_FILE)
     config = TallierConfig(
         tallier_id=tallier_id,
@@ -98,7 +124,27 @@ def make_tallier_home(
         coordinator_seal_key=coordinator.seal_key,
     )
     create_tallier_home(home, config)
-    return make_keys(home, party_id=tallier_id, role="tallier", tallier=number)
+    settings = home / TALLIER_FILE
+    replace_file(settings, settings.read_bytes() + _UNNAMED_AGENTS.encode(), mode=0o600)
+    document = make_keys(home, party_id=tallier_id, role="tallier", tallier=number)
+    return document if listen is None else add_winner_identity(home, listen=listen)
+
+
+def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
+    """Let a tallier that is there compute winners too: an address, and a certificate where it has none.
+
+    Returns:
+        Its file of public keys with both, as it is written anew.
+
+    Raises:
+        InvalidSetting: the address is none.
+        BadData: its file of public keys is missing, or is not that of a tallier.
+    """
+    document = read_public(home / PUBLIC_FILE)
+    if document["role"] != "tallier" or document.get("tallier") not in range(3):
+        raise BadData(f"{PUBLIC_FILE} in {home.name!r} is not that of a tallier; is it the right home?")
+    make_identity(home, tallier_id=document["party_id"], number=document["tallier"], listen=listen)
+    return write_public(home, document)
 
 
 def unfinished_policy(fingerprint: str) -> str:
@@ -118,10 +164,12 @@ backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was
 # tasks = "any"                   # or the digests of the tasks that may be answered
 # methods = ["reverse-knn"]       # and, or or, "knn"
 # max_queries_per_day = 1000
+# max_noise_contributors = 1      # agents known to be real and honest, this one included
 # approval = true                 # a person approves each task: labeler agent approve DIGEST --home HOME
 
 [talliers]
-# Whom this site trusts with one share of its noised votes each: id = public sealing key (seal_key).
+# Whom this site trusts with one share of its noised votes each: id = public sealing key (seal_key). All of the
+# federation's, and no others: every task is shared among exactly these.
 # Compare fingerprints over the phone. Whoever holds the keys of all of them could read this agent's noised votes.
 # tallier-0 = "64 hexadecimal digits"
 # tallier-1 = "64 hexadecimal digits"
@@ -144,7 +192,8 @@ def make_keys(home: Path, *, party_id: str, role: str, tallier: int | None = Non
 
 
 def write_public(home: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Write HOME/keys.public.json."""
+    """Write HOME/keys.public.json, of a tallier that finds winners with its address and certificate."""
+    document = document | public_part(home)
     replace_file(home / PUBLIC_FILE, json.dumps(document, indent=1).encode() + b"\n")
     return document
 
@@ -171,11 +220,15 @@ def read_public(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             document = json.loads(file.read(_MAX_PUBLIC_BYTES))
         keys = PublicKeys(document["verify_key"], document["seal_key"])
-        if document["fingerprint"] != keys.fingerprint or not isinstance(document["party_id"], str):
+        # Both are shown to whoever compares the fingerprint: nothing in them may rewrite what stands on the screen.
+        check_party_id(document["party_id"], "party_id")
+        if document["role"] not in ("coordinator", "agent", "tallier"):
+            raise KeyError("role")
+        if document["fingerprint"] != keys.fingerprint:
             raise BadData(f"{path.name}: the fingerprint is not that of the keys; ask for the file again")
     except OSError as error:
         raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, ProtocolViolation):
         raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
     return dict(document)
 

@@ -7,8 +7,10 @@
 A message is marked as taken only when its effect is durable and the answer to it was accepted. A crash in between
 repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals.
 
-The coordinator's journal is watched: its highest head ever seen is kept in a file, told at every poll, and a
-coordinator that shows an older one has lost charges, so this party stops taking part.
+The coordinator's journal is watched: its highest head ever seen is kept in a file, told at every poll with the
+coordinator's own signed answer that stated it (so that one party's word alone stops nobody), and a
+coordinator that shows an older one has lost charges, so this party stops taking part. The file is read at every poll:
+a person who consents to a restored journal (workers.journal_care) need not stop the party.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from labeler.errors import (
     Unavailable,
 )
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
+from workers.party_home import PROOF_FILE
 from workers.party_http import CoordinatorHttp, Unreachable
+from workers.party_proof import Proof
 
 log = logging.getLogger("labeler.party")
 
@@ -74,6 +78,9 @@ class Draft:
 
 class PartyLink:
     """See the module. Used by one thread.
+
+    Attributes:
+        wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
 
     Args:
         url: of the coordinator; https, or http to this machine only.
@@ -116,11 +123,13 @@ class PartyLink:
         self._sequences = sequences
         self._journal_head = journal_head
         self._seen = Anchor(seen)
+        self._proof = Proof(seen.with_name(PROOF_FILE))
         self._facts = facts
         self._stop = stop
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._after = self._next_after = ""
         self._last_answer = 0
+        self._opened: dict[Message, str] = {}
         self._failures = 0
         self._http = CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
 
@@ -146,7 +155,7 @@ class PartyLink:
         seen, own = self._seen.read() or EMPTY, self._journal_head()
         body = Poll(
             after=self._after,
-            wait_s=self._wait_s,
+            wait_s=self.wait_s,
             journal_seq=own.seq,
             journal_hash=own.hash if own.seq else "",
             coordinator_seq=seen.seq,
@@ -154,7 +163,7 @@ class PartyLink:
             version=VERSION,
             facts=self._facts(),
         ).encode()
-        answer = self._send("/v1/messages:poll", [Draft("poll", COORDINATOR, body)])
+        answer = self._send("/v1/messages:poll", [Draft("poll", COORDINATOR, body)], beside=self._proof.read())
         messages = read_frames(answer, max_messages=MAX_MAIL)
         if not messages or messages[0].header.kind != "poll":
             raise ProtocolViolation("the answer to a poll begins with the coordinator's own message; is the URL right?")
@@ -164,8 +173,9 @@ class PartyLink:
             raise Replayed("the answer to a poll is an old one, or not the coordinator's")
         self._last_answer = first.header.sequence
         note = Mail.decode(self._keys.open(first))
-        self._compare(seen, note)
+        self._compare(seen, note, first)
         self._next_after = note.after
+        self._opened.clear()
         return [message for message in mail if self._is_ours(message)]
 
     def handled(self) -> None:
@@ -194,19 +204,20 @@ class PartyLink:
             Replayed: this or a later message of the sender was taken before.
         """
         self._check_envelope(message, verify_key)
-        self._sequences.check(message.header.sender, message.header.sequence)
+        self._sequences.check(message.header.sender, message.header.sequence, verify_key=verify_key)
+        self._opened[message] = verify_key
         return self._keys.open(message)
 
     def taken(self, messages: Sequence[Message]) -> None:
         """Never take these again; only of messages that `open` has opened."""
-        highest: dict[str, int] = {}
+        highest: dict[tuple[str, str], int] = {}
         for message in messages:
-            sender, sequence = message.header.sender, message.header.sequence
-            highest[sender] = max(sequence, highest.get(sender, 0))
+            signed = (message.header.sender, self._opened[message])
+            highest[signed] = max(message.header.sequence, highest.get(signed, 0))
         if highest:
             with self._database.write() as connection:
-                for sender, sequence in highest.items():
-                    self._sequences.taken(sender, sequence, connection=connection)
+                for (sender, key), sequence in highest.items():
+                    self._sequences.taken(sender, sequence, verify_key=key, connection=connection)
 
     def _check_envelope(self, message: Message, verify_key: str) -> None:
         if message.header.recipient != self.party_id:
@@ -219,22 +230,26 @@ class PartyLink:
         log.warning("message for somebody else skipped", extra={"message_id": message.message_id})
         return False
 
-    def _compare(self, seen: Head, note: Mail) -> None:
+    def _compare(self, seen: Head, note: Mail, signed: Message) -> None:
         told = Head(note.coordinator_seq, note.coordinator_hash) if note.coordinator_seq else EMPTY
         if told.seq < seen.seq or (told.seq == seen.seq and told.hash != seen.hash):
             raise JournalBehind(
                 f"the coordinator's journal ends at entry {told.seq}, and this party has seen entry {seen.seq} of it: "
                 "charges are missing from it. This party answers nothing until the coordinator's newest journal is "
-                f"back; if it was given up for good, remove {self._seen.path.name} here"
+                "back; if that is gone for good, a person at this site consents to the restored one with `labeler "
+                "journal trust-restored`"
             )
+        if told.seq > self._proof.seq:
+            # Before the head: what this party says it has seen, it can prove.
+            self._proof.keep(signed, told.seq)
         if told.seq > seen.seq:
             self._seen.remember(told)
 
-    def _send(self, path: str, drafts: Sequence[Draft]) -> bytes:
+    def _send(self, path: str, drafts: Sequence[Draft], *, beside: bytes = b"") -> bytes:
         """Send until there is an answer: new numbers where old ones were seen, patience where nobody answers."""
         renumbered = 0
         while True:
-            data = frame([self._sign(draft) for draft in drafts])
+            data = frame([self._sign(draft) for draft in drafts]) + beside
             try:
                 answer = self._http.post(path, data)
             except Replayed:
@@ -297,7 +312,7 @@ def converse(link: PartyLink, handle: Callable[[Sequence[Message]], None], stop:
                 error, "the coordinator does not accept this party; an administrator has to enrol its keys", link, stop
             )
         except JournalBehind as error:
-            _pause(error, "the coordinator's journal is behind; this party takes no part", link, stop)
+            _pause(error, "a journal is behind; this party takes no part", link, stop)
         except (ProtocolViolation, TooLarge, Unavailable) as error:
             _pause(error, "mail could not be handled; trying again", link, stop, pause_s=_FIRST_PAUSE_S * 10)
 

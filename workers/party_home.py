@@ -5,9 +5,11 @@
                     noise.secret  32 bytes; whoever reads them can subtract this agent's noise
                     approved/     one empty file per task digest a person has approved
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
+                    winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier_peers)
     both            keys.json          its own keys
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
+                    coordinator.proof  the coordinator's own signed word for it
 
 Back up a home as a whole: an agent without its journal does not know what it has spent, and without its noise
 secret it would answer old questions with new noise.
@@ -26,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file, sync_folder
 from feature_store.keys import PartyKeys, PublicKeys
-from labeler.errors import BadData, InvalidSetting, UnsafeStorage
+from labeler.errors import BadData, InvalidSetting, JournalBehind, UnsafeStorage
 from labeler.task import describe_validation
 from labeler.untrusted import check_party_id
 from workers.policy import HexKey, PartyId, Policy, policy_toml, toml_value
@@ -38,18 +40,21 @@ KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"
 SEEN_FILE = "coordinator.head"
+PROOF_FILE = "coordinator.proof"
 SECRET_FILE = "noise.secret"
 SECRET_BYTES = 32
 
-_MAX_CONFIG_BYTES = 64 * 1024
+_MAX_SETTINGS_BYTES = 64 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class _Config(BaseModel):
+class Settings(BaseModel):
+    """A settings file: every field known, of its exact type."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, strict=True)
 
 
-class AgentConfig(_Config):
+class AgentConfig(Settings):
     """`agent.toml`.
 
     Attributes:
@@ -69,7 +74,7 @@ class AgentConfig(_Config):
     ca_file: str | None = None
 
 
-class TallierConfig(_Config):
+class TallierConfig(Settings):
     """`tallier.toml`.
 
     Attributes:
@@ -78,6 +83,8 @@ class TallierConfig(_Config):
         coordinator_verify_key: checks the coordinator's signatures; 64 hexadecimal digits.
         coordinator_seal_key: sums are sealed to it; 64 hexadecimal digits.
         ca_file: certificates to check the coordinator's against; the system's where absent.
+        agents: `[agents]`, whose ballots are added up: agent id -> its public signing key, 64 hexadecimal digits.
+            Where absent, the coordinator says who takes part, and could name agents of its own, who add no noise.
     """
 
     tallier_id: PartyId
@@ -85,9 +92,10 @@ class TallierConfig(_Config):
     coordinator_verify_key: HexKey
     coordinator_seal_key: HexKey
     ca_file: str | None = None
+    agents: dict[PartyId, HexKey] | None = None
 
 
-C = TypeVar("C", bound=_Config)
+C = TypeVar("C", bound=Settings)
 
 
 def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> PublicKeys:
@@ -122,12 +130,12 @@ def read_agent_config(home: Path) -> AgentConfig:
         InvalidSetting: the file is missing, no TOML, or a field is unknown, missing or out of bounds.
         UnsafeStorage: the home is open to others.
     """
-    return _read(home, AGENT_FILE, AgentConfig)
+    return read_settings(home, AGENT_FILE, AgentConfig)
 
 
 def read_tallier_config(home: Path) -> TallierConfig:
     """Settings of a tallier; see `read_agent_config`."""
-    return _read(home, TALLIER_FILE, TallierConfig)
+    return read_settings(home, TALLIER_FILE, TallierConfig)
 
 
 def noise_secret(home: Path, *, has_charged: bool) -> bytes:
@@ -156,6 +164,27 @@ def noise_secret(home: Path, *, has_charged: bool) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise BadData(f"{SECRET_FILE} must hold {SECRET_BYTES} bytes, found {len(secret)}; restore it from the backup")
     return secret
+
+
+def check_journal_kept(home: Path, *, has_entries: bool) -> None:
+    """Refuse to start where the journal was lost: a new one would give all budget back and forget what was answered.
+
+    Accounts are opened in the journal before the noise secret is made, so where there is a secret there are entries.
+
+    Args:
+        home: of the agent.
+        has_entries: whether its journal holds any.
+
+    Raises:
+        JournalBehind: there is a noise secret and a journal that knows of nothing.
+    """
+    if (home / SECRET_FILE).exists() and not has_entries:
+        raise JournalBehind(
+            f"{SECRET_FILE} is here, and the journal beside it is empty: {JOURNAL_FILE} was lost, and with it what "
+            f"this agent has spent and answered. Restore {JOURNAL_FILE} and {ANCHOR_FILE} from the newest backup of "
+            "this home. If they are lost for good, retire this agent: enrol a new one with a new home and a policy "
+            "whose caps allow only what the old one had left"
+        )
 
 
 def approve(home: Path, digest: str) -> None:
@@ -207,13 +236,14 @@ def _keys(home: Path) -> PublicKeys:
     return PartyKeys.load(path).public
 
 
-def _read(home: Path, name: str, kind: type[C]) -> C:
+def read_settings(home: Path, name: str, kind: type[C]) -> C:
+    """Read a settings file of a home; raises as `read_agent_config` does."""
     _check_private(home)
     try:
         with (home / name).open("rb") as file:
-            data = file.read(_MAX_CONFIG_BYTES + 1)
-        if len(data) > _MAX_CONFIG_BYTES:
-            raise InvalidSetting(f"{name} has more than {_MAX_CONFIG_BYTES} bytes")
+            data = file.read(_MAX_SETTINGS_BYTES + 1)
+        if len(data) > _MAX_SETTINGS_BYTES:
+            raise InvalidSetting(f"{name} has more than {_MAX_SETTINGS_BYTES} bytes")
         return kind.model_validate(tomllib.loads(data.decode()))
     except OSError as error:
         raise InvalidSetting(
@@ -225,6 +255,10 @@ def _read(home: Path, name: str, kind: type[C]) -> C:
         raise InvalidSetting(describe_validation(error, name)) from None
 
 
-def _toml_of(config: _Config) -> bytes:
+def _toml_of(config: Settings) -> bytes:
     fields: dict[str, Any] = config.model_dump(exclude_none=True)
-    return "".join(f"{name} = {toml_value(value)}\n" for name, value in fields.items()).encode()
+    tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
+    lines = [f"{name} = {toml_value(value)}" for name, value in fields.items()]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{toml_value(key)} = {toml_value(value)}" for key, value in table.items())]
+    return ("\n".join(lines) + "\n").encode()

@@ -14,6 +14,7 @@ from labeler.errors import (
     Forged,
     Interrupted,
     InvalidSetting,
+    JournalBehind,
     LabelerError,
     NotEnrolled,
     ProtocolViolation,
@@ -23,8 +24,9 @@ from labeler.errors import (
 )
 from labeler.messages import MAX_MESSAGE_BYTES
 
-MAX_ANSWER_BYTES = 17 * MAX_MESSAGE_BYTES
-"""Largest answer that is read: sixteen of the largest messages, and the coordinator's own."""
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
+"""Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's
+own."""
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 30.0
@@ -82,6 +84,7 @@ class CoordinatorHttp:
         Raises:
             Unreachable: nobody answers, or not now.
             NotEnrolled, Forged, Replayed, TooLarge, ProtocolViolation: what the coordinator says about them.
+            JournalBehind: its journal, or this party's, is older than what the other has seen of it.
             Interrupted: told to stop.
         """
         try:
@@ -165,6 +168,8 @@ def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
         kind, detail = "", ""
     said = "".join(letter if letter.isprintable() else "?" for letter in detail)[:500]
     sentence = f"the coordinator answered {status}" + (f": {said}" if said else "")
+    if kind == JournalBehind.problem_type:
+        return JournalBehind(sentence)
     if status == 429 or status >= 500:
         return Unreachable(sentence, retry_after_s=_retry_after(response))
     for known in (NotEnrolled, Forged, Replayed, TooLarge):

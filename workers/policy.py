@@ -58,6 +58,15 @@ class AllowTable(_Table):
         tasks: digests of the tasks, or "any".
         methods: ways of voting.
         max_queries_per_day: most queries answered in any 24 hours.
+        max_noise_contributors: among how many agents, this one included, a task may divide its noise (its h, see
+            `Task.noise_contributors`). A task is charged for noise of standard deviation sigma that nobody can
+            subtract. Each agent adds noise of sigma / sqrt(h), so with g real and honest agents in a sum nobody can
+            subtract sigma * sqrt(g / h). Whoever invents agents makes h larger, and g no larger. An agent cannot see
+            who else takes part, but g is at least 1, itself: so the true mu is at most the charged one times
+            sqrt(max_noise_contributors), whatever the coordinator invents or leaves out. With 1 the site trusts
+            nobody's noise but its own. With more it trusts that at least one tallier sums none but real agents
+            (`[agents]` in tallier.toml), of whom no more than the task's `colluding_agents` collude: then g >= h in
+            every sum. So name no more than the agents known to be real and honest.
         approval: whether a person has to approve each task before it is answered.
     """
 
@@ -65,6 +74,7 @@ class AllowTable(_Table):
     tasks: Annotated[tuple[HexKey, ...], Field(strict=False)] | Literal["any"]
     methods: Annotated[tuple[Method, ...], Field(strict=False)]
     max_queries_per_day: Annotated[int, Field(ge=0)]
+    max_noise_contributors: Annotated[int, Field(ge=1)]
     approval: bool
 
 
@@ -82,8 +92,10 @@ class Policy(_Table):
     """A whole policy file.
 
     Attributes:
-        talliers: whom the site trusts with a share: tallier id -> its public sealing key. Whoever holds the keys of
-            all talliers of a task can read this agent's noised ballots.
+        talliers: whom the site trusts with a share: tallier id -> its public sealing key. Every task is shared among
+            exactly these: were there more of them than a task needs, two sets of them could sum one round over
+            different agents, and the difference would be single ballots. Whoever holds all their keys can read this
+            agent's noised ballots.
     """
 
     budget: BudgetTable
@@ -120,12 +132,13 @@ class Policy(_Table):
             raise _refusal("allow.tasks", _short(allow.tasks), task.digest)
         if task.method not in allow.methods:
             raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
-        for tallier in ask.talliers:
-            pinned = self.talliers.get(tallier.tallier_id)
-            if pinned is None:
-                raise _refusal("talliers", ", ".join(sorted(self.talliers)) or "none", tallier.tallier_id)
-            if pinned != tallier.seal_key:
-                raise _refusal(f"talliers.{tallier.tallier_id}", f"the key {pinned[:16]}", tallier.seal_key[:16])
+        if task.noise_contributors > allow.max_noise_contributors:
+            raise _refusal(
+                "allow.max_noise_contributors",
+                f"noise divided among {allow.max_noise_contributors} agents",
+                f"noise divided among {task.noise_contributors}",
+            )
+        self._check_recipients(ask)
         if len(ask.batch) > allow.max_queries_per_day:
             raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{len(ask.batch)} at once")
         if allow.approval and not is_approved:
@@ -133,6 +146,18 @@ class Policy(_Table):
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
                 f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
             )
+
+    def _check_recipients(self, ask: Ask) -> None:
+        pinned_ids = ", ".join(sorted(self.talliers)) or "none"
+        for tallier in ask.talliers:
+            pinned = self.talliers.get(tallier.tallier_id)
+            if pinned is None:
+                raise _refusal("talliers", pinned_ids, tallier.tallier_id)
+            if pinned != tallier.seal_key:
+                raise _refusal(f"talliers.{tallier.tallier_id}", f"the key {pinned[:16]}", tallier.seal_key[:16])
+        if len(ask.talliers) != len(self.talliers):
+            named = ", ".join(tallier.tallier_id for tallier in ask.talliers)
+            raise _refusal("talliers", f"shares among all of {pinned_ids}", f"shares among {named} only")
 
 
 def read_policy(path: Path) -> Policy:
@@ -171,6 +196,7 @@ def policy_toml(policy: Policy) -> str:
         f"tasks = {toml_value(allow.tasks)}",
         f"methods = {toml_value(allow.methods)}",
         f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
+        f"max_noise_contributors = {toml_value(allow.max_noise_contributors)}",
         f"approval = {toml_value(allow.approval)}",
         "",
         "[talliers]",

@@ -61,6 +61,8 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
 def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     """Tasks that wait for a person's approval, oldest first, and what each would cost (None: no finite price).
 
+    The price is for noise of `sigma_votes`, which needs `noise_contributors` agents that are real and honest.
+
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
     """
@@ -78,6 +80,10 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
                 "name": task.name,
                 "method": task.method,
                 "queries": task.max_queries,
+                "agents": task.agents,
+                "colluding_agents": task.colluding_agents,
+                "noise_contributors": task.noise_contributors,
+                "sigma_votes": task.sigma_votes,
                 "instance_epsilon": cost.instance.to_json()["epsilon"],
                 "agent_epsilon": cost.agent.to_json()["epsilon"],
                 "delta": task.delta,

@@ -13,6 +13,13 @@ It is level-triggered: it keeps no memory that matters. At every turn it reads f
 what is missing: the embedder for questions, agents for shares, talliers for sums. Whoever is asked twice answers
 twice the same, so a crash of anybody, or a Redis that forgot everything, costs time and nothing else.
 
+Whose shares a round takes, and the key each is signed with, is stored before anybody is asked: every tallier is told
+the same each time. An agent whose keys are changed while a round runs takes part from the next round on; its new key
+brings nothing into this one, so whoever can change keys here cannot put a share of their own into a round that runs.
+
+Where a task releases the winner only, talliers answer with what the three of them opened together, and no sum comes
+here: three equal answers are the release. They compute one round at a time (api.coordinator.winner_turns).
+
 Three rules hold whatever dies when. The contributors of a round are fixed, durably, before the charge is posted; the
 charge is posted before any tallier is asked for its sum; a release is stored once and never replaced.
 """
@@ -23,7 +30,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,21 +42,32 @@ from safetensors.numpy import load
 
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.post_office import PostOffice
+from api.coordinator.winner_turns import WinnerTurns
 from api.problems import problem_of
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Database
+from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox import Mailbox
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, OpenRound, SumRequest, aggregate_from_bytes
+from labeler.bodies import Ask, OpenRound, SumRequest, TallierKey, aggregate_from_bytes, winner_from_bytes
 from labeler.budget import NothingLeft
-from labeler.errors import BadData, LabelerError, ProtocolViolation, QuorumNotReached, TryAgain, WrongDigest
-from labeler.release import open_histogram
+from labeler.errors import (
+    BadData,
+    LabelerError,
+    ProtocolViolation,
+    QuorumNotReached,
+    TooLarge,
+    TryAgain,
+    WrongDigest,
+)
+from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES
+from labeler.release import agree_on_winners, open_histogram
 from labeler.tally import Round, round_of
+from labeler.winner import winner_time_limit_s
 
 log = logging.getLogger("labeler.conductor")
 
@@ -58,7 +76,13 @@ EMBED_QUEUE = "embed"
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
 
+REKEYED = "its keys were changed while this batch was being collected; it takes part again from the next one on"
+
+TURN_GRACE_S = 30.0
+"""How much longer than talliers may compute a round waits for its winners, before it is another round's turn."""
+
 _LONGEST_PAUSE_S = 30.0
+_COUNTED_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,8 +90,8 @@ class Timing:
     """How long the conductor waits.
 
     Attributes:
-        patience_s: how long a round that has its quorum waits for the agents still missing.
-        ask_again_s: after how long somebody who has not answered is asked again.
+        patience_s: how long a round that has its quorum, or cannot reach it, waits for the agents still missing.
+        ask_again_s: after how long somebody who has not answered is asked again; longer while their mail piles up.
     """
 
     patience_s: float
@@ -95,8 +119,10 @@ class Conductor:
         mailbox: Mailbox,
         timing: Timing,
         clock: Callable[[], datetime],
+        turns: WinnerTurns | None = None,
     ) -> None:
         self._home = home
+        self._turns = turns or WinnerTurns()
         self._database = database
         self._ledger = ledger
         self._tasks = tasks
@@ -108,10 +134,12 @@ class Conductor:
         self._clock = clock
         self._wanted: set[str] = set()
         self._bell = threading.Condition()
-        # Conveniences, all of which may be lost: when somebody was last asked, when a quorum was first seen.
+        # Conveniences, all of which may be lost: when somebody was last asked, when a quorum was first seen or lost.
         self._asked: dict[tuple[str, ...], float] = {}
+        self._mail: dict[str, tuple[float, int]] = {}
         self._quorum_since: dict[str, float] = {}
-        self._asks: dict[str, bytes] = {}
+        self._rekeyed_since: dict[tuple[str, str], float] = {}
+        self._asks: dict[str, tuple[tuple[TallierKey, ...], bytes]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def wake(self, job_id: str) -> None:
@@ -144,6 +172,10 @@ class Conductor:
         try:
             self.advance(job_id)
             self._pauses.pop(job_id, None)
+        except QuorumNotReached as error:
+            # Refusals are final: waiting for the deadline would only keep the requester from knowing.
+            log.warning("quorum cannot be reached", extra={"job_id": job_id})
+            self._give_up(job_id, error)
         except TryAgain as error:
             log.warning("job waits", extra={"job_id": job_id, "problem": error.problem_type})
             self._pauses[job_id] = (time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE_S))
@@ -211,9 +243,16 @@ class Conductor:
     def _step(self, job: JobRecord, current: RoundRecord) -> bool:
         task = self._tasks.get(job.task_digest)
         if current.state == "waiting":
+            self._check_can_be_asked(job, current, task)
             # Durable before the first question leaves: from here on nobody can say that nothing left.
-            self._jobs.set_asked(job.job_id, current.number)
+            with self._database.write() as connection:
+                self._fix_participants(current, task, connection)
+                self._jobs.set_asked(job.job_id, current.number, connection=connection)
             self._publish(job.job_id)
+            return True
+        if current.state == "asked" and not current.participants:
+            # Asked by a version that did not store them.
+            self._fix_participants(current, task, None)
             return True
         if current.state == "asked":
             return self._collect(job, current, task)
@@ -222,11 +261,41 @@ class Conductor:
             return True
         return self._sum(job, current, task)
 
+    def _check_can_be_asked(self, job: JobRecord, current: RoundRecord, task: TaskRecord) -> None:
+        """Make what will be sent before it is charged for: a batch that cannot be asked costs nothing.
+
+        Raises:
+            TooLarge, BadData, WrongDigest: it cannot be asked.
+            Unavailable: a tallier is not enrolled yet.
+        """
+        opening = OpenRound(
+            round=_round(task, current),
+            tallier=0,
+            participants=self._post_office.verify_keys(task.participants),
+            expires_at=job.expires_at.timestamp() + SUM_GRACE_S,
+        )
+        largest = max(len(self._ask_body(job, current, task)), len(opening.encode()))
+        if largest > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES - 2 * SIGNATURE_BYTES:
+            raise TooLarge(
+                f"a batch of {current.num_queries} queries makes a message of {largest} bytes, and at most "
+                f"{MAX_MESSAGE_BYTES} are sent; ask fewer queries at once, or use a backbone with shorter features"
+            )
+
+    def _fix_participants(self, current: RoundRecord, task: TaskRecord, connection: Connection | None) -> None:
+        keys = self._post_office.verify_keys(task.participants)
+        if len(keys) < task.task.quorum:
+            raise QuorumNotReached(
+                f"{len(keys)} of {len(task.participants)} agents of the task are enrolled with keys in force, so the "
+                f"quorum of {task.task.quorum} cannot be reached; nobody was asked in this batch"
+            )
+        self._jobs.fix_participants(current.job_id, current.number, keys, connection=connection)
+
     def _collect(self, job: JobRecord, current: RoundRecord, task: TaskRecord) -> bool:
         talliers = self._post_office.talliers(task.task.talliers)
         answered = held_by_all(current, [tallier.party_id for tallier in talliers])
         refused = current.final_refusals - answered
-        missing = [agent for agent in task.participants if agent not in answered | refused]
+        gone = self._rekeyed(current, task) - answered - refused
+        missing = [agent for agent in task.participants if agent not in answered | refused | gone]
         if len(answered) >= task.task.quorum:
             since = self._quorum_since.setdefault(current.round_digest, time.monotonic())
             if not missing or time.monotonic() - since >= self._timing.patience_s:
@@ -235,12 +304,35 @@ class Conductor:
                 fault_point("coordinator.agreed")
                 return True
         elif len(answered) + len(missing) < task.task.quorum:
-            raise QuorumNotReached(
-                f"{len(refused)} of {len(task.participants)} agents refused, so the quorum of {task.task.quorum} "
-                "cannot be reached; nothing was opened. Their reasons stand beside the round"
-            )
+            # Lost already, but other refusals still count: where all refuse, nothing left, and nothing is charged.
+            since = self._quorum_since.setdefault(current.round_digest, time.monotonic())
+            if not missing or time.monotonic() - since >= self._timing.patience_s:
+                raise QuorumNotReached(
+                    f"{len(refused | gone)} of {len(task.participants)} agents refused or had their keys changed "
+                    f"meanwhile, so the quorum of {task.task.quorum} cannot be reached; nothing was opened. Their "
+                    "reasons stand beside the round"
+                )
         self._ask(job, current, task, missing)
         return False
+
+    def _rekeyed(self, current: RoundRecord, task: TaskRecord) -> set[str]:
+        """Agents that cannot answer in this round, because the key it knows of them is not theirs any more.
+
+        They are given up once every tallier has reported and a moment has passed, in which shares that were signed with
+        the old key may still arrive. Only said to people, never a refusal of theirs: nobody knows what they have sent.
+        """
+        now = self._post_office.verify_keys(task.participants)
+        changed = [agent for agent in task.participants if now.get(agent) != current.participants.get(agent)]
+        if len(current.holdings) < task.task.talliers:
+            return set()
+        gone = set()
+        for agent in changed:
+            since = self._rekeyed_since.setdefault((current.round_digest, agent), time.monotonic())
+            if time.monotonic() - since >= self._timing.patience_s:
+                gone.add(agent)
+                if agent not in current.refusals:
+                    self._jobs.report_refusal(current.job_id, current.number, agent, REKEYED, False)
+        return gone
 
     def _ask(self, job: JobRecord, current: RoundRecord, task: TaskRecord, agents: Collection[str]) -> None:
         """Open the round at every tallier that has not reported, then ask every agent that is missing."""
@@ -248,25 +340,27 @@ class Conductor:
         expires_at = job.expires_at.timestamp()
         unaware = [one for one in talliers if one.party_id not in current.holdings]
         for tallier in unaware:
-            if self._is_due((current.round_digest, tallier.party_id)):
+            if self._is_due((current.round_digest, tallier.party_id), through=[tallier.party_id]):
                 opening = OpenRound(
                     round=_round(task, current),
                     tallier=tallier.tallier if tallier.tallier is not None else -1,
-                    participants=self._post_office.verify_keys(task.participants),
+                    participants=current.participants,
                     expires_at=expires_at + SUM_GRACE_S,
                 )
                 self._post_office.send("open-round", tallier.party_id, current, task, opening.encode())
         asked = False
         for agent in agents:
-            if self._is_due((current.round_digest, agent)):
+            # A share that lies in a tallier's mail is on its way, and its agent need not be asked for it again.
+            if self._is_due((current.round_digest, agent), through=[agent, *(one.party_id for one in talliers)]):
                 self._post_office.send("ask", agent, current, task, self._ask_body(job, current, task))
                 asked = True
         if asked:
             fault_point("coordinator.asked")
 
     def _ask_body(self, job: JobRecord, current: RoundRecord, task: TaskRecord) -> bytes:
-        body = self._asks.get(current.round_digest)
-        if body is None:
+        talliers = self._post_office.tallier_keys(task.task.talliers)
+        known, body = self._asks.get(current.round_digest, ((), b""))
+        if known != talliers:
             features = _read_questions(self._home / "jobs" / job.job_id / "questions.safetensors")
             batch = _batch(features, job, current)
             if batch.digest != current.batch_digest:
@@ -274,10 +368,11 @@ class Conductor:
             ask = Ask(
                 task=task.task,
                 batch=batch,
-                talliers=self._post_office.tallier_keys(task.task.talliers),
+                talliers=talliers,
                 expires_at=job.expires_at.timestamp(),
             )
-            body = self._asks[current.round_digest] = ask.encode()
+            body = ask.encode()
+            self._asks[current.round_digest] = (talliers, body)
         return body
 
     def _post(self, job: JobRecord, current: RoundRecord) -> None:
@@ -290,19 +385,17 @@ class Conductor:
 
     def _sum(self, job: JobRecord, current: RoundRecord, task: TaskRecord) -> bool:
         stored = self._aggregates.of(current.round_digest)
-        talliers = self._post_office.talliers(task.task.talliers)
-        head = self._ledger.head()
-        body = SumRequest(contributors=tuple(current.contributors), ledger_seq=head.seq, ledger_hash=head.hash).encode()
-        asked = False
-        for tallier in talliers:
-            if tallier.party_id not in stored and self._is_due((current.round_digest, "sum", tallier.party_id)):
-                self._post_office.send("sum", tallier.party_id, current, task, body)
-                asked = True
-        if asked:
-            fault_point("coordinator.sum-asked")
-        if any(tallier.party_id not in stored for tallier in talliers):
+        talliers = [one.party_id for one in self._post_office.talliers(task.task.talliers)]
+        missing = [one for one in talliers if one not in stored]
+        if missing:
+            _check_still_held(current, missing)
+            self._ask_for_sums(current, task, self._whom_to_ask(current, task, talliers, missing))
             return False
-        release = open_histogram([aggregate_from_bytes(stored[one.party_id]) for one in talliers], task.task)
+        answers = [stored[one] for one in talliers]
+        if task.task.release == "winner":
+            release = agree_on_winners([winner_from_bytes(one) for one in answers], _round(task, current), task.task)
+        else:
+            release = open_histogram([aggregate_from_bytes(one) for one in answers], task.task)
         if release.is_seeded:
             raise ProtocolViolation(
                 "an agent's noise came from a known seed; such a round protects nobody, and is void"
@@ -320,7 +413,44 @@ class Conductor:
         fault_point("coordinator.released")
         log.info("round opened", extra={"job_id": job.job_id, "round": current.number, "queries": current.num_queries})
         self._publish(job.job_id)
+        self._end_turns({current.round_digest})
         return True
+
+    def _whom_to_ask(
+        self, current: RoundRecord, task: TaskRecord, talliers: Sequence[str], missing: Sequence[str]
+    ) -> Sequence[str]:
+        """Talliers to ask for their sum now; for winners all or nobody, since each needs the others.
+
+        Raises:
+            ProtocolViolation: a tallier has said that the winners of this round can never be found.
+        """
+        if task.task.release != "winner":
+            due = [(one, (current.round_digest, "sum", one)) for one in missing]
+            return [one for one, what in due if self._is_due(what, through=[one])]
+        for one in talliers:
+            if one in current.final_refusals:
+                raise ProtocolViolation(f"{one} says: {current.refusals[one]}")
+        is_due = self._turns.should_ask(
+            current.round_digest,
+            job_id=current.job_id,
+            num_answers=len(talliers) - len(missing),
+            limit_s=winner_time_limit_s(current.num_queries, task.task.num_classes) + TURN_GRACE_S,
+            ask_again_s=self._timing.ask_again_s,
+        )
+        return talliers if is_due else ()
+
+    def _ask_for_sums(self, current: RoundRecord, task: TaskRecord, talliers: Sequence[str]) -> None:
+        head = self._ledger.head()
+        body = SumRequest(contributors=tuple(current.contributors), ledger_seq=head.seq, ledger_hash=head.hash).encode()
+        for tallier in talliers:
+            self._post_office.send("sum", tallier, current, task, body)
+        if talliers:
+            fault_point("coordinator.sum-asked")
+
+    def _end_turns(self, round_digests: Collection[str]) -> None:
+        following = self._turns.ended(round_digests)
+        if following is not None:
+            self.wake(following)
 
     def _expire(self, job: JobRecord) -> None:
         error = QuorumNotReached(
@@ -341,6 +471,7 @@ class Conductor:
         settle_rounds(
             job, state, error, database=self._database, ledger=self._ledger, jobs=self._jobs, tasks=self._tasks
         )
+        self._end_turns({one.round_digest for one in self._jobs.rounds(job.job_id)})
         log.info("job ended", extra={"job_id": job.job_id, "state": state, "problem": error.problem_type})
         self._publish(job.job_id)
 
@@ -356,21 +487,41 @@ class Conductor:
             # Watchers look into SQL by themselves every few seconds.
             log.debug("progress not published", extra={"job_id": job_id})
 
-    def _is_due(self, what: tuple[str, ...]) -> bool:
+    def _is_due(self, what: tuple[str, ...], *, through: Collection[str] = ()) -> bool:
+        """Whether to ask, for the first time or again.
+
+        The more mail waits with the parties it goes through, the longer the pause: they are busy, and every repetition
+        is work for all of them, so that repeating at a fixed pace would keep a service under load from catching up.
+        """
         now = time.monotonic()
-        if now - self._asked.get(what, -self._timing.ask_again_s) < self._timing.ask_again_s:
-            return False
+        before, pause_s = self._asked.get(what), self._timing.ask_again_s
+        if before is not None and pause_s:
+            if now - before < pause_s:
+                return False
+            waiting = max((self._waiting(party_id) for party_id in through), default=0)
+            if now - before < min(pause_s * (1 + waiting), max(pause_s, _LONGEST_PAUSE_S)):
+                return False
         self._asked[what] = now
         return True
 
+    def _waiting(self, party_id: str) -> int:
+        """How many messages lie in a party's mail, as counted within the last half second."""
+        counted_at, count = self._mail.get(party_id, (-_COUNTED_S, 0))
+        if time.monotonic() - counted_at >= _COUNTED_S:
+            count = self._mailbox.pending(party_id)
+            self._mail[party_id] = (time.monotonic(), count)
+        return count
+
     def _forget(self, job: JobRecord) -> None:
         digests = {one.round_digest for one in self._jobs.rounds(job.job_id)}
+        self._end_turns(digests)
         self._asked = {
             what: when for what, when in self._asked.items() if not digests & set(what) and job.job_id not in what
         }
         for digest in digests:
             self._quorum_since.pop(digest, None)
             self._asks.pop(digest, None)
+        self._rekeyed_since = {what: when for what, when in self._rekeyed_since.items() if what[0] not in digests}
         self._pauses.pop(job.job_id, None)
 
 
@@ -383,6 +534,23 @@ def held_by_all(current: RoundRecord, tallier_ids: Collection[str]) -> set[str]:
     for report in reports[1:]:
         common &= set((report or {}).items())
     return {agent for agent, _ in common}
+
+
+def _check_still_held(current: RoundRecord, tallier_ids: Collection[str]) -> None:
+    """End a round whose sum can never be made: a tallier that reported a contributor has shut it out since.
+
+    That is what an agent achieves that sends a second, different share behind its first. The contributors are fixed
+    for ever, so waiting would not help anybody.
+    """
+    for tallier_id in tallier_ids:
+        report = current.holdings.get(tallier_id)
+        lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
+        if lost:
+            raise ProtocolViolation(
+                f"{tallier_id} shut out {', '.join(lost[:5])}, who sent it two different shares after the contributors "
+                "were agreed on, so their sum cannot be made. What was charged stands; ask that site what happened, or "
+                "revoke its keys, then submit the job again"
+            )
 
 
 def settle_rounds(
@@ -424,7 +592,8 @@ def settle_rounds(
 
 
 def _round(task: TaskRecord, current: RoundRecord) -> Round:
-    return Round(task.task.digest, current.batch_digest, current.num_queries, task.task.num_classes, task.task.quorum)
+    of = task.task
+    return Round(of.digest, current.batch_digest, current.num_queries, of.num_classes, of.quorum, of.winner_terms)
 
 
 def _batch(features: NDArray[np.int16], job: JobRecord, one: RoundRecord) -> QueryBatch:

@@ -69,7 +69,7 @@ class TimingTable(_Table):
 
     Attributes:
         job_deadline_s: for a job that names no deadline.
-        patience_s: how long a round that has its quorum waits for the agents still missing.
+        patience_s: how long a round that has its quorum, or cannot reach it, waits for the agents still missing.
         ask_again_s: after which whoever has not answered is asked again.
         live_s: a party heard of within this counts as there.
     """
@@ -88,6 +88,8 @@ class CoordinatorConfig(_Table):
         journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
         redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
         public_url: where agents, talliers and people reach the coordinator.
+        metrics: who may read /metrics: whoever shows a "token", or anybody ("open"), where nothing but a scraper on a
+            closed network reaches the port.
         delta: the failure probability at which every budget is stated.
         talliers: parties that hold one secret share of each ballot: 3, or 2.
         classes: class names of tasks that name none; what the agents report when absent.
@@ -102,6 +104,7 @@ class CoordinatorConfig(_Table):
     redis_url: Annotated[str, Field(min_length=1, repr=False)]
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
+    metrics: Literal["token", "open"] = "token"
     talliers: Literal[2, 3] = 3
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
     federation: CapsTable

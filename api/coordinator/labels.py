@@ -111,7 +111,11 @@ def label_table(
         labels[place] = release.labels
         if votes is not None and release.noisy_votes is not None:
             votes[place] = release.noisy_votes
-        statuses[place] = [AnswerStatus.ANSWERED] * one.num_queries
+        # Only a winner release holds -1: the best noisy sum was below the task's threshold.
+        statuses[place] = [
+            AnswerStatus.ABSTAINED if label == ABSTAINED_LABEL else AnswerStatus.ANSWERED
+            for label in release.labels.tolist()
+        ]
         is_seeded |= release.is_seeded
     table = pseudo_label_table(
         task,

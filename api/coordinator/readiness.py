@@ -23,8 +23,17 @@ def readiness(probes: Mapping[str, Probe]) -> ReadinessView:
     return ReadinessView(ready=all(check.ok for check in checks), checks=checks)
 
 
-def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float) -> str:
+def talliers_live(
+    talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float, is_named: bool = True
+) -> str:
     """Every tallier is there: a secret share that nobody holds cannot be added up.
+
+    Args:
+        talliers: all of them.
+        needed: how many.
+        now: the time.
+        live_s: a party heard of within this counts as there.
+        is_named: whether those that are silent are named; else they are counted.
 
     Raises:
         NotReady: one is not enrolled, or silent.
@@ -37,11 +46,13 @@ def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: dateti
         active[number].party_id for number in range(needed) if not is_live(active[number], now=now, live_s=live_s)
     ]
     if silent:
-        raise NotReady(f"talliers not heard of for {live_s:g} s: {', '.join(silent)}")
+        raise NotReady(f"talliers not heard of for {live_s:g} s: {', '.join(silent) if is_named else len(silent)}")
     return f"{needed} of {needed} are there"
 
 
-def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float) -> str:
+def agents_live(
+    agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float, is_named: bool = True
+) -> str:
     """Enough agents are there.
 
     Args:
@@ -49,6 +60,7 @@ def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, 
         quorum: how many are needed, at least; of all active ones where no task says otherwise.
         now: the time.
         live_s: heard of within this many seconds counts as there.
+        is_named: whether those that are silent are named.
 
     Raises:
         NotReady: fewer than the quorum.
@@ -60,9 +72,27 @@ def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, 
         named = ", ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
         raise NotReady(
             f"{len(there)} of {len(active)} agents are there, {quorum} are needed"
-            + (f"; silent: {named}" if named else "")
+            + (f"; silent: {named}" if named and is_named else "")
         )
     return f"{len(there)} of {len(active)} are there"
+
+
+def embedder_there(is_there: bool, waiting: int) -> str:
+    """Somebody prepares the questions of jobs that wait for theirs.
+
+    Args:
+        is_there: whether an embedder was heard of lately.
+        waiting: jobs that have no questions yet.
+
+    Raises:
+        NotReady: jobs wait, and nobody is there.
+    """
+    if is_there:
+        return "is there"
+    if waiting:
+        jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
+        raise NotReady(f"no embedder was heard of lately, and {jobs} for questions; start `labeler embedder`")
+    return "not heard of lately; the next job will wait until one is started (labeler embedder)"
 
 
 def is_live(party: PartyRecord, *, now: datetime, live_s: float) -> bool:

@@ -23,13 +23,15 @@ from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
 from api.coordinator.conductor import Conductor, Timing
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.facts import facts_of
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.post_office import PostOffice
 from api.coordinator.pricing import estimate
-from api.coordinator.readiness import Probe, agents_live, readiness, talliers_live
+from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.tasks import create_task, describe_task, task_view
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
+from api.coordinator.winner_turns import WinnerTurns
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -63,6 +65,7 @@ from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.mailbox import Mailbox
 from labeler.errors import JournalBehind, TryAgain
+from labeler.messages import Header
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -142,6 +145,7 @@ class Coordinator:
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
+        turns = WinnerTurns()
         self.conductor = Conductor(
             home=config.home,
             database=stores.database,
@@ -153,6 +157,7 @@ class Coordinator:
             mailbox=mailbox,
             timing=Timing(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             clock=clock,
+            turns=turns,
         )
         self.mailroom = Mailroom(
             keys=keys,
@@ -166,6 +171,7 @@ class Coordinator:
             mailbox=mailbox,
             post_office=post_office,
             wake=self.conductor.wake,
+            turns=turns,
             clock=clock,
         )
         self._intake = submission.Stores(
@@ -286,9 +292,13 @@ class Coordinator:
         """How many unfinished jobs are in each state."""
         return Counter(job.state for job in self.stores.jobs.unfinished())
 
-    def cancel(self, job_id: str) -> JobView:
-        """Stop a job; what was asked stays charged."""
-        return submission.cancel(job_id, stores=self._intake)
+    def cancel(self, job_id: str, *, by: str, is_admin: bool = False) -> JobView:
+        """Stop a job; what was asked stays charged.
+
+        Raises:
+            NotAllowed: another token made it, and this one is no administrator's.
+        """
+        return submission.cancel(job_id, by=by, is_admin=is_admin, stores=self._intake)
 
     def label_table(self, job_id: str) -> pa.Table:
         """The pseudo-label set of a completed job.
@@ -312,17 +322,22 @@ class Coordinator:
         seen = after
         position = ""
         while not self.is_stopping:
-            view = await to_thread.run_sync(self.job, job_id)
-            if str(view.version) != seen or view.state in FINISHED:
+            view = await to_thread.run_sync(self._changed, job_id, seen)
+            if view is not None:
                 seen = str(view.version)
                 yield seen, view
-            if view.state in FINISHED:
-                return
+                if view.state in FINISHED:
+                    return
             try:
                 events = await self._mailbox.watch(job_id, position, WATCH_S)
                 position = events[-1][0] if events else position
             except TryAgain:
                 await asyncio.sleep(WATCH_S)
+
+    def _changed(self, job_id: str, seen: str) -> JobView | None:
+        """The job, where it is another than was seen or has ended; None costs one row, however many batches it has."""
+        job = self.stores.jobs.get(job_id)
+        return self._view(job) if str(job.version) != seen or job.state in FINISHED else None
 
     # Budgets.
 
@@ -367,7 +382,9 @@ class Coordinator:
 
     def revoke(self, party_id: str) -> PartyView:
         """Take nothing more from a party."""
-        return self._party_view(self.stores.parties.revoke(party_id))
+        record = self.stores.parties.revoke(party_id)
+        self.mailroom.witnesses.forget(party_id)
+        return self._party_view(record)
 
     def party_list(self) -> PartiesView:
         """Everybody enrolled, and whether enough are there."""
@@ -384,6 +401,10 @@ class Coordinator:
             has_quorum=live["tallier"] >= needed and live["agent"] >= 1,
         )
 
+    def check_sender(self, header: Header, signature: bytes) -> None:
+        """Who signed a message whose body has not come yet; see api.coordinator.mailroom."""
+        self.mailroom.check_sender(header, signature)
+
     def take(self, data: bytes) -> int:
         """Messages from a party; see api.coordinator.mailroom."""
         return self.mailroom.take(data)
@@ -392,31 +413,50 @@ class Coordinator:
         """What waits for a party; see api.coordinator.mailroom."""
         return await self.mailroom.poll(data, in_thread=to_thread.run_sync)
 
-    def readiness(self) -> ReadinessView:
-        """Whether jobs can be taken, and what is missing."""
+    def readiness(self, *, is_named: bool = True) -> ReadinessView:
+        """Whether jobs can be taken, and what is missing.
+
+        Args:
+            is_named: whether parties are named; for strangers they are not.
+        """
         needed, live_s = self.config.talliers, self.config.timing.live_s
         probes: dict[str, Probe] = {
-            "journal": self._journal_probe,
+            "journal": lambda: self._journal_probe(is_named=is_named),
             "redis": self._redis_probe,
-            "talliers": lambda: talliers_live(self._known("tallier"), needed, now=self._clock(), live_s=live_s),
-            "agents": lambda: agents_live(self._known("agent"), 1, now=self._clock(), live_s=live_s),
+            "embedder": self._embedder_probe,
+            "talliers": lambda: talliers_live(
+                self._known("tallier"), needed, now=self._clock(), live_s=live_s, is_named=is_named
+            ),
+            "agents": lambda: agents_live(self._known("agent"), 1, now=self._clock(), live_s=live_s, is_named=is_named),
         }
         return readiness(probes)
 
-    def _journal_probe(self) -> str:
+    def _journal_probe(self, *, is_named: bool) -> str:
+        if not is_named and self.mailroom.witnesses.sentence:
+            raise JournalBehind("a party has seen, with proof, entries of this journal that it does not hold")
         self._check_trusted()
-        head = self.ledger.head()
-        return f"{head.seq} entries, chain checked at the start"
+        found = f"{self.ledger.head().seq} entries, chain checked at the start"
+        doubters = self.mailroom.witnesses.doubters
+        if doubters:
+            who = ", ".join(doubters[:5]) if is_named else f"{len(doubters)} parties"
+            found += f"; seen further, as they say without proof, by: {who}"
+        return found
 
     def _redis_probe(self) -> str:
         self._mailbox.check()
         return "answers, and evicts nothing"
 
+    def _embedder_probe(self) -> str:
+        try:
+            is_there = self._mailbox.is_alive("embedder")
+        except TryAgain:
+            return "not known while redis cannot be reached"
+        return embedder_there(is_there, self.job_counts()["queued"])
+
     def _check_trusted(self) -> None:
-        if self.mailroom.witness:
-            raise JournalBehind(
-                f"{self.mailroom.witness}. No job is taken until the newest journal is restored; see docs/deploy.md"
-            )
+        behind = self.mailroom.witnesses.sentence
+        if behind:
+            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/deploy.md")
 
     def _view(self, job: JobRecord) -> JobView:
         return job_view(job, self.stores.jobs.rounds(job.job_id), self.stores.tasks.get(job.task_digest))
@@ -427,6 +467,7 @@ class Coordinator:
 
     def _party_view(self, record: PartyRecord) -> PartyView:
         fresh = self.mailroom.fresh(record)
+        facts = facts_of(fresh.facts)
         age_s = None if fresh.last_contact is None else (self._clock() - fresh.last_contact).total_seconds()
         return PartyView(
             party_id=fresh.party_id,
@@ -439,9 +480,10 @@ class Coordinator:
             enrolled_at=fresh.enrolled_at,
             last_contact=fresh.last_contact,
             is_live=fresh.state == "active" and age_s is not None and age_s <= self.config.timing.live_s,
-            backbone_fingerprint=fresh.facts.get("backbone_fingerprint"),
-            classes=tuple(fresh.facts.get("classes", ())),
-            version=str(fresh.facts.get("version", "")),
+            backbone_fingerprint=facts.backbone_fingerprint,
+            classes=facts.classes,
+            version=facts.version,
+            claim=self.mailroom.witnesses.claim(fresh.party_id),
         )
 
 

@@ -28,8 +28,8 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from labeler.batching import LEVELS, round_sizes
-from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, InvalidTask, NotReady
+from labeler.batching import LEVELS, check_round_fits, round_sizes
+from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, InvalidTask, NotAllowed, NotReady
 from labeler.task import Level
 
 INCOMING = "incoming"
@@ -107,14 +107,27 @@ def submit(
             upload.discard()
 
 
-def cancel(job_id: str, *, stores: Stores) -> JobView:
+def cancel(job_id: str, *, by: str, is_admin: bool = False, stores: Stores) -> JobView:
     """Stop a job. Rounds that nobody was asked about are given back; those that were asked stay charged.
+
+    What a job has paid for is lost when it is stopped, so only whoever made it, or an administrator, may.
+
+    Args:
+        job_id: the job.
+        by: token id of who asks.
+        is_admin: whether that is an administrator.
+        stores: see Stores.
 
     Raises:
         NotFound: there is no such job.
+        NotAllowed: another token made it.
         NotReady: it has ended in another way.
     """
     job = stores.jobs.get(job_id)
+    if by != job.created_by and not is_admin:
+        raise NotAllowed(
+            f"job {job_id} was submitted with another token; only that one, or an administrator, may cancel it"
+        )
     if job.state not in FINISHED:
         job = settle_rounds(
             job, "cancelled", None, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
@@ -130,8 +143,12 @@ def read_job(job_id: str, *, stores: Stores) -> JobView:
     Raises:
         NotFound: there is no such job.
     """
-    job = stores.jobs.get(job_id)
-    return job_view(job, stores.jobs.rounds(job_id), stores.tasks.get(job.task_digest))
+    # One moment for all three: a job and its rounds that belong together, in one transaction instead of three.
+    with stores.database.read() as connection:
+        job = stores.jobs.get(job_id, connection=connection)
+        rounds = stores.jobs.rounds(job_id, connection=connection)
+        task = stores.tasks.get(job.task_digest, connection=connection)
+    return job_view(job, rounds, task)
 
 
 def request_digest(request: JobRequest, upload: Upload) -> str:
@@ -190,6 +207,7 @@ def _order(
         expires_at=now + timedelta(seconds=deadline_s),
         created_by=by,
     )
+    check_round_fits(task, num_queries)
     sizes = round_sizes(task, num_queries)
     finite = finite_levels(task, num_queries)
     by_size = {size: round_amounts(task, size, finite=finite) for size in set(sizes)}

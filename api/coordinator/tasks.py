@@ -11,13 +11,17 @@ from datetime import datetime
 from typing import Any
 
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
 from api.schema import TaskRequest, TaskView
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
+from labeler.batching import check_round_fits
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.planning import solve_sigma
 from labeler.task import Task, parse_task
+
+NUM_WINNER_TALLIERS = 3
 
 MAX_PARTICIPANTS = 4_999
 """One round charges two levels of every participant and of the federation, at most 10,000 charges at once."""
@@ -44,7 +48,8 @@ def create_task(
         nonce: a new random text each time, such as secrets.token_hex(16).
 
     Raises:
-        InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, or no noise reaches the price.
+        InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, no noise reaches the price, or the talliers
+            cannot find winners.
         NotEnrolled: an agent that was named is unknown or revoked.
     """
     task, participants = describe_task(request, config=config, parties=parties, nonce=nonce())
@@ -59,11 +64,6 @@ def describe_task(
     Raises:
         As `create_task`.
     """
-    if request.release == "winner":
-        raise InvalidTask(
-            "release: this service opens the noisy histogram only; opening nothing but the winner needs the secure "
-            'computation among the talliers, which is not part of it yet. Use "histogram"; the price is the same'
-        )
     agents = _participants(request, parties)
     fields: dict[str, Any] = request.model_dump(exclude={"epsilon", "agents"}, exclude_none=True)
     fields |= {
@@ -77,8 +77,13 @@ def describe_task(
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     if request.epsilon is not None:
         draft = parse_task(fields | {"sigma_votes": 1.0})
+        check_round_fits(draft, request.max_queries)
         fields["sigma_votes"] = solve_sigma(draft, request.epsilon)
-    return parse_task(fields), tuple(agent.party_id for agent in agents)
+    task = parse_task(fields)
+    check_round_fits(task, request.max_queries)
+    if task.release == "winner":
+        _check_winner_group(parties)
+    return task, tuple(agent.party_id for agent in agents)
 
 
 def task_view(record: TaskRecord) -> TaskView:
@@ -112,11 +117,7 @@ def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord
 
 
 def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[PartyRecord]) -> tuple[str, ...]:
-    reported = {
-        agent.party_id: tuple(str(name) for name in agent.facts["classes"])
-        for agent in agents
-        if agent.facts.get("classes")
-    }
+    reported = {agent.party_id: told for agent in agents if (told := facts_of(agent.facts).classes)}
     chosen = request.classes or config.classes
     if chosen is None:
         silent = [agent.party_id for agent in agents if agent.party_id not in reported]
@@ -137,11 +138,7 @@ def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[P
 
 
 def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
-    reported = {
-        agent.party_id: str(agent.facts["backbone_fingerprint"])
-        for agent in agents
-        if agent.facts.get("backbone_fingerprint")
-    }
+    reported = {agent.party_id: told for agent in agents if (told := facts_of(agent.facts).backbone_fingerprint)}
     chosen = request.backbone_fingerprint
     if chosen is None:
         silent = [agent.party_id for agent in agents if agent.party_id not in reported]
@@ -158,6 +155,31 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
             f"{chosen[:20]}; votes of different backbones do not add up. Embed again, or leave these agents out"
         )
     return chosen
+
+
+def _check_winner_group(parties: PartyStore) -> None:
+    """Only talliers that have pinned each other can find winners; before anybody is asked, all three must have said so.
+
+    Raises:
+        InvalidTask: one has not, or they have pinned different certificates.
+    """
+    talliers = sorted(
+        (one for one in parties.list(role="tallier") if one.state == "active"), key=lambda one: one.tallier or 0
+    )
+    told = {one.party_id: facts_of(one.facts).winner_group for one in talliers}
+    silent = [name for name, group in told.items() if group is None]
+    if silent or len(told) < NUM_WINNER_TALLIERS:
+        who = f"{_listed(silent)} cannot" if silent else f"only {len(told)} talliers are enrolled"
+        raise InvalidTask(
+            f"release: the winner is found by {NUM_WINNER_TALLIERS} talliers together, and {who}; their sites exchange "
+            'addresses and certificates first (`labeler tallier peers`). Or use release "histogram"; the price is the '
+            "same"
+        )
+    if len(set(told.values())) != 1:
+        raise InvalidTask(
+            f"release: talliers {_listed(list(told))} have pinned certificates that do not match each other's, so they "
+            "could not find a winner together; their sites exchange certificates again (`labeler tallier peers`)"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

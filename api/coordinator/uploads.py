@@ -27,10 +27,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from api.coordinator.archives import FeatureRows, parquet_rows, zip_images
+from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
+from api.coordinator.parquet_process import parquet_rows
+from api.coordinator.parquet_rows import FeatureRows
 from feature_store.durable import sync_folder
-from feature_store.quantize import quantize
+from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
 
@@ -146,6 +148,7 @@ class UploadWriter:
 
         Raises:
             As `add_image` and `add_features`; BadData: no Parquet, damaged, or without such a column.
+            Unavailable: another file is being read for too long.
         """
         with self._refusing():
             for rows in parquet_rows(file, self._limits, name=name):
@@ -158,7 +161,10 @@ class UploadWriter:
     def add_features(
         self, features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]], ids: Sequence[str] | None = None
     ) -> None:
-        """Take feature vectors: floats, which are quantised here, or int16 that were quantised before.
+        """Take feature vectors: floats, which are quantised here, or ones that were quantised before, as they are.
+
+        Those are int16, or numbers of JSON and other floats that `quantize` has made: whole, and about 2048 long.
+        Quantising them a second time would move entries by a unit, and ask another question than the one sent.
 
         Args:
             features: shape (n, dimension).
@@ -253,10 +259,10 @@ class UploadWriter:
             )
         self._begin("features", features.shape[1])
         if features.dtype == np.int16:
-            check_features(features.astype(np.int16, copy=False))
-            quantised = features
+            quantised = features.astype(np.int16, copy=False)
+            check_features(quantised)
         else:
-            quantised = quantize(features.astype(np.float64, copy=False))
+            quantised = _quantised(features.astype(np.float64, copy=False))
         for name, row in zip(names, quantised.astype("<i2"), strict=True):
             self._append(name, row.tobytes())
 
@@ -368,6 +374,27 @@ def sweep(folder: Path) -> int:
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)
+
+
+def _quantised(features: NDArray[np.float64]) -> NDArray[np.int16]:
+    """Rows that are on the grid already as they are, all others quantised; each row by itself."""
+    ready = on_grid(features)
+    result = np.empty(features.shape, dtype=np.int16)
+    result[ready] = features[ready].astype(np.int16)
+    if not ready.all():
+        result[~ready] = quantize(features[~ready])
+    return result
+
+
+def on_grid(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows may have been made by `quantize`: whole numbers whose length rounding explains."""
+    slack = features.shape[1] ** 0.5 / 2
+    # Comparisons with NaN are False; without an upper bound here the squares could overflow.
+    whole = (np.abs(features) <= FEATURE_SCALE + slack).all(axis=1)
+    whole &= (np.rint(np.where(whole[:, None], features, 0.5)) == features).all(axis=1)
+    lengths = np.linalg.norm(np.where(whole[:, None], features, 0.0), axis=1)
+    ready: NDArray[np.bool_] = whole & (np.abs(lengths - FEATURE_SCALE) <= slack)
+    return ready
 
 
 def _matrix(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:

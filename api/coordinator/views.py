@@ -10,6 +10,8 @@ from feature_store.journal.jobs import JobRecord, RoundRecord
 from feature_store.journal.tasks import TaskRecord
 
 _NAMES = 5
+MAX_REASON_CHARACTERS = 300
+"""Of what a party gave as its reason: a sentence, not a document."""
 
 
 def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> JobView:
@@ -79,10 +81,17 @@ def answered_by(one: RoundRecord, task: TaskRecord) -> tuple[str, ...]:
     return tuple(sorted(agent for agent, _ in common))
 
 
+def printable(sentence: str) -> str:
+    """Words of another party as they may be shown: on one line, bounded, nothing that moves a terminal's cursor."""
+    start = " ".join(sentence[: 4 * MAX_REASON_CHARACTERS].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in start)
+    return shown if len(shown) <= MAX_REASON_CHARACTERS else shown[: MAX_REASON_CHARACTERS - 3] + "..."
+
+
 def _round_view(one: RoundRecord, task: TaskRecord) -> RoundView:
     answered = answered_by(one, task)
     is_open = one.state in ("waiting", "asked")
-    refused = {agent: sentence for agent, sentence in one.refusals.items() if agent not in answered}
+    refused = {agent: printable(sentence) for agent, sentence in one.refusals.items() if agent not in answered}
     waiting = [agent for agent in task.participants if agent not in answered and agent not in refused]
     return RoundView(
         number=one.number,
@@ -106,6 +115,10 @@ def _waiting_for(one: RoundRecord, task: TaskRecord) -> str:
         return f"waiting for {len(view.waiting_for)} of {total} agents: {_listed(view.waiting_for)}{refused}"
     if one.state == "agreed":
         return f"{len(view.answered)} agents have answered; the charge is being posted"
+    if task.task.release == "winner":
+        stuck = sorted(set(one.refusals) - set(task.participants))
+        tried = f"; not at the first attempt, see what {_listed(stuck)} said" if stuck else ""
+        return f"talliers are finding the winners of {len(view.answered)} agents' votes{tried}"
     return f"talliers are adding up the shares of {len(view.answered)} agents"
 
 

@@ -16,7 +16,8 @@ from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS
 from api.job_intake import JobIntake
 from api.patience import until_stopping
-from api.routes.parameters import After, Caller, IdempotencyKey, JobId, Limit
+from api.rate_limit import Slots
+from api.routes.parameters import After, Caller, IdempotencyKey, IsAdmin, JobId, Limit
 from api.schema import EstimateRequest, EstimateView, JobPage, JobRequest, JobState, JobView, LabelFormat
 from api.strict_route import StrictRoute
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
 RETRY_AFTER_S = "1"
+MAX_STREAMS_OF_A_TOKEN = 20
+MAX_STREAMS = 200
+"""Event streams that are open at once: each looks into the journal every two seconds."""
 _FORM: dict[str, Any] = {
     "schema": {
         "type": "object",
@@ -51,6 +55,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=StrictRoute)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
+    streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
     @router.post(
         "/v1/jobs:estimate",
@@ -126,11 +131,12 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     @router.delete(
         "/v1/jobs/{job_id}",
         summary="Cancel a job",
-        description="Rounds nobody was asked about are refunded; the others stay charged. Again: no change.",
+        description="Only with the token that submitted it, or an administrator's. Rounds nobody was asked about are "
+        "refunded; the others stay charged. Again: no change.",
         responses=answers("The job", examples.JOB_CANCELLED, problems=(404, 409, 422)),
     )
-    def cancel(job_id: JobId) -> JobView:
-        return coordinator.cancel(job_id)
+    def cancel(job_id: JobId, by: Caller, is_admin: IsAdmin) -> JobView:
+        return coordinator.cancel(job_id, by=by, is_admin=is_admin)
 
     @router.get(
         "/v1/jobs/{job_id}/labels",
@@ -153,17 +159,20 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
         )
 
-    async def known(job_id: JobId) -> None:
+    async def watched(job_id: JobId, by: Caller) -> AsyncIterator[None]:
         # Before the stream begins, so that an unknown job is a 404 and not an empty stream.
-        await run_in_threadpool(coordinator.job, job_id)
+        with streams.hold(by):
+            await run_in_threadpool(coordinator.job, job_id)
+            yield
 
     @router.get(
         "/v1/jobs/{job_id}/events",
         summary="Watch a job",
         description="Server-sent events: `job` with the JobView at once and at every change; ends with the job. After "
-        "a broken connection send Last-Event-ID and only what is new comes.",
+        "a broken connection send Last-Event-ID and only what is new comes. A token may keep "
+        f"{MAX_STREAMS_OF_A_TOKEN} streams open.",
         response_class=EventSourceResponse,
-        dependencies=[Depends(known)],
+        dependencies=[Depends(watched)],
         responses={
             200: {
                 "description": "A stream of events",

@@ -12,12 +12,17 @@ from starlette.concurrency import run_in_threadpool
 from api import examples, refusals
 from api.documentation import BUDGET_REFUSAL, answers, problem
 from api.patience import unless_stopping
+from api.rate_limit import Slots, TooManyRequests
 from api.routes.parameters import Caller, IdempotencyKey
 from api.schema import FINISHED, JobRequest, JobView, LabelsRequest, LabelsView
 from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
+
+
+MAX_WAITING = 200
+"""Requests that wait for their labels at once."""
 
 
 class _LabelsRoute(StrictRoute):
@@ -28,6 +33,7 @@ class _LabelsRoute(StrictRoute):
 def label_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/labels."""
     router = APIRouter(tags=["labels"], route_class=_LabelsRoute)
+    waits = Slots("waiting request", each=MAX_WAITING, total=MAX_WAITING)
 
     @router.post(
         "/v1/labels",
@@ -61,7 +67,9 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             backbone_fingerprint=request.backbone_fingerprint,
         )
         view: JobView = await run_in_threadpool(coordinator.submit, job, None, by=by, idempotency_key=idempotency_key)
-        view = await _finished(coordinator, http, view, request.wait_s)
+        # Where too many wait already, the answer is the place of the job.
+        with contextlib.suppress(TooManyRequests), waits.hold(by):
+            view = await _finished(coordinator, http, view, request.wait_s)
         if view.state not in FINISHED:
             response.status_code = 202
             response.headers["Location"] = f"/v1/jobs/{view.job_id}"

@@ -1,21 +1,23 @@
 """The post of agents and talliers: signed messages in, waiting messages out.
 
 No token stands on these routes: a message is signed by its sender and, where it is for another party, sealed to it. The
-coordinator checks the signature before it does anything else with a message.
+coordinator checks the signature of a header before it reads the body that the header binds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api.documentation import Answers, problem
-from api.form_parts import chunks, refuse_length
+from api.message_intake import MessageIntake
 from api.patience import unless_stopping
 from api.strict_route import StrictRoute, media_type
-from labeler.errors import Forged, LabelerError, NotEnrolled, Unavailable
+from labeler.errors import Forged, NotEnrolled, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _BODY = {"requestBody": {"required": True, "content": _FRAMES}}
 def message_routes(coordinator: Coordinator) -> APIRouter:
     """Routes /v1/messages and /v1/messages:poll."""
     router = APIRouter(tags=["messages"], route_class=StrictRoute)
+    intake = MessageIntake(coordinator.check_sender)
 
     @router.post(
         "/v1/messages",
@@ -42,12 +45,10 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         openapi_extra=_BODY,
     )
     async def take(request: Request) -> dict[str, int]:
-        data = await _frames(request, max_bytes=MAX_MESSAGE_BYTES)
-        try:
-            return {"taken": await run_in_threadpool(coordinator.take, data)}
-        except LabelerError as error:
-            _count_failure(request, error)
-            raise
+        media_type(request, OCTETS)
+        with _counting_failures(request):
+            async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
+                return {"taken": await run_in_threadpool(coordinator.take, data)}
 
     @router.post(
         "/v1/messages:poll",
@@ -58,12 +59,12 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         openapi_extra=_BODY,
     )
     async def poll(request: Request) -> Response:
-        data = await _frames(request, max_bytes=MAX_POLL_BYTES)
-        try:
+        media_type(request, OCTETS)
+        with _counting_failures(request):
+            async with intake.receive(request, max_bytes=MAX_POLL_BYTES) as received:
+                data = received
+            # A poll is small and may wait long: it is no longer counted.
             frames = await unless_stopping(request, coordinator.poll(data))
-        except LabelerError as error:
-            _count_failure(request, error)
-            raise
         if frames is None:
             raise Unavailable("the coordinator is stopping; ask again in a moment")
         return Response(frames, media_type=OCTETS)
@@ -71,15 +72,13 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
     return router
 
 
-async def _frames(request: Request, *, max_bytes: int) -> bytes:
-    media_type(request, OCTETS)
-    refuse_length(request, max_bytes=max_bytes)
-    return b"".join([chunk async for chunk in chunks(request, max_bytes=max_bytes)])
-
-
-def _count_failure(request: Request, error: LabelerError) -> None:
-    if isinstance(error, Forged | NotEnrolled):
+@contextmanager
+def _counting_failures(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except (Forged, NotEnrolled):
         request.app.state.limits.failed(request.client.host if request.client is not None else "")
+        raise
 
 
 def _answers(status: int, answer: dict[str, object]) -> Answers:

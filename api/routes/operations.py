@@ -48,7 +48,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
     @router.get(
         "/readyz",
         summary="Can jobs be taken?",
-        description="503 while the journal fails its check, the mailbox is away or the quorum is gone.",
+        description="503 while the journal fails its check, the mailbox is away or the quorum is gone. Parties are "
+        "named only for whoever shows a token.",
         responses=answers(
             "They can",
             examples.READY,
@@ -60,15 +61,15 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
             },
         ),
     )
-    def readyz(response: Response) -> ReadinessView:
-        view = coordinator.readiness()
+    def readyz(request: Request, response: Response) -> ReadinessView:
+        view = coordinator.readiness(is_named=request.state.token is not None)
         response.status_code = 200 if view.ready else 503
         return view
 
     @router.get(
         "/metrics",
         summary="Metrics for Prometheus",
-        description="Open to this machine; from elsewhere it needs a token of any role.",
+        description="For a token of any role; for anybody where the settings open it (metrics).",
         response_class=Response,
         responses={
             200: {

@@ -7,12 +7,14 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query
 
 from api import examples
-from api.access import caller
+from api.access import caller, is_administrator
 
 MAX_PAGE = 200
 
 Caller = Annotated[str, Depends(caller)]
 """Id of the token the request came with."""
+IsAdmin = Annotated[bool, Depends(is_administrator)]
+"""Whether that token is an administrator's."""
 
 TaskId = Annotated[str, Path(max_length=100, examples=[examples.TASK_ID], description="digest of a task")]
 JobId = Annotated[str, Path(max_length=100, examples=[examples.JOB_ID], description="id of a job")]

@@ -2,7 +2,8 @@
 
 An answer is a function of the agent's noise secret, the round and the version of its records. The same round under the
 same version gives the same bytes, which were charged once. Under another version it would give the old noise around
-other votes, so it is refused for ever. The charge and the memory of it are one transaction: an agent cannot have
+other votes, so it is refused for ever; and so is the same round for other talliers, since shares of one split that
+went to other hands could be put together. The charge and the memory of it are one transaction: an agent cannot have
 answered what it did not pay for, nor pay for what it does not remember.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import (
     CheckConstraint,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    delete,
     func,
     insert,
     select,
@@ -34,8 +36,14 @@ from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
 from feature_store.journal.rules import forbid, remain, stay
-from labeler.errors import InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
+from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
 from labeler.task import Task, parse_task
+
+MAX_WAITING = 100
+"""Most tasks that wait for a person: what a coordinator asks must not fill a site's disk."""
+
+WAITING_KEPT = timedelta(days=7)
+"""How long a task waits; one that is still asked for after it waits anew."""
 
 answered_rounds = Table(
     "answered_rounds",
@@ -46,6 +54,7 @@ answered_rounds = Table(
     Column("ledger_seq", WHOLE, ForeignKey("ledger_entries.seq"), nullable=False),
     Column("num_queries", WHOLE, nullable=False),
     Column("task_digest", Text, nullable=False),
+    Column("recipients", Text, nullable=False),
     UniqueConstraint("reservation_id"),
     UniqueConstraint("ledger_seq"),
     CheckConstraint("num_queries >= 1", name="queries"),
@@ -53,7 +62,7 @@ answered_rounds = Table(
 )
 stay(
     answered_rounds,
-    ("round_digest", "shard_version", "reservation_id", "ledger_seq", "num_queries", "task_digest"),
+    ("round_digest", "shard_version", "reservation_id", "ledger_seq", "num_queries", "task_digest", "recipients"),
 )
 remain(answered_rounds)
 forbid(
@@ -104,11 +113,15 @@ class AgentMemory:
         charges: Sequence[Charge],
         num_queries: int,
         task_digest: str,
+        max_queries: int,
+        recipients: Sequence[tuple[str, str]],
         connection: Connection | None = None,
     ) -> None:
         """Pay for the answer to a round and remember it, durably, before anything is computed.
 
-        A round that was charged under the same version changes nothing: its noise is replayed, not drawn again.
+        A round that was charged under the same version changes nothing: its noise is replayed, not drawn again. The
+        rounds of one task hold at most `max_queries` queries together, so that what a person approved, and what the
+        task's price covers, is an amount.
 
         Args:
             round_digest: the round.
@@ -117,10 +130,13 @@ class AgentMemory:
             charges: at least one.
             num_queries: of the round.
             task_digest: of the round.
+            max_queries: of the task.
+            recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
             connection: write transaction to join.
 
         Raises:
-            PrivacyRefusal: the round was answered under another version, or the reservation paid for something else.
+            PrivacyRefusal: the round was answered under another version or for other recipients, the task has too few
+                queries left, or the reservation paid for something else.
             BudgetExceeded: an account has too little left; nothing was charged.
             InvalidSetting, NotFound, ProtocolViolation: see Ledger.reserve.
         """
@@ -128,16 +144,29 @@ class AgentMemory:
             raise InvalidSetting("a round has at least 1 query")
         if not all(isinstance(value, str) and value for value in (round_digest, shard_version)):
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
+        sent_to = json_text([list(recipient) for recipient in recipients])
         with writing(self._database, connection) as joined:
-            query = select(answered_rounds.c.shard_version).where(answered_rounds.c.round_digest == round_digest)
-            version = joined.execute(query).scalar()
-            if version == shard_version:
-                return
-            if version is not None:
+            query = select(answered_rounds).where(answered_rounds.c.round_digest == round_digest)
+            known = joined.execute(query).one_or_none()
+            if known is not None and known.shard_version != shard_version:
                 raise PrivacyRefusal(
                     "records were deleted or added since this batch was first answered; the noise of the other agents "
                     "would be the same again, and the difference of two answers would show what changed. Ask in a new "
                     "task (a new nonce), which is charged anew"
+                )
+            if known is not None and known.recipients != sent_to:
+                raise PrivacyRefusal(
+                    "this round was answered for other talliers, other keys of theirs, or in another order; shares of "
+                    "the same answer sent elsewhere could be put together. Ask in a new task (a new nonce), which is "
+                    "charged anew"
+                )
+            if known is not None:
+                return
+            answered = self._queries_of(task_digest, joined) + num_queries
+            if answered > max_queries:
+                raise PrivacyRefusal(
+                    f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
+                    "in a new task"
                 )
             if self._ledger.state(reservation_id, connection=joined) is not None:
                 raise PrivacyRefusal(
@@ -155,6 +184,7 @@ class AgentMemory:
                     "ledger_seq": seq,
                     "num_queries": num_queries,
                     "task_digest": task_digest,
+                    "recipients": sent_to,
                 },
             )
 
@@ -174,18 +204,34 @@ class AgentMemory:
     # What a person at the site has to say.
 
     def request(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Ask for approval of a task; one that was asked for before, or decided, stays as it is."""
+        """Ask for approval of a task; one that was asked for before, or decided, stays as it is.
+
+        Raises:
+            AwaitingApproval: so many tasks wait that no more are kept; those that nobody decides make room in a week.
+        """
+        with writing(self._database, connection) as joined:
+            if self._approval(task.digest, joined) is not None:
+                return
+            is_waiting = task_approvals.c.state == "waiting"
+            joined.execute(
+                delete(task_approvals).where(
+                    is_waiting, task_approvals.c.requested_at < check_moment(at) - WAITING_KEPT
+                )
+            )
+            count = select(func.count()).select_from(task_approvals).where(is_waiting)
+            if joined.execute(count).scalar_one() >= MAX_WAITING:
+                raise AwaitingApproval(
+                    f"{MAX_WAITING} tasks wait for a person at the site already, and no more are kept; it is asked "
+                    "again by itself, and kept once some were approved, or were not for a week"
+                )
+            self._write_request(task, at, joined)
+
+    def follow(self, task: Task, at: datetime, *, is_approved: bool, connection: Connection | None = None) -> None:
+        """Write down what a person has decided about a task, also where it was never seen to wait."""
         with writing(self._database, connection) as joined:
             if self._approval(task.digest, joined) is None:
-                joined.execute(
-                    insert(task_approvals),
-                    {
-                        "digest": task.digest,
-                        "body": json_text(task.model_dump(mode="json")),
-                        "state": "waiting",
-                        "requested_at": check_moment(at),
-                    },
-                )
+                self._write_request(task, at, joined)
+            self._decide(task.digest, "approved" if is_approved else "revoked", joined)
 
     def approve(self, digest: str, *, connection: Connection | None = None) -> None:
         """Let the agent answer a task.
@@ -221,6 +267,21 @@ class AgentMemory:
         if any(task.digest != digest for digest, task, _ in found):
             raise JournalBroken("a task that waits for approval is not the one that was asked for; restore a backup")
         return found
+
+    def _write_request(self, task: Task, at: datetime, connection: Connection) -> None:
+        connection.execute(
+            insert(task_approvals),
+            {
+                "digest": task.digest,
+                "body": json_text(task.model_dump(mode="json")),
+                "state": "waiting",
+                "requested_at": check_moment(at),
+            },
+        )
+
+    def _queries_of(self, task_digest: str, connection: Connection) -> int:
+        total = func.coalesce(func.sum(answered_rounds.c.num_queries), 0)
+        return int(connection.execute(select(total).where(answered_rounds.c.task_digest == task_digest)).scalar_one())
 
     def _approval(self, digest: str, connection: Connection) -> str | None:
         query = select(task_approvals.c.state).where(task_approvals.c.digest == digest)

@@ -28,6 +28,7 @@ def bare_inserts(path: Path, *, commits: int) -> None:
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA secure_delete = ON").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

@@ -18,14 +18,14 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from feature_store.durable import exclusive, sync_folder
-from feature_store.journal.engines import POSTGRESQL_LOCK, postgresql_engine, sqlite_engines
+from feature_store.journal.engines import POSTGRESQL_LOCK, empty_log, postgresql_engine, sqlite_engines
 from feature_store.journal.outages import translating
 from feature_store.journal.storage import check_private, check_synced, create_private
 from labeler.errors import InvalidSetting, JournalInUse, OutputInUse, UnsafeStorage
 
 __all__ = ["VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
 
-VERSION = "1"
+VERSION = "2"
 """Of the tables; a journal of another version is refused."""
 
 metadata = MetaData(
@@ -155,6 +155,23 @@ class Database:
                 f"{self.what} has tables of version {found}, and this program knows version {VERSION}; "
                 "use the program that made it, or read the page on upgrades"
             )
+
+    def forget_log(self) -> None:
+        """Empty the write-ahead log of SQLite, in which what was deleted would stand until it is written over.
+
+        Where somebody reads at this moment it stays, and the next call empties it. PostgreSQL keeps its log for
+        replicas and backups, so there it is the operator's.
+
+        Raises:
+            Unavailable: the disk is full, or does not write.
+        """
+        if self.dialect != "sqlite" or self.is_read_only:
+            return
+        if self._pen_holder == threading.get_ident():
+            raise RuntimeError("a write transaction is open in this thread; the log is emptied after it")
+        with self._pen, translating(self.what), self._writer.connect() as connection:
+            # Not by way of the engine's own transaction: a checkpoint runs outside of any.
+            empty_log(connection)
 
     def close(self) -> None:
         """Let go of every connection and of the file; may be called twice."""

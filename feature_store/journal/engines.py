@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import QueuePool
 
 from labeler.errors import InvalidSetting, UnsafeStorage
@@ -82,6 +82,20 @@ def postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: f
     return engine
 
 
+def empty_log(connection: Connection) -> None:
+    """Bring the write-ahead log of a SQLite journal into its file, unless somebody reads, and cut it to nothing."""
+    raw: Any = connection.connection.driver_connection
+    statement = "PRAGMA wal_checkpoint(TRUNCATE)"
+    patience_ms = raw.execute("PRAGMA busy_timeout").fetchone()[0]
+    try:
+        raw.execute("PRAGMA busy_timeout = 0")
+        raw.execute(statement).fetchall()
+    except sqlite3.Error as error:
+        raise DBAPIError(statement, None, error) from error
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {int(patience_ms)}")
+
+
 def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: float, connections: int) -> Engine:
     uri = f"file:{quote(str(path))}?mode={mode}"
 
@@ -115,6 +129,8 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
 def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:
     if writable:
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        # What is deleted, a single share for example, is overwritten and not only forgotten.
+        connection.execute("PRAGMA secure_delete = ON").fetchall()
     else:
         connection.execute("PRAGMA query_only = ON")
     connection.execute("PRAGMA synchronous = FULL")
@@ -124,6 +140,8 @@ def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool
     connection.execute("PRAGMA fullfsync = ON")  # where the system's fsync stops at the disk's cache (macOS)
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     wanted = {"journal_mode": "wal", "synchronous": SYNCHRONOUS_FULL, "foreign_keys": 1, "recursive_triggers": 1}
+    if writable:
+        wanted["secure_delete"] = 1
     for name, value in wanted.items():
         found = connection.execute(f"PRAGMA {name}").fetchone()[0]
         if found != value:

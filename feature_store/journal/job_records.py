@@ -98,6 +98,7 @@ class RoundRecord:
         refusals: agent id -> its reason.
         final_refusals: those agents among them that will not answer when asked again.
         ledger_seq: the entry that posted the charge.
+        participants: agent id -> key its shares must be signed with; empty until it is fixed, then for ever the same.
     """
 
     job_id: str
@@ -112,6 +113,7 @@ class RoundRecord:
     refusals: Mapping[str, str] = field(default_factory=dict)
     final_refusals: frozenset[str] = frozenset()
     ledger_seq: int | None = None
+    participants: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.state not in ROUND_STATES:

@@ -3,6 +3,7 @@
 jobs                one row per job; a finished one never changes
 idempotency_keys    (token, key) -> the job it made, for ever
 rounds              batches of a job; each step forward, none back, what was fixed stays fixed
+round_participants  whose shares a round takes, and the key each signs with; fixed before anybody is asked
 round_holdings      what each tallier last reported to hold
 round_refusals      agents that do not answer, and why
 releases            what was opened, once for ever
@@ -144,6 +145,18 @@ forbid(
 )
 forbid(rounds, "begin", on="INSERT", when="NEW.state <> 'waiting'", because="a round begins as waiting")
 
+round_participants = Table(
+    "round_participants",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", WHOLE, primary_key=True, autoincrement=False),
+    Column("verify_keys", Json, nullable=False),
+    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
+    sqlite_strict=True,
+)
+stay(round_participants, ("job_id", "number", "verify_keys"))
+remain(round_participants)
+
 round_holdings = Table(
     "round_holdings",
     metadata,
@@ -213,6 +226,7 @@ JOB_TABLES = (
     jobs,
     idempotency_keys,
     rounds,
+    round_participants,
     round_holdings,
     round_refusals,
     releases,

@@ -177,6 +177,17 @@ class JobStore:
         """
         self._do(job_id, lambda joined: steps.set_batches(joined, job_id, batches), connection)
 
+    def fix_participants(
+        self, job_id: str, number: int, verify_keys: Mapping[str, str], *, connection: Connection | None = None
+    ) -> None:
+        """Fix whose shares a round takes: agent id -> key they are signed with, once for ever, before anybody is asked.
+
+        Raises:
+            PrivacyRefusal: other agents or keys were fixed before.
+            NotReady: the job is finished.
+        """
+        self._do(job_id, lambda joined: steps.fix_participants(joined, job_id, number, verify_keys), connection)
+
     def set_asked(self, job_id: str, number: int, *, connection: Connection | None = None) -> None:
         """Note, before the first question leaves, that it will."""
         self._do(job_id, lambda joined: steps.set_asked(joined, job_id, number), connection)

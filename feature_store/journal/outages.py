@@ -1,7 +1,8 @@
 """What a database's own errors mean to whoever asked, in the tree of `labeler.errors`.
 
 Only trouble with the storage is translated: full, unreadable, locked, out of reach, damaged. A broken constraint is a
-mistake of the caller and passes through as it is.
+mistake of the caller and passes through, without the rows: PostgreSQL quotes what it refused ("Failing row contains",
+"Key (...)=(...)"), which may be a share.
 """
 
 from __future__ import annotations
@@ -31,10 +32,26 @@ def translating(what: str) -> Iterator[None]:
     except DBAPIError as error:
         translated = translate(error, what)
         if translated is None:
+            forget_rows(error)
             raise
         raise translated from error
     except PoolTimeout as error:
         raise Unavailable(f"{what}: every connection is busy. {_KEPT} later") from error
+
+
+def forget_rows(error: DBAPIError) -> None:
+    """Leave in an error of PostgreSQL what was broken and where, and nothing of what a row held."""
+    diagnosis = getattr(error.orig, "diag", None)
+    if error.orig is None or diagnosis is None:
+        return
+    state = diagnosis.sqlstate or "no code"
+    # The primary message of class 22 quotes the value that does not fit.
+    said = "a value that the column cannot hold" if state.startswith("22") else diagnosis.message_primary
+    place = ", ".join(name for name in (diagnosis.table_name, diagnosis.constraint_name) if name)
+    sentence = f"{said or type(error.orig).__name__} ({state}{f'; {place}' if place else ''})"
+    # The original keeps its result, in which the row stands, in an attribute; a text of a traceback never shows that.
+    error.orig.args = (sentence,)
+    error.args = (f"({type(error.orig).__module__}.{type(error.orig).__qualname__}) {sentence}",)
 
 
 def translate(error: DBAPIError, what: str) -> LabelerError | None:

@@ -2,6 +2,9 @@
 
     waiting --set_asked--> asked --fix_contributors--> agreed --set_posted--> posted --store_release--> opened
 
+Whose shares are taken, and under which key, is fixed before anybody is asked (`fix_participants`): every tallier is
+told the same however often it is told, and a key that was changed later brings no share into a round that runs.
+
 Who contributes is fixed once for ever: sums over two sets of one round differ by single ballots under the same noise,
 so whoever saw both could subtract. What is released is fixed once for ever: two answers to one query would be two
 draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
@@ -24,6 +27,7 @@ from feature_store.journal.job_tables import (
     jobs,
     releases,
     round_holdings,
+    round_participants,
     round_refusals,
     rounds,
 )
@@ -39,6 +43,9 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
     holdings: dict[tuple[str, int], dict[str, dict[str, str]]] = {key: {} for key in keys}
     refusals: dict[tuple[str, int], dict[str, str]] = {key: {} for key in keys}
     final: dict[tuple[str, int], set[str]] = {key: set() for key in keys}
+    participants: dict[tuple[str, int], dict[str, str]] = {}
+    for row in connection.execute(select(round_participants).where(round_participants.c.job_id.in_(in_jobs))):
+        participants[row.job_id, row.number] = row.verify_keys
     for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
         if (row.job_id, row.number) in keys:
             holdings[row.job_id, row.number][row.tallier_id] = row.holdings
@@ -57,6 +64,7 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
             batch_digest=row.batch_digest or "",
             round_digest=row.round_digest or "",
             contributors=tuple(row.contributors or ()),
+            participants=participants.get((row.job_id, row.number), {}),
             holdings=holdings[row.job_id, row.number],
             refusals=refusals[row.job_id, row.number],
             final_refusals=frozenset(final[row.job_id, row.number]),
@@ -92,6 +100,27 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
             {"batch_digest": batch_digest, "round_digest": round_digest},
         )
     return changed
+
+
+def fix_participants(connection: Connection, job_id: str, number: int, verify_keys: Mapping[str, str]) -> bool:
+    """Fix whose shares a round takes and the key of each, once for ever."""
+    row = _row(connection, job_id, number)
+    wanted = dict(verify_keys)
+    if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
+        raise InvalidSetting("the participants of a round are at least one agent, each with its verify key")
+    table = round_participants
+    this = (table.c.job_id == job_id) & (table.c.number == row.number)
+    known = connection.execute(select(table.c.verify_keys).where(this)).scalar()
+    if known is not None:
+        if known != wanted:
+            raise PrivacyRefusal(
+                f"the participants of {_name(job_id, number)} and their keys are fixed; a key that was changed since "
+                "counts from the next round on"
+            )
+        return False
+    _check_live(row)
+    connection.execute(insert(table), {"job_id": job_id, "number": number, "verify_keys": wanted})
+    return True
 
 
 def set_asked(connection: Connection, job_id: str, number: int) -> bool:

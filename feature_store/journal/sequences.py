@@ -1,13 +1,19 @@
 """Numbers of messages: what is sent gets a new one for life, and what was taken is not taken twice.
 
 A sender takes numbers in blocks of 1000, so that most messages cost no write; what is left of a block when a process
-ends is skipped. A receiver keeps the highest number of each sender: a message must be above it.
+ends is skipped. A block begins no lower than the time in milliseconds, so that numbers also go up over the copy of a
+journal that was restored from a backup: with the counter alone it would use again what was sent since, and everything
+it sends would be dropped as a replay. A receiver keeps the highest number of each sender and key: a message must be
+above it. The key is part of it, so that somebody who signs under another's name with a key of its own cannot use up
+that one's numbers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 
 from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, insert, select, update
@@ -33,6 +39,7 @@ sequences_taken = Table(
     "sequences_taken",
     metadata,
     Column("sender", Text, primary_key=True),
+    Column("verify_key", Text, primary_key=True),
     Column("last", WHOLE, nullable=False),
     CheckConstraint("last >= 1", name="last"),
     sqlite_strict=True,
@@ -43,10 +50,16 @@ for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last"))
 
 
 class Sequences:
-    """Numbers sent and numbers taken; shared by all threads of a process."""
+    """Numbers sent and numbers taken; shared by all threads of a process.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: the journal.
+        clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
+        self._clock = clock or _now
         self._lock = threading.Lock()
         self._blocks: dict[str, deque[int]] = {}
         self._last: dict[str, int] = {}
@@ -72,8 +85,14 @@ class Sequences:
                 return first
             self._install(recipient, first)
 
-    def check(self, sender: str, sequence: int, *, connection: Connection | None = None) -> None:
+    def check(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Refuse a message that is not new.
+
+        Args:
+            sender: who it says it is from.
+            sequence: its number.
+            verify_key: the key that its signature was checked with.
+            connection: transaction to join.
 
         Raises:
             Replayed: its number is not above the highest taken.
@@ -81,9 +100,9 @@ class Sequences:
         """
         _check_number(sequence)
         with reading(self._database, connection) as joined:
-            self._check(sender, sequence, joined)
+            self._check(sender, verify_key, sequence, joined)
 
-    def taken(self, sender: str, sequence: int, *, connection: Connection | None = None) -> None:
+    def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Note that a message was taken, in the transaction that keeps its effect.
 
         Raises:
@@ -93,14 +112,17 @@ class Sequences:
         with writing(self._database, connection) as joined:
             table = sequences_taken
             raised = joined.execute(
-                update(table).where(table.c.sender == sender, table.c.last < sequence).values(last=sequence)
+                update(table)
+                .where(table.c.sender == sender, table.c.verify_key == verify_key, table.c.last < sequence)
+                .values(last=sequence)
             )
             if raised.rowcount != 1:
-                self._check(sender, sequence, joined)
-                joined.execute(insert(table), {"sender": sender, "last": sequence})
+                self._check(sender, verify_key, sequence, joined)
+                joined.execute(insert(table), {"sender": sender, "verify_key": verify_key, "last": sequence})
 
-    def _check(self, sender: str, sequence: int, connection: Connection) -> None:
-        query = select(sequences_taken.c.last).where(sequences_taken.c.sender == sender)
+    def _check(self, sender: str, verify_key: str, sequence: int, connection: Connection) -> None:
+        table = sequences_taken
+        query = select(table.c.last).where(table.c.sender == sender, table.c.verify_key == verify_key)
         last = connection.execute(query).scalar()
         if last is not None and sequence <= last:
             raise Replayed(
@@ -123,12 +145,16 @@ class Sequences:
         this = table.c.recipient == recipient
         with writing(self._database, connection) as joined:
             reserved = joined.execute(select(table.c.reserved).where(this)).scalar()
+            begin = max(int(reserved or 0), self._block_of_now())
             if reserved is None:
-                reserved = 0
-                joined.execute(insert(table), {"recipient": recipient, "reserved": BLOCK})
+                joined.execute(insert(table), {"recipient": recipient, "reserved": begin + BLOCK})
             else:
-                joined.execute(update(table).where(this).values(reserved=reserved + BLOCK))
-        return int(reserved) + 1
+                joined.execute(update(table).where(this).values(reserved=begin + BLOCK))
+        return begin + 1
+
+    def _block_of_now(self) -> int:
+        milliseconds = int(self._clock().timestamp() * 1000)
+        return -(-milliseconds // BLOCK) * BLOCK
 
     def _skip_to(self, recipient: str, number: int) -> None:
         """Hand out nothing below a number any more."""
@@ -146,6 +172,10 @@ class Sequences:
             begun = max(self._last.get(recipient, 0), block[0] if block else 0)
             if first > begun:
                 self._blocks[recipient] = deque(range(first, end + 1))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _check_number(sequence: int) -> None:

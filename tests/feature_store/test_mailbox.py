@@ -169,6 +169,46 @@ def test_no_more_messages_come_than_asked_for(server: RedisServer, mailbox: Mail
     assert len(waiting(server, lambda other: other.receive("site-1", "", 0.0, max_messages=3))) == 3
 
 
+def test_an_answer_is_bounded_in_bytes_and_the_first_message_always_fits(server: RedisServer, mailbox: Mailbox) -> None:
+    for number, size in enumerate((600, 300, 200, 5000, 10)):
+        mailbox.send("site-1", bytes([number]) * size, message_id=f"c:{number}")
+
+    def sizes(after: str, wait_s: float) -> tuple[str, list[int]]:
+        mail = waiting(server, lambda other: other.receive("site-1", after, wait_s, max_bytes=1000))
+        return mail[-1][0], [len(data) for _, data in mail]
+
+    after, first = sizes("", 0.0)
+    after, second = sizes(after, 5.0)
+    after, third = sizes(after, 0.0)
+    after, last = sizes(after, 0.0)
+    assert [first, second, third, last] == [[600, 300], [200], [5000], [10]]
+
+
+def test_sixteen_of_the_largest_messages_come_one_by_one(server: RedisServer, mailbox: Mailbox) -> None:
+    for number in range(3):
+        mailbox.send("site-1", bytes([number]) * MAX_MESSAGE_BYTES, message_id=f"c:{number}")
+    after, seen = "", []
+    for _ in range(3):
+        ((after, data),) = received(server, "site-1", after)
+        seen.append((data[0], len(data)))
+    assert seen == [(number, MAX_MESSAGE_BYTES) for number in range(3)]
+
+
+def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bound(
+    server: RedisServer, admin: redis.Redis
+) -> None:
+    async def wait(mailbox: Mailbox) -> list[int]:
+        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_bytes=1000))
+        await asyncio.sleep(0.1)
+        with admin.pipeline(transaction=True) as steps:
+            for size in (400, 500, 200):
+                steps.xadd("mail:site-1", {"data": "x" * size})
+            steps.execute()
+        return [len(data) for _, data in await task]
+
+    assert waiting(server, wait) == [400, 500]
+
+
 def test_mail_is_bounded_and_the_oldest_goes_first(server: RedisServer, mailbox: Mailbox, admin: redis.Redis) -> None:
     with admin.pipeline() as steps:
         for _ in range(MAX_MAIL + 500):
@@ -424,6 +464,15 @@ def test_a_worker_waiting_while_redis_is_emptied_gets_the_work_that_comes_after(
 
 
 # Progress
+
+
+def test_a_sign_of_life_counts_for_a_while(mailbox: Mailbox) -> None:
+    assert not mailbox.is_alive("embedder")
+    mailbox.show_life("embedder", for_s=0.2)
+    assert mailbox.is_alive("embedder")
+    assert not mailbox.is_alive("other")
+    time.sleep(0.3)
+    assert not mailbox.is_alive("embedder")
 
 
 def test_whoever_watches_a_job_sees_its_events_in_order(server: RedisServer, mailbox: Mailbox) -> None:

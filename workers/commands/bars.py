@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from workers.commands.console import cell
+
 _WIDTH: Final = 20
 
 
@@ -26,7 +28,7 @@ def budget_table(accounts: Iterable[Mapping[str, Any]]) -> Table:
     for one in accounts:
         spent, cap = one["spent_epsilon"], one["cap_epsilon"]
         table.add_row(
-            one["account"],
+            cell(one["account"]),
             "per image" if one["level"] == "instance" else "per agent",
             "no bound" if spent is None else f"{spent:.3f}",
             "unlimited" if cap is None else f"{cap:g}",

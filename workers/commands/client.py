@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import Interrupted, InvalidSetting
-from workers.commands.console import Json, one_of, print_json
+from workers.commands.console import Json, cell, escaped, one_of, print_json
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -97,7 +97,8 @@ def status(
     for found in jobs:
         done = f"{found.queries_done}/{found.queries}"
         created = f"{found.created_at:%Y-%m-%d %H:%M}"
-        table.add_row(found.job_id, found.name, found.state, done, _say(found.price.instance_epsilon), created)
+        price = _say(found.price.instance_epsilon)
+        table.add_row(cell(found.job_id), cell(found.name), found.state, done, price, created)
     Console(highlight=False).print(table)
 
 
@@ -285,7 +286,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
         lines.append(f"Follow     labeler status {job.job_id}")
     console = Console(highlight=False, soft_wrap=True)
     for line in lines:
-        console.print(line, markup=False, emoji=False)
+        console.print(escaped(line), markup=False, emoji=False)
 
 
 def _say(epsilon: float | None) -> str:

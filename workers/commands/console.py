@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from labeler.errors import InvalidSetting
 
@@ -20,11 +21,24 @@ def print_json(document: Any) -> None:
     typer.echo(json.dumps(document, allow_nan=False))
 
 
+def escaped(text: str) -> str:
+    """A text from elsewhere as one line that a terminal only shows: control characters are written out, not obeyed."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
+        for letter in text
+    )
+
+
+def cell(text: str) -> Text:
+    """A text from elsewhere for a table: escaped, and its square brackets are no markup."""
+    return Text(escaped(text))
+
+
 def complain(sentence: str) -> None:
     """Say on standard error what went wrong."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("labeler:", style="bold red", end=" ")
-    console.print(sentence, markup=False, emoji=False)
+    console.print("\n".join(map(escaped, sentence.splitlines())), markup=False, emoji=False)
 
 
 def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:

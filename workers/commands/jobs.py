@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workers.commands.console import Json, print_json
+from workers.bench import NAMES
+from workers.commands.console import Json, one_of, print_json
 
 Engine = Annotated[
     str,
@@ -68,6 +69,9 @@ def run(
     ] = None,
     engine: Engine = "auto",
     memory_limit: MemoryLimit = None,
+    winner: Annotated[
+        str, typer.Option(help="How winners are found: plain, or mpyc in three processes; equal labels.")
+    ] = "plain",
     as_json: Json = False,
 ) -> None:
     """Label public images with private shards: a batch labelling job in one process.
@@ -90,6 +94,7 @@ def run(
         seed=seed,
         engine=engine,
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
+        winner=one_of("winner", winner, ("plain", "mpyc")),
     )
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, progress=progress)
@@ -130,7 +135,7 @@ def student(
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="office-caltech, digits or speed.")],
+    name: Annotated[str, typer.Argument(help=f"{NAMES}.")],
     data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
     full: Annotated[bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md.")] = False,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""Commands that care for a journal: `journal verify | backup | write-off | accept-restored`."""
+"""Commands that care for a journal: `journal verify | backup | write-off | accept-restored | trust-restored`."""
 
 from __future__ import annotations
 
@@ -83,8 +83,41 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
     from workers.journal_care import accept_restored_journal
 
     found = accept_restored_journal(home, reason=reason)
-    words = f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised."
+    words = (
+        f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised.\n"
+        "If this is a coordinator's, every site that saw the newer one consents, with\n"
+        f"  labeler journal trust-restored --home HOME --head {found['head']}"
+    )
     _tell(found, words, as_json=as_json)
+
+
+@journal_app.command("trust-restored")
+def trust_restored(
+    home: Annotated[Path, typer.Option(help="Home folder of an agent or a tallier.")],
+    head: Annotated[str, typer.Option(help="ENTRY:HASH, as `accept-restored` printed it at the coordinator.")],
+    as_json: Json = False,
+) -> None:
+    """Consent, at a site, to a coordinator's journal that was restored from an older copy. Works while the party runs.
+
+    Until then this party takes no part: it has seen charges that are missing now. Compare the head over the phone.
+
+    Example: `labeler journal trust-restored --home hospital-a --head 118:3f9c...` (the whole hash)
+    """
+    from workers.journal_care import trust_restored_journal
+
+    found = trust_restored_journal(home, head)
+    seen, accepted = found["seen"], found["accepted"]
+    before = "what this party had seen cannot be read" if seen is None else f"had seen entry {_short(seen)}"
+    _tell(
+        found,
+        f"Before: {before}; kept in {Path(found['kept']).name}.\n"
+        f"Accepted: entry {_short(accepted)}, and every journal that goes on from there.",
+        as_json=as_json,
+    )
+
+
+def _short(head: dict[str, Any]) -> str:
+    return f"{head['entries']} ({head['hash'][:16]})"
 
 
 def _tell(found: dict[str, Any], sentence: str, *, as_json: bool) -> None:

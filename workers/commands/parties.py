@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting, NotFound
-from workers.commands.console import Json, print_json
+from workers.commands.console import Json, cell, print_json
 from workers.commands.federation import stop_signal
 
 Home = Annotated[Path, typer.Option(help="Home folder of this party.")]
@@ -87,14 +87,29 @@ def agent_waiting(home: Home, as_json: Json = False) -> None:
         typer.echo("No task waits for approval.")
         return
     table = Table(show_edge=False)
-    for heading in ("task", "name", "method", "queries", "epsilon per image", "per agent", "asked at"):
+    headings = (
+        "task",
+        "name",
+        "method",
+        "queries",
+        "agents",
+        "colluding",
+        "sigma",
+        "epsilon per image",
+        "per agent",
+        "asked at",
+    )
+    for heading in headings:
         table.add_column(heading, overflow="fold")
     for task in waiting:
         table.add_row(
             task["task_id"],
-            task["name"],
+            cell(task["name"]),
             task["method"],
             str(task["queries"]),
+            str(task["agents"]),
+            str(task["colluding_agents"]),
+            f"{task['sigma_votes']:.4g}",
             _epsilon(task["instance_epsilon"]),
             _epsilon(task["agent_epsilon"]),
             task["asked_at"],
@@ -171,6 +186,10 @@ def tallier_init(
     number: Annotated[int, typer.Option(min=0, max=2, help="Which tallier it is, from 0.")],
     coordinator: CoordinatorUrl,
     coordinator_keys: Annotated[Path, typer.Option(help="The coordinator's keys.public.json.")],
+    listen: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT where the two other talliers reach this one, to find winners together."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a tallier's home: keys and tallier.toml.
@@ -188,9 +207,62 @@ def tallier_init(
         number=number,
         coordinator_url=coordinator,
         coordinator=PublicKeys(known["verify_key"], known["seal_key"]),
+        listen=listen,
     )
     next_step = f"Compare the coordinator's fingerprint {known['fingerprint']} over the phone before it starts."
+    if listen is not None:
+        next_step += " Send the file to the two other talliers too, and pin theirs: labeler tallier peers."
     _tell_made(home, public, next_step=next_step, as_json=as_json)
+
+
+@tallier_app.command("listen")
+def tallier_listen(
+    address: Annotated[str, typer.Argument(help="HOST:PORT where the two other talliers reach this one.")],
+    home: Home,
+    as_json: Json = False,
+) -> None:
+    """Give a tallier that is there an address and a certificate, so that it can find winners with the others.
+
+    Example: `labeler tallier listen t0.example.org:7700 --home t0`
+    """
+    from workers.new_homes import add_winner_identity
+    from workers.winner.certificates import fingerprint
+
+    public = add_winner_identity(home, listen=address)
+    if as_json:
+        print_json(public)
+        return
+    typer.echo(f"Send {home / 'keys.public.json'} to the two other talliers, and read out its certificate:")
+    typer.echo(f"  {fingerprint(public['certificate'])}")
+
+
+@tallier_app.command("peers")
+def tallier_peers(
+    files: Annotated[list[Path], typer.Argument(help="keys.public.json of the two other talliers.")],
+    home: Home,
+    as_json: Json = False,
+) -> None:
+    """Pin the two other talliers, with which this one finds winners. Restart it afterwards.
+
+    Example: `labeler tallier peers university.public.json auditor.public.json --home t0`
+    """
+    from workers.new_homes import read_public
+    from workers.tallier_peers import pin_peers
+    from workers.winner.certificates import fingerprint
+
+    peers = pin_peers(home, [read_public(path) for path in files])
+    if as_json:
+        print_json(
+            [
+                {"tallier": number, "party_id": peer.tallier_id, "listen": peer.listen}
+                | {"certificate_sha256": fingerprint(peer.certificate)}
+                for number, peer in sorted(peers.items())
+            ]
+        )
+        return
+    typer.echo("Compare over the phone, then restart this tallier:")
+    for number, peer in sorted(peers.items()):
+        typer.echo(f"  tallier {number}, {peer.tallier_id} at {peer.listen}: {fingerprint(peer.certificate)}")
 
 
 def _tell_made(home: Path, public: dict[str, object], *, next_step: str, as_json: bool) -> None:

@@ -75,10 +75,11 @@ def _print_plan(result: dict[str, Any]) -> None:
     table = Table(title=None, show_edge=False)
     for heading in ("", "per private image", "per agent"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, key in (
-        ("epsilon, exact (guaranteed)", None),
-        ("as computed in the papers", "as_in_paper"),
-    ):
+    rows = [("epsilon, exact (guaranteed)", None), ("as computed in the papers", "as_in_paper")]
+    factors = result["noise_factors"]
+    if factors["total"] > 1:
+        rows.append(("with the papers' shares", "as_in_paper_shares"))
+    for name, key in rows:
         levels = result if key is None else result[key]
         say = say_epsilon if key is None else say_estimate
         table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in ("instance", "agent")))
@@ -89,6 +90,13 @@ def _print_plan(result: dict[str, Any]) -> None:
         f"each agent adds noise of {result['noise_share_sigma']:.4g} votes, "
         f"the sum carries {result['total_sigma_votes']:.4g}."
     )
+    if factors["total"] > 1:
+        console.print(
+            f"The sum carries {factors['total']:.4g} times sigma, so that the price holds: "
+            f"{factors['collusion']:.4g} for the {result['colluding_agents']} of {result['agents']} agents that may "
+            f"collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
+            "The papers' shares are smaller, and the price would be higher."
+        )
     for level in ("instance", "agent"):
         if result[level].get("reason"):
             console.print(f"Per {level}: {result[level]['reason']}")

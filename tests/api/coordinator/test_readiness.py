@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from api.coordinator.readiness import agents_live, readiness, talliers_live
+from api.coordinator.readiness import agents_live, embedder_there, readiness, talliers_live
 from labeler.errors import NotReady, Unavailable
 from tests.api.conftest import House
 
@@ -41,3 +41,12 @@ def test_every_tallier_is_needed(house: House) -> None:
         talliers_live(talliers, 3, now=house.clock(), live_s=60.0)
     with pytest.raises(NotReady, match="talliers not heard of for 60 s: t0, t1"):
         talliers_live(talliers, 2, now=house.clock(), live_s=60.0)
+
+
+def test_an_embedder_is_missed_when_jobs_wait_for_it() -> None:
+    assert embedder_there(True, 3) == "is there"
+    assert "labeler embedder" in embedder_there(False, 0)
+    with pytest.raises(NotReady, match=r"no embedder was heard of lately, and 1 job waits .* start `labeler embedder`"):
+        embedder_there(False, 1)
+    with pytest.raises(NotReady, match="2 jobs wait"):
+        embedder_there(False, 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import labeler.batching
 from api.coordinator import submission
 from api.coordinator.budgets import UNBOUNDED_NANO
 from api.coordinator.pricing import price_view
@@ -17,7 +18,16 @@ from api.problems import problem_of
 from api.schema import JobRequest
 from feature_store.journal.ledger import Ledger
 from labeler.batching import BATCH_QUERIES, round_charges
-from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, LabelerError, NotFound, NotReady
+from labeler.errors import (
+    BudgetExceeded,
+    IdempotencyMismatch,
+    InvalidSetting,
+    InvalidTask,
+    LabelerError,
+    NotAllowed,
+    NotFound,
+    NotReady,
+)
 from tests.api.conftest import FINGERPRINT, House
 
 
@@ -245,12 +255,12 @@ def test_the_last_of_a_budget_is_given_to_one_of_many(house: House) -> None:
 def test_cancelling_before_anybody_was_asked_gives_everything_back(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
-    cancelled = submission.cancel(view.job_id, stores=house.stores)
+    cancelled = submission.cancel(view.job_id, by="tok-1", stores=house.stores)
     assert cancelled.state == "cancelled"
     assert cancelled.stage == "cancelled before anybody was asked; nothing was charged"
     assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["void", "void"]
     assert house.ledger.balance("federation", "instance").spent == 0
-    assert submission.cancel(view.job_id, stores=house.stores) == cancelled
+    assert submission.cancel(view.job_id, by="tok-1", stores=house.stores) == cancelled
 
 
 def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> None:
@@ -268,7 +278,7 @@ def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> 
     assert seen.stage == "batch 1 of 2: waiting for 1 of 3 agents: west; refused: north"
     assert seen.rounds[0].answered == ("east",)
     assert seen.rounds[0].waiting_for == ("west",)
-    cancelled = submission.cancel(view.job_id, stores=house.stores)
+    cancelled = submission.cancel(view.job_id, by="tok-1", stores=house.stores)
     assert cancelled.stage == "cancelled; 1 of 2 batches had been asked"
     assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["posted", "void"]
     assert house.ledger.balance("agent:west", "instance").spent == round_charges(record.task, BATCH_QUERIES)["instance"]
@@ -278,6 +288,25 @@ def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
     view = house.submit(house.task(), 5)
     house.jobs.change(view.job_id, "failed", expected={"queued"}, problem=problem_of(LabelerError("x")))
     with pytest.raises(NotReady, match="has ended"):
-        submission.cancel(view.job_id, stores=house.stores)
+        submission.cancel(view.job_id, by="tok-1", stores=house.stores)
     with pytest.raises(NotFound, match="no job"):
-        submission.cancel("job-0", stores=house.stores)
+        submission.cancel("job-0", by="tok-1", stores=house.stores)
+
+
+def test_a_job_is_cancelled_by_whoever_made_it_or_an_administrator_and_by_nobody_else(house: House) -> None:
+    view = house.submit(house.task(), 5)
+    with pytest.raises(NotAllowed, match="another token"):
+        submission.cancel(view.job_id, by="tok-2", stores=house.stores)
+    assert submission.read_job(view.job_id, stores=house.stores).state == "queued"
+    assert submission.cancel(view.job_id, by="tok-2", is_admin=True, stores=house.stores).state == "cancelled"
+
+
+def test_a_stored_reverse_knn_task_that_never_fits_a_message_is_refused_before_anything_is_reserved(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = house.task(method="reverse-knn", max_queries=100, sigma_votes=400.0)
+    monkeypatch.setattr(labeler.batching, "MAX_ROUND_ENTRIES", 299)
+    with pytest.raises(InvalidTask, match="300 votes in it; at most 299"):
+        house.submit(record, 100)
+    assert house.jobs.unfinished() == []
+    assert house.ledger.balance("federation", "instance").spent == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Any
 
 import pytest
 
 from api.coordinator.tasks import describe_task, task_view
 from api.schema import TaskRequest
+from feature_store.journal.chain import Head
 from labeler.errors import InvalidTask, LabelerError, NotEnrolled
 from labeler.planning import price
 from tests.api.conftest import CLASSES, FINGERPRINT, House
@@ -78,7 +80,7 @@ def test_an_agent_that_has_not_reported_is_named(house: House) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({"release": "winner"}, InvalidTask, "secure computation"),
+        ({"abstain_below": 3}, InvalidTask, "only means something for release winner"),
         ({"agents": ["east", "nobody"]}, NotEnrolled, "agents nobody are not enrolled"),
         ({"agents": ["east", "east"]}, InvalidTask, "names one twice"),
         ({"agents": []}, InvalidTask, "no agent is enrolled"),
@@ -93,3 +95,59 @@ def test_what_cannot_be_a_task_is_refused_in_a_sentence(
     with pytest.raises(error, match=re.escape(said)):
         house.task(**fields)
     assert house.tasks.list() == []
+
+
+@pytest.mark.parametrize("noise", [{"sigma_votes": 400.0}, {"sigma_votes": None, "epsilon": 5.0}])
+def test_a_reverse_knn_task_whose_one_round_fits_no_message_is_refused_with_how_many_would(
+    house: House, noise: dict[str, Any]
+) -> None:
+    fields = {"method": "reverse-knn", "max_queries": 4096, "classes": [f"class {n}" for n in range(3000)], **noise}
+    for agent in ("east", "north", "west"):
+        house.parties.contact(agent, house.clock(), {}, Head(1, "a" * 64))
+    with pytest.raises(InvalidTask, match="Make a task of at most 2752 queries"):
+        house.task(backbone_fingerprint=FINGERPRINT, **fields)
+
+
+def test_facts_that_were_kept_before_they_were_checked_break_no_task(house: House) -> None:
+    house.parties.contact("north", house.clock(), {"classes": 5, "backbone_fingerprint": ["x"]}, Head(1, "a" * 64))
+    assert house.task(classes=CLASSES, backbone_fingerprint=FINGERPRINT).participants == ("east", "north", "west")
+    with pytest.raises(InvalidTask, match="north"):
+        house.task()
+
+
+def tell(house: House, **groups: str | None) -> None:
+    """Enrol talliers, in their order, that have told which group they find winners with."""
+    for number, (name, group) in enumerate(groups.items()):
+        house.parties.enrol(name, "tallier", secrets.token_hex(32), secrets.token_hex(32), tallier=number)
+        facts = {} if group is None else {"winner_group": group}
+        house.parties.contact(name, house.clock(), facts, Head(1, "a" * 64))
+
+
+def test_a_winner_task_is_taken_when_three_talliers_have_pinned_each_other(house: House) -> None:
+    tell(house, t0="a" * 64, t1="a" * 64, t2="a" * 64)
+    record = house.task(release="winner", abstain_below=4)
+    assert (record.task.release, record.task.abstain_below, record.task.talliers) == ("winner", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({}, "only 0 talliers are enrolled"),
+        ({"t0": "a" * 64, "t1": None, "t2": "a" * 64}, "together, and t1 cannot; their sites exchange addresses"),
+        ({"t0": "a" * 64, "t1": "a" * 64, "t2": "b" * 64}, "pinned certificates that do not match each other's"),
+    ],
+)
+def test_a_winner_task_is_refused_until_all_three_talliers_can_find_winners(
+    house: House, groups: dict[str, str | None], said: str
+) -> None:
+    tell(house, **groups)
+    with pytest.raises(InvalidTask, match=re.escape(said)):
+        house.task(release="winner")
+    assert house.tasks.list() == []
+
+
+def test_a_winner_task_with_two_talliers_is_refused_with_the_reason(house: House) -> None:
+    house.config = house.config.model_copy(update={"talliers": 2})
+    tell(house, t0="a" * 64, t1="a" * 64)
+    with pytest.raises(InvalidTask, match="of two, one dishonest tallier is no minority"):
+        house.task(release="winner")

@@ -16,14 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from api.coordinator.config import LimitsTable
-from api.coordinator.uploads import Upload, UploadWriter, sweep, tidy_name
+from api.coordinator.parquet_rows import RowLimits, read_rows
+from api.coordinator.uploads import Upload, UploadWriter, on_grid, sweep, tidy_name
 from feature_store.quantize import quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
 
 LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
+ROW_LIMITS = RowLimits(50, 10 * 2**20, 2**20, LIMITS.max_feature_dimension)
 
 
 def png(number: int = 0, side: int = 8, mode: str = "RGB") -> bytes:
@@ -100,6 +103,37 @@ def test_vectors_are_quantised_and_quantised_ones_are_taken_as_they_are(tmp_path
     assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(table))).digest == upload.digest
     short = {"id": ["a", "b"], "feature": pa.array(quantize(vectors).tolist(), pa.list_(pa.int16()))}
     assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(short))).digest == upload.digest
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 64, 2048])
+def test_quantised_vectors_are_kept_exactly_however_they_are_sent(tmp_path: Path, dimension: int) -> None:
+    vectors = np.random.default_rng(dimension).normal(size=(40, dimension)) ** 3
+    exact = quantize(vectors)
+    assert on_grid(exact.astype(np.float64)).all()
+    limits = LIMITS.model_copy(update={"max_images": 100})
+
+    def kept(fill: Callable[[UploadWriter], None]) -> NDArray[np.int16]:
+        return np.array([row["feature"] for row in rows(uploaded(tmp_path, fill, limits))], dtype=np.int16)
+
+    lists = pa.array(exact.tolist(), pa.list_(pa.int16()))
+    floats = pa.array(exact.tolist(), pa.list_(pa.float32()))
+    for fill in (
+        lambda writer: writer.add_features(exact),
+        lambda writer: writer.add_features(exact.tolist()),
+        lambda writer: writer.add_features(exact.astype(np.float32)),
+        lambda writer: writer.add_parquet(parquet({"feature": lists})),
+        lambda writer: writer.add_parquet(parquet({"feature": floats})),
+    ):
+        assert np.array_equal(kept(fill), exact)
+    mixed = np.concatenate([exact.astype(np.float64), vectors])
+    assert np.array_equal(kept(lambda writer: writer.add_features(mixed)), np.concatenate([exact, exact]))
+
+
+def test_whole_numbers_of_another_length_are_quantised(tmp_path: Path) -> None:
+    vectors = [[3.0, 4.0], [2048.0, 2048.0], [2050.0, 0.0], [32768.0, 0.0], [1e300, 1.0], [2047.5, 0.0]]
+    assert not on_grid(np.array([*vectors, [np.nan, 2048.0], [np.inf, 0.0], [0.0, 0.0]])).any()
+    upload = uploaded(tmp_path, lambda writer: writer.add_features(vectors))
+    assert [row["feature"] for row in rows(upload)] == quantize(np.array(vectors)).tolist()
 
 
 def test_the_digest_is_of_names_content_and_order(tmp_path: Path) -> None:
@@ -268,12 +302,16 @@ def test_a_file_with_damaged_bytes_is_taken_or_refused_in_a_sentence(tmp_path: P
     refused = 0
     for number in range(600):
         method, file = whole[number % 3]
+        through_a_process = number < 12
         data = bytearray(file.getvalue())
         for place in generator.integers(0, len(data), 1 + number % 3):
             data[place] = generator.integers(0, 256)
         damaged = io.BytesIO(bytes(data))
         try:
-            uploaded(tmp_path, lambda writer, add=method, file=damaged: getattr(writer, add)(file)).discard()
+            if method == "add_zip" or through_a_process:
+                uploaded(tmp_path, lambda writer, add=method, file=damaged: getattr(writer, add)(file)).discard()
+            else:
+                list(read_rows(damaged, ROW_LIMITS, name="damaged"))
         except LabelerError:
             refused += 1
         assert list(tmp_path.iterdir()) == []

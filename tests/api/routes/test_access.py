@@ -15,7 +15,7 @@ from api.app import create_app
 from api.logs import LogFormatter
 from api.rate_limit import RateLimits, TooManyRequests
 from labeler.errors import InvalidSetting
-from tests.api.routes.conftest import ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import AGENTS, TALLIERS, ConfigOf, ServeIn, Service
 
 FILLED = {
     "{task_id}": "0" * 64,
@@ -35,9 +35,9 @@ def concrete(path: str) -> str:
 
 
 def allowed(role: Any, need: Need) -> bool:
-    if need in ("open", "signed", "local"):
+    if need in ("open", "optional", "signed"):
         return True
-    return role is not None and reaches(role, need)
+    return role is not None and (need == "scraper" or reaches(role, need))
 
 
 def test_every_route_has_a_row_and_every_row_a_route(service: Service) -> None:
@@ -85,13 +85,30 @@ def test_a_revoked_token_is_refused(service: Service) -> None:
         assert http.get("/v1/budget", headers=headers).status_code == 401
 
 
-def test_metrics_from_another_machine_need_a_token(service: Service) -> None:
-    # What uvicorn makes of a proxy on this machine that passes a stranger's request on.
-    forwarded = {"X-Forwarded-For": "203.0.113.7"}
+def test_metrics_need_a_token_wherever_the_request_comes_from(service: Service) -> None:
+    # A TLS proxy on this machine that sets no X-Forwarded-For makes every stranger a neighbour.
     with service.http(None) as http, service.http("viewer") as viewer:
-        assert http.get("/metrics").status_code == 200
-        assert http.get("/metrics", headers=forwarded).status_code == 401
-        assert viewer.get("/metrics", headers=forwarded).status_code == 200
+        for headers in ({}, {"X-Forwarded-For": "203.0.113.7"}, {"X-Forwarded-For": "127.0.0.1"}):
+            assert http.get("/metrics", headers=headers).status_code == 401
+            assert viewer.get("/metrics", headers=headers).status_code == 200
+
+
+def test_metrics_are_open_where_the_settings_say_so(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
+    config = config_of(tmp_path / "home").model_copy(update={"metrics": "open"})
+    with serve_in(config) as service, service.http(None) as http:
+        assert "labeler_ledger_seq" in http.get("/metrics").text
+
+
+def test_readiness_names_parties_only_to_whoever_shows_a_token(service: Service) -> None:
+    with service.http(None) as http, service.http("viewer") as viewer:
+        told, named = http.get("/readyz"), viewer.get("/readyz")
+        assert http.get("/readyz", headers={"Authorization": "Bearer lab_wrong"}).status_code == 401
+    assert "agents are there" in told.text or "talliers not heard of" in told.text
+    for name in (*AGENTS, *TALLIERS):
+        assert name not in told.text
+    assert "tallier-0" in named.text
+    details = [[check["name"] for check in answer.json()["checks"]] for answer in (told, named)]
+    assert details[0] == details[1]
 
 
 def test_a_token_is_shown_once_and_listed_without_its_secret(service: Service) -> None:

@@ -17,6 +17,8 @@ from PIL import Image
 
 from api.client import Client, ServiceProblem
 from api.schema import EstimateRequest, Selection
+from feature_store.quantize import quantize
+from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 Features = list[list[float]]
@@ -248,6 +250,22 @@ def test_a_small_question_nobody_answers_in_time_says_where_its_job_is(service: 
         assert response.json()["labels"] == []
         assert http.get(response.headers["Location"]).status_code == 200
         assert http.post("/v1/labels", json=body | {"features": features * 33}).status_code == 422
+
+
+def test_many_vectors_travel_as_parquet_and_keep_their_names_and_numbers(service: Service) -> None:
+    rng = np.random.default_rng(3)
+    few = rng.normal(size=(3, 8)).astype(np.float32)
+    many = rng.normal(size=(1100, 512))
+    task = service.task(max_queries=4000)
+    with Client(service.url, service.tokens["requester"]) as client:
+        small = client.submit(task.task_id, features=few, backbone_fingerprint=FINGERPRINT)
+        large = client.submit(task.task_id, features=many, backbone_fingerprint=FINGERPRINT)
+        with pytest.raises(InvalidSetting, match="query_ids"):
+            client.submit(task.task_id, features=many, query_ids=["a"], backbone_fingerprint=FINGERPRINT)
+    assert (small.queries, large.queries) == (3, 1100)
+    kept = pq.read_table(service.coordinator.config.home / "jobs" / large.job_id / "upload.parquet")
+    assert kept["name"].to_pylist() == [f"query-{number:06d}" for number in range(1100)]
+    assert np.array_equal(np.array(kept["feature"].to_pylist(), dtype=np.int16), quantize(many))
 
 
 def test_events_begin_with_the_job_resume_after_the_last_seen_and_end_with_it(

@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_memory import MAX_WAITING, AgentMemory
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Charge, Ledger
-from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound, PrivacyRefusal
+from labeler.errors import AwaitingApproval, BudgetExceeded, InvalidSetting, LabelerError, NotFound, PrivacyRefusal
 from labeler.task import Task
 from tests.feature_store.journal.conftest import Clock, Place
 
+TALLIERS = (("tallier-0", "a" * 64), ("tallier-1", "b" * 64))
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -34,6 +35,8 @@ def pay(memory: AgentMemory, number: int = 1, **changes: Any) -> None:
         "charges": [Charge("federation", "instance", 10)],
         "num_queries": 4,
         "task_digest": "f" * 64,
+        "max_queries": 100,
+        "recipients": TALLIERS,
     }
     memory.charge(**fields | changes)
 
@@ -64,6 +67,33 @@ def test_a_round_is_never_answered_over_other_records_also_after_a_restart(place
             pay(memory, shard_version="v2", reservation_id="round 1 v2")
         assert (spent(ledger), ledger.state("round 1 v2")) == (10, None)
         place.close()
+
+
+def test_a_round_goes_to_the_same_talliers_in_the_same_order_also_after_a_restart(place: Place, clock: Clock) -> None:
+    for number in range(2):
+        database = place.open()
+        ledger = Ledger(database, clock=clock)
+        ledger.open_account("federation", "instance", 100)
+        memory = AgentMemory(database, ledger, clock=clock)
+        if number == 0:
+            pay(memory)
+        for others in (TALLIERS[::-1], TALLIERS[:1], (TALLIERS[0], ("tallier-1", "c" * 64))):
+            with pytest.raises(PrivacyRefusal, match="other talliers"):
+                pay(memory, recipients=others)
+        pay(memory)
+        assert spent(ledger) == 10
+        place.close()
+
+
+def test_one_approval_is_for_the_queries_of_the_task_and_no_more(memory: AgentMemory, ledger: Ledger) -> None:
+    pay(memory, 1, max_queries=9)
+    pay(memory, 2, max_queries=9)
+    for _ in range(2):
+        with pytest.raises(PrivacyRefusal, match="the task has 9 queries, and with this round 12 of it"):
+            pay(memory, 3, max_queries=9)
+    pay(memory, 1, max_queries=9)
+    assert spent(ledger) == 20
+    pay(memory, 3, max_queries=9, task_digest="e" * 64)
 
 
 def test_a_charge_that_is_not_covered_leaves_nothing_behind(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
@@ -149,8 +179,9 @@ def test_queries_are_counted_from_a_moment_on_and_a_clock_set_back_does_not_begi
         "UPDATE answered_rounds SET shard_version = 'v2'",
         "UPDATE answered_rounds SET num_queries = 1",
         "DELETE FROM answered_rounds",
-        "INSERT INTO answered_rounds VALUES ('r', 'v', 'round 1', 1, 1, 't')",
-        "INSERT INTO answered_rounds VALUES ('r', 'v', 'nothing', 1, 1, 't')",
+        "INSERT INTO answered_rounds VALUES ('r', 'v', 'round 1', 1, 1, 't', '[]')",
+        "INSERT INTO answered_rounds VALUES ('r', 'v', 'nothing', 1, 1, 't', '[]')",
+        "UPDATE answered_rounds SET recipients = '[]'",
     ],
 )
 def test_the_database_itself_keeps_what_was_answered(memory: AgentMemory, database: Database, statement: str) -> None:
@@ -181,6 +212,32 @@ def test_a_task_waits_until_a_person_decides_and_each_step_twice_equals_once(mem
     assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
     memory.approve(first.digest)
     assert memory.is_approved(first.digest)
+
+
+def test_no_more_than_a_hundred_tasks_wait_and_what_nobody_decides_makes_room_in_a_week(memory: AgentMemory) -> None:
+    for number in range(MAX_WAITING):
+        memory.request(a_task(str(number)), NOW + timedelta(hours=number))
+    with pytest.raises(AwaitingApproval, match="100 tasks wait"):
+        memory.request(a_task("more"), NOW + timedelta(days=5))
+    memory.request(a_task("0"), NOW + timedelta(days=5))
+    memory.approve(a_task("50").digest)
+    memory.request(a_task("more"), NOW + timedelta(days=5))
+    assert len(memory.waiting()) == MAX_WAITING
+    memory.request(a_task("later"), NOW + timedelta(days=7, hours=2, minutes=1))
+    waiting = {digest for digest, _, _ in memory.waiting()}
+    assert len(waiting) == MAX_WAITING - 3 + 1
+    assert a_task("0").digest not in waiting
+    memory.request(a_task("0"), NOW + timedelta(days=8))
+    assert memory.waiting()[-1][1] == a_task("0")
+
+
+def test_a_persons_decision_is_written_down_also_where_the_list_is_full(memory: AgentMemory) -> None:
+    for number in range(MAX_WAITING):
+        memory.request(a_task(str(number)), NOW)
+    memory.follow(a_task("known"), NOW, is_approved=True)
+    assert memory.is_approved(a_task("known").digest)
+    memory.follow(a_task("known"), NOW, is_approved=False)
+    assert not memory.is_approved(a_task("known").digest)
 
 
 def test_only_what_was_shown_can_be_approved(memory: AgentMemory) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert, text
+from sqlalchemy.exc import DBAPIError
 
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
@@ -123,6 +125,39 @@ def test_a_broken_rule_of_a_table_passes_through_without_the_values(with_rows: D
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO kept VALUES (2, 'share of mallory', 'x')",
+        "INSERT INTO kept VALUES (3, 'share of mallory', '\\x7368617265206f66')",
+        "UPDATE kept SET secret = 'share of mallory', number = 0",
+        "INSERT INTO kept VALUES (1, 'share of mallory', NULL)",
+        "INSERT INTO kept (number, secret) VALUES (4, NULL)",
+        "SELECT CAST('share of mallory' AS integer) + number FROM kept",
+    ],
+    ids=["unique", "unique bytes", "check", "primary key", "not null", "no number"],
+)
+def test_a_row_that_postgresql_refuses_stands_in_no_part_of_the_error(
+    postgres_server: PostgresServer, tmp_path: Path, statement: str
+) -> None:
+    """PostgreSQL itself says: Failing row contains (...)."""
+    with open_database(postgres_server.new_database(), anchor=tmp_path / "head") as database:
+        with database.write() as connection:
+            connection.exec_driver_sql(
+                "CREATE TABLE kept (number integer PRIMARY KEY CHECK (number > 0), "
+                "secret text NOT NULL UNIQUE, data text)"
+            )
+            connection.exec_driver_sql("INSERT INTO kept VALUES (1, 'share of mallory', 'share of bob')")
+        with pytest.raises(DBAPIError) as broken, database.write() as connection:
+            connection.exec_driver_sql(statement)
+    said = "".join(traceback.format_exception(broken.value)) + repr(broken.value) + repr(broken.value.orig)
+    for line in said.splitlines():
+        assert "share of" not in line.replace(statement, ""), line
+        assert "Failing row" not in line
+        assert "DETAIL" not in line
+    assert str(broken.value.orig).rstrip(")").split("(")[-1][:5] in ("23505", "23514", "23502", "22P02")
+
+
 def test_a_sqlite_journal_has_one_owner_and_any_number_of_readers(sqlite_place: Place) -> None:
     sqlite_place.open()
     for name in (sqlite_place.target, f"sqlite:///{sqlite_place.target}"):
@@ -151,6 +186,28 @@ def test_a_sqlite_journal_is_durable_private_and_says_so(sqlite_place: Place) ->
     assert found == ["wal", 2]
     for file in Path(sqlite_place.target).parent.glob("journal.db*"):
         assert file.stat().st_mode & 0o777 == 0o600, file.name
+
+
+def test_the_log_is_emptied_at_once_or_left_while_somebody_reads(sqlite_place: Place) -> None:
+    database = sqlite_place.open()
+    with database.write() as connection:
+        rows.metadata.create_all(connection)
+    log = Path(f"{sqlite_place.target}-wal")
+    with database.read() as reading:
+        reading.execute(text("SELECT count(*) FROM rows_of_this_test"))
+        with database.write() as connection:
+            connection.execute(insert(rows), {"number": 1, "word": "one"})
+        begun = time.monotonic()
+        database.forget_log()
+        assert time.monotonic() - begun < 2.0
+        assert log.stat().st_size > 0
+    database.forget_log()
+    assert log.stat().st_size == 0
+    with database.write() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10_000
+        with pytest.raises(RuntimeError, match="after it"):
+            database.forget_log()
+    assert count(database) == 1
 
 
 def test_a_journal_that_others_could_read_is_refused(sqlite_place: Place) -> None:

@@ -258,6 +258,7 @@ def test_a_round_goes_through_all_its_steps_and_each_twice_equals_once(
     def steps() -> list[Callable[[], object]]:
         return [
             lambda: store.set_batches("job", [(0, digest("1"), digest("a")), (1, digest("2"), digest("b"))]),
+            lambda: store.fix_participants("job", 0, {"alice": digest("8"), "bob": digest("9")}),
             lambda: store.set_asked("job", 0),
             lambda: store.report_holdings("job", 0, "t0", {"alice": ALICE}),
             lambda: store.report_refusal("job", 0, "bob", "no", is_final=False),
@@ -278,7 +279,7 @@ def test_a_round_goes_through_all_its_steps_and_each_twice_equals_once(
     seq = store.rounds("job")[0].ledger_seq or 0
     assert store.rounds("job")[0] == RoundRecord(
         "job", 0, 0, 2, "opened", digest("1"), digest("a"), ("alice", "bob"), {"t0": {"alice": ALICE}},
-        {"bob": "no"}, frozenset(), seq,
+        {"bob": "no"}, frozenset(), seq, {"alice": digest("8"), "bob": digest("9")},
     )  # fmt: skip
     assert store.round_of(digest("a")) == store.rounds("job")[0]
     assert store.rounds("job")[1].state == "waiting"
@@ -323,6 +324,26 @@ def test_a_round_is_made_of_one_batch_for_ever(store: JobStore, job: JobRecord) 
     with pytest.raises(PrivacyRefusal):
         store.set_batches("second", [(0, digest("7"), digest("7")), (1, digest("7"), digest("7"))])
     assert store.rounds("second")[0].round_digest == ""
+
+
+def test_the_keys_of_a_round_are_fixed_once_and_the_database_itself_keeps_them(
+    store: JobStore, job: JobRecord, database: Database
+) -> None:
+    keys = {"alice": digest("8"), "bob": digest("9")}
+    store.fix_participants("job", 0, keys)
+    for other in (keys | {"bob": digest("7")}, {"alice": digest("8")}, keys | {"carol": digest("6")}):
+        with pytest.raises(PrivacyRefusal, match="fixed"):
+            store.fix_participants("job", 0, other)
+    for statement in ("UPDATE round_participants SET verify_keys = '{}'", "DELETE FROM round_participants"):
+        with pytest.raises(IntegrityError), database.write() as connection:
+            connection.exec_driver_sql(statement)
+    assert [one.participants for one in store.rounds("job")] == [keys, {}]
+    for none in ({}, {"alice": ""}):
+        with pytest.raises(InvalidSetting):
+            store.fix_participants("job", 1, none)
+    store.change("job", "cancelled", expected=UNFINISHED)
+    with pytest.raises(NotReady):
+        store.fix_participants("job", 1, keys)
 
 
 def test_contributors_are_fixed_once_whoever_asks_first(store: JobStore, job: JobRecord) -> None:

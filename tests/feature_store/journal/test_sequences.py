@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.database import Database
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.sequences import BLOCK, Sequences
 from labeler.errors import ProtocolViolation, Replayed
 from tests.feature_store.journal.conftest import Place
 
+KEY = "a" * 64
+START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def long_ago() -> datetime:
+    """A clock by which no time has passed, so that the counter alone decides."""
+    return START
+
 
 @pytest.fixture
 def sequences(database: Database) -> Sequences:
-    return Sequences(database)
+    return Sequences(database, clock=long_ago)
 
 
 def test_numbers_begin_at_one_and_go_up_for_each_recipient(sequences: Sequences) -> None:
@@ -30,11 +40,26 @@ def test_numbers_cross_blocks_without_a_gap_or_a_repeat(sequences: Sequences) ->
 
 
 def test_after_a_restart_numbers_continue_above_the_block(place: Place) -> None:
-    Sequences(place.open()).next("a")
+    Sequences(place.open(), clock=long_ago).next("a")
     place.close()
     database = place.open()
-    assert Sequences(database).next("a") == BLOCK + 1
-    assert Sequences(database).next("a") == 2 * BLOCK + 1
+    assert Sequences(database, clock=long_ago).next("a") == BLOCK + 1
+    assert Sequences(database, clock=long_ago).next("a") == 2 * BLOCK + 1
+
+
+def test_numbers_of_a_journal_that_forgot_what_it_sent_are_above_those_all_the_same(
+    place: Place, tmp_path: Path
+) -> None:
+    backup = Sequences(place.open(), clock=long_ago)
+    sent = [backup.next("a") for _ in range(5 * BLOCK)]
+    with open_database(tmp_path / "forgetful.db") as forgetful:
+        later = Sequences(forgetful, clock=lambda: START + timedelta(seconds=6))
+        assert later.next("a") > sent[-1]
+
+
+def test_a_clock_set_back_does_not_make_numbers_go_down(database: Database) -> None:
+    first = Sequences(database, clock=lambda: START + timedelta(days=1)).next("a")
+    assert Sequences(database, clock=long_ago).next("a") > first
 
 
 def test_most_numbers_cost_no_write(place: Place) -> None:
@@ -76,38 +101,46 @@ def test_a_transaction_that_is_undone_does_not_make_numbers_go_down(sequences: S
 
 
 def test_a_message_is_taken_once_and_older_ones_not_after_it(sequences: Sequences) -> None:
-    sequences.check("agent", 5)
-    sequences.taken("agent", 5)
+    sequences.check("agent", 5, verify_key=KEY)
+    sequences.taken("agent", 5, verify_key=KEY)
     for number in (5, 4, 1):
         for step in (sequences.check, sequences.taken):
             with pytest.raises(Replayed, match="has arrived"):
-                step("agent", number)
-    sequences.check("agent", 6)
-    sequences.check("other", 1)
-    sequences.taken("agent", 2**62)
+                step("agent", number, verify_key=KEY)
+    sequences.check("agent", 6, verify_key=KEY)
+    sequences.check("other", 1, verify_key=KEY)
+    sequences.taken("agent", 2**62, verify_key=KEY)
+
+
+def test_numbers_signed_with_another_key_use_up_nobody_elses(sequences: Sequences) -> None:
+    sequences.taken("agent", 2**62, verify_key="b" * 64)
+    sequences.check("agent", 1, verify_key=KEY)
+    sequences.taken("agent", 1, verify_key=KEY)
+    with pytest.raises(Replayed):
+        sequences.check("agent", 2**62, verify_key="b" * 64)
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**62 + 1, True, 1.5])
 def test_what_is_no_number_is_refused(sequences: Sequences, number: int) -> None:
     for step in (sequences.check, sequences.taken):
         with pytest.raises(ProtocolViolation):
-            step("agent", number)
+            step("agent", number, verify_key=KEY)
 
 
 def test_taking_is_undone_with_the_effect_it_stands_for(sequences: Sequences, database: Database) -> None:
     with suppress(KeyError), database.write() as connection:
-        sequences.check("agent", 5, connection=connection)
-        sequences.taken("agent", 5, connection=connection)
+        sequences.check("agent", 5, verify_key=KEY, connection=connection)
+        sequences.taken("agent", 5, verify_key=KEY, connection=connection)
         with pytest.raises(Replayed):
-            sequences.check("agent", 5, connection=connection)
+            sequences.check("agent", 5, verify_key=KEY, connection=connection)
         raise KeyError
-    sequences.check("agent", 5)
+    sequences.check("agent", 5, verify_key=KEY)
 
 
 def test_one_message_taken_by_many_threads_has_one_effect(sequences: Sequences) -> None:
     def take(_: int) -> bool:
         try:
-            sequences.taken("agent", 7)
+            sequences.taken("agent", 7, verify_key=KEY)
         except Replayed:
             return False
         return True
@@ -127,6 +160,6 @@ def test_one_message_taken_by_many_threads_has_one_effect(sequences: Sequences) 
 )
 def test_the_database_itself_lets_numbers_only_go_up(sequences: Sequences, database: Database, statement: str) -> None:
     sequences.next("a")
-    sequences.taken("a", 7)
+    sequences.taken("a", 7, verify_key=KEY)
     with pytest.raises(IntegrityError), database.write() as connection:
         connection.execute(text(statement))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -148,6 +149,36 @@ def test_the_sum_is_fixed_once_and_single_shares_are_dropped(full: TallierMemory
     assert (again.contributors, again.excluded, again.aggregate) == ({"alice", "bob"}, set(), b"the sum")
     with database.read() as connection:
         assert connection.execute(text("SELECT count(*) FROM tallier_shares WHERE share IS NOT NULL")).scalar() == 0
+
+
+@pytest.mark.parametrize("size", [100, 100_000], ids=["in its row", "in pages of its own"])
+@pytest.mark.parametrize("how", ["summed", "excluded", "forgotten"])
+def test_nothing_of_a_dropped_share_is_left_in_a_file_while_the_journal_is_open(
+    sqlite_place: Place, size: int, how: str
+) -> None:
+    database = sqlite_place.open()
+    memory = TallierMemory(database)
+    memory.open_round(opening())
+    for agent in AGENTS:
+        memory.store_share(DIGEST, agent, b"share of " + agent.encode() * size, b"i" * 16, agent.encode().ljust(32))
+    if how == "summed":
+        memory.fix(DIGEST, AGENTS, b"the sum")
+    elif how == "excluded":
+        for agent in AGENTS:
+            memory.exclude(DIGEST, agent)
+    else:
+        memory.forget(DIGEST)
+    database.forget_log()
+    assert memory.load(DIGEST).opened == opening()
+    folder = Path(sqlite_place.target).parent
+    left = b"".join(path.read_bytes() for path in folder.iterdir())
+    assert b"share of" not in left, [path for path in folder.iterdir() if b"share of" in path.read_bytes()]
+    assert not any(agent.encode() * 50 in left for agent in AGENTS)
+
+
+def test_what_is_deleted_is_overwritten_on_every_writing_connection(sqlite_place: Place) -> None:
+    with sqlite_place.open().write() as connection:
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
 
 
 @pytest.mark.parametrize("names", [[], ["alice", "alice"]])

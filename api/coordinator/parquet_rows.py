@@ -1,0 +1,184 @@
+"""Images and vectors out of a Parquet file that a stranger made, a few rows at a time.
+
+The file's own account of its rows and sizes is checked first. That account binds nobody: a page may unpack to more
+than its column states, and a few bytes of run lengths stand for lists of any length, which no size in the file counts.
+So this runs in a process of its own with bounded memory (`api.coordinator.parquet_process`), and loads little.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge
+
+MAX_RATIO = 200
+"""No photograph unpacks to more times its packed size; what is smaller than a mebibyte may."""
+
+MAX_GROUP_BYTES = 512 * 2**20
+"""Of one row group, unpacked: a reader may have to hold all of it."""
+
+IMAGE_ROWS = 8
+FEATURE_ROWS = 256
+MAX_NAME_CHARACTERS = 1000
+"""Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
+
+_SMALL_BYTES = 2**20
+_DAMAGE = (
+    struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
+)  # fmt: skip
+"""What the reader raises on damaged files, found by damaging many."""
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """What `[limits]` of the configuration say about one file."""
+
+    max_images: int
+    max_upload_bytes: int
+    max_image_bytes: int
+    max_feature_dimension: int
+
+
+@dataclass(frozen=True, repr=False)
+class ImageRows:
+    """Some image files: name and bytes."""
+
+    images: list[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureRows:
+    """Some feature vectors, shape (n, dimension), with their names."""
+
+    names: list[str]
+    features: NDArray[np.floating | np.int16]
+
+
+Rows = ImageRows | FeatureRows
+
+
+def read_rows(
+    file: BinaryIO, limits: RowLimits, *, name: str, before_rows: Callable[[int], None] = lambda _: None
+) -> Iterator[Rows]:
+    """The rows of a Parquet file, a few at a time.
+
+    Args:
+        file: with a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
+            one length); and, if wanted, a column `name` or `id`.
+        limits: how much it may hold.
+        name: of the file, which rows without a name are called after.
+        before_rows: called with the size of the largest row group, as stated, before any row is read.
+
+    Raises:
+        BadData: no Parquet, damaged, or without such a column.
+        TooLarge: too many rows, or too many bytes.
+        InvalidSetting: no rows, or rows without a name.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    try:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=2**16) as parquet:
+            before_rows(_check_sizes(parquet.metadata, limits, size=size))
+            schema = parquet.schema_arrow
+            column = _column(schema)
+            named = next((one for one in ("name", "id") if one in schema.names), None)
+            columns = [column] if named is None else [column, named]
+            step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
+            row = 0
+            for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
+                numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
+                names = numbered if named is None else [_text(value, named) for value in batch.column(named)]
+                row += len(batch)
+                cells = batch.column(column)
+                if column == "image":
+                    yield ImageRows([(label, _bytes(cell, limits)) for label, cell in zip(names, cells, strict=True)])
+                else:
+                    yield FeatureRows(names, _vectors(cells, limits))
+    except (LabelerError, MemoryError):
+        raise
+    except _DAMAGE as error:
+        raise BadData(f"the Parquet file cannot be read: damaged, or no Parquet ({type(error).__name__})") from None
+
+
+def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
+    """The size of the largest row group as the file states it."""
+    if metadata.num_rows > limits.max_images:
+        raise TooLarge(f"the file has {metadata.num_rows} rows; one job takes at most {limits.max_images} images")
+    if not metadata.num_rows:
+        raise InvalidSetting("the Parquet file has no rows")
+    # Sizes of single columns are not looked at: reading those of a damaged file can end the process inside the library.
+    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    if sum(sizes) > limits.max_upload_bytes:
+        raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
+    if sum(sizes) > max(_SMALL_BYTES, MAX_RATIO * size):
+        raise BadData(f"the file unpacks to more than {MAX_RATIO} times its size, as decompression bombs do")
+    largest = max(sizes, default=0)
+    if largest > MAX_GROUP_BYTES:
+        raise TooLarge(
+            f"a row group of the file has {largest} bytes, at most {MAX_GROUP_BYTES} are read at once; write it with "
+            "fewer rows in a group (row_group_size=100)"
+        )
+    return int(largest)
+
+
+def _column(schema: pa.Schema) -> str:
+    for name, accepts in (("image", _holds_bytes), ("feature", _holds_numbers)):
+        if name in schema.names and accepts(schema.field(name).type):
+            return name
+    shown = ", ".join(f"{field.name[:40]} ({str(field.type)[:40]})" for field in list(schema)[:10])
+    raise BadData(
+        "the Parquet file needs a column image of bytes (or a struct with a field bytes), or a column feature with "
+        f"lists of floats or of int16; found {shown or 'no column'}"
+    )
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and (types.is_floating(kind.value_type) or types.is_int16(kind.value_type)))
+
+
+def _bytes(cell: pa.Scalar, limits: RowLimits) -> bytes:
+    value = cell.as_py()
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    data: bytes = value or b""
+    if len(data) > limits.max_image_bytes:
+        raise TooLarge(
+            f"an image in the Parquet file has {len(data)} bytes, more than the {limits.max_image_bytes} one may have"
+        )
+    return data
+
+
+def _text(cell: pa.Scalar, column: str) -> str:
+    value = cell.as_py()
+    if value is None:
+        raise InvalidSetting(f"column {column} has rows without a name; every image or vector needs one")
+    return str(value)[:MAX_NAME_CHARACTERS]
+
+
+def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int16]:
+    entries = cells.flatten()
+    lengths = set(cells.value_lengths().to_pylist()) if not pa.types.is_fixed_size_list(cells.type) else set()
+    if cells.null_count or entries.null_count or len(lengths) > 1:
+        raise BadData("column feature needs one list of numbers per row, all of one length and without gaps")
+    flat = entries.to_numpy(zero_copy_only=False)
+    matrix: NDArray[np.floating | np.int16] = flat.reshape(len(cells), -1)
+    if matrix.shape[1] > limits.max_feature_dimension:
+        raise TooLarge(f"feature vectors have {matrix.shape[1]} entries, more than {limits.max_feature_dimension}")
+    return matrix

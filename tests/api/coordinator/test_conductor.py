@@ -1,0 +1,261 @@
+"""Keys that change while a round runs: talliers are told the same each time, and no round waits in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from api.coordinator.conductor import REKEYED, Conductor, Timing
+from api.coordinator.post_office import PostOffice
+from api.coordinator.views import job_view
+from api.schema import JobView
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.jobs import RoundRecord
+from feature_store.journal.sequences import Sequences
+from feature_store.keys import PartyKeys
+from feature_store.mailbox import Mailbox
+from feature_store.quantize import quantize
+from labeler.bodies import Ask, OpenRound
+from labeler.errors import QuorumNotReached, WrongDigest
+from labeler.messages import Message, read_frames
+from tests.api.conftest import House
+from workers.redis_server import RedisServer
+
+AGENTS = ("east", "north", "west")
+TALLIERS = ("t0", "t1", "t2")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@dataclass
+class Desk:
+    """A conductor without its thread: a test takes its turns, and reads the mail it sent."""
+
+    house: House
+    url: str
+    mailbox: Mailbox
+    keys: PartyKeys = field(default_factory=PartyKeys.generate)
+    patience_s: float = 0.0
+
+    def conductor(self) -> Conductor:
+        """One that remembers nothing, as after a restart."""
+        house = self.house
+        office = PostOffice(
+            keys=self.keys, sequences=Sequences(house.database), parties=house.parties, mailbox=self.mailbox
+        )
+        return Conductor(
+            home=house.config.home,
+            database=house.database,
+            ledger=house.ledger,
+            tasks=house.tasks,
+            jobs=house.jobs,
+            aggregates=AggregateStore(house.database),
+            post_office=office,
+            mailbox=self.mailbox,
+            timing=Timing(patience_s=self.patience_s, ask_again_s=0.0),
+            clock=house.clock,
+        )
+
+    def job(self, *, max_dropouts: int = 0) -> JobView:
+        """A job whose questions are prepared."""
+        task = self.house.task(max_dropouts=max_dropouts)
+        job = self.house.submit(task, 2)
+        vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])
+        folder = self.house.config.home / "jobs" / job.job_id
+        (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+        return job
+
+    def round(self, job: JobView) -> RoundRecord:
+        return self.house.jobs.rounds(job.job_id)[0]
+
+    def held(self, job: JobView, *agents: str) -> None:
+        """Every tallier reports to hold shares of these agents."""
+        for tallier in TALLIERS:
+            self.house.jobs.report_holdings(job.job_id, 0, tallier, dict.fromkeys(agents, b"s" * 16))
+
+    def rotate(self, party: str) -> None:
+        self.house.parties.rotate(party, secrets.token_hex(32), secrets.token_hex(32))
+
+    def mail(self, party: str) -> list[Message]:
+        async def read() -> list[Message]:
+            mailbox = Mailbox(self.url)
+            try:
+                found = await mailbox.receive(party, "", 0.0)
+            finally:
+                await mailbox.aclose()
+            return [read_frames(data, max_messages=1)[0] for _, data in found]
+
+        return asyncio.run(read())
+
+    def openings(self, tallier: str) -> list[bytes]:
+        return [message.body for message in self.mail(tallier) if message.header.kind == "open-round"]
+
+
+@pytest.fixture
+def desk(house: House, server: RedisServer) -> Iterator[Desk]:
+    mailbox = Mailbox(server.url)
+    mailbox._redis.flushall()
+    for number, name in enumerate(TALLIERS):
+        house.parties.enrol(name, "tallier", secrets.token_hex(32), secrets.token_hex(32), tallier=number)
+    yield Desk(house, server.url, mailbox)
+    mailbox.close()
+
+
+def test_a_tallier_is_told_the_same_round_again_after_an_agents_keys_were_rotated(desk: Desk) -> None:
+    job = desk.job()
+    before = {agent: desk.house.parties.get(agent).verify_key for agent in AGENTS}
+    desk.conductor().advance(job.job_id)
+    desk.rotate("north")
+    desk.conductor().advance(job.job_id)
+    first, again = desk.openings("t0")
+    assert first == again
+    assert dict(OpenRound.decode(again).participants) == before
+    assert desk.round(job).participants == before
+
+
+def test_whose_shares_are_taken_is_durable_before_anybody_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = desk.job()
+    seen: list[RoundRecord] = []
+    monkeypatch.setattr(Mailbox, "send", lambda *_, **__: seen.append(desk.round(job)))
+    desk.conductor().advance(job.job_id)
+    assert seen
+    assert all(set(one.participants) == set(AGENTS) and one.state == "asked" for one in seen)
+
+
+def test_a_round_goes_on_without_an_agent_whose_keys_were_rotated(desk: Desk) -> None:
+    job = desk.job(max_dropouts=1)
+    desk.conductor().advance(job.job_id)
+    desk.rotate("north")
+    desk.held(job, "east", "west")
+    desk.conductor().advance(job.job_id)
+    assert desk.round(job).contributors == ("east", "west")
+    record = desk.house.jobs.get(job.job_id)
+    view = job_view(record, desk.house.jobs.rounds(job.job_id), desk.house.tasks.get(record.task_digest))
+    assert view.rounds[0].refused == {"north": REKEYED}
+
+
+def test_shares_signed_before_the_keys_were_rotated_still_count(desk: Desk) -> None:
+    job = desk.job()
+    desk.conductor().advance(job.job_id)
+    desk.rotate("north")
+    desk.held(job, *AGENTS)
+    desk.conductor().advance(job.job_id)
+    assert desk.round(job).contributors == AGENTS
+
+
+def test_a_round_that_needs_the_agent_says_so_at_once_and_its_charge_stands(desk: Desk) -> None:
+    """Shares it sent before may be on their way, so nobody can say that nothing left."""
+    job = desk.job()
+    desk.conductor().advance(job.job_id)
+    desk.rotate("north")
+    desk.held(job)
+    with pytest.raises(QuorumNotReached, match="1 of 3 agents refused or had their keys changed"):
+        desk.conductor().advance(job.job_id)
+    for agent in ("east", "west"):
+        desk.house.jobs.report_refusal(job.job_id, 0, agent, "no", True)
+    desk.conductor()._turn(job.job_id)
+    assert desk.house.jobs.get(job.job_id).state == "failed"
+    assert desk.house.ledger.state(f"{job.job_id}/0") == "posted"
+
+
+def test_nothing_is_given_up_while_a_tallier_is_silent_or_the_moment_has_not_passed(desk: Desk) -> None:
+    job = desk.job()
+    desk.conductor().advance(job.job_id)
+    desk.rotate("north")
+    desk.conductor().advance(job.job_id)
+    assert desk.house.jobs.get(job.job_id).state == "collecting"
+    desk.held(job)
+    desk.patience_s = 60.0
+    desk.conductor().advance(job.job_id)
+    assert desk.round(job).refusals == {}
+
+
+def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: Desk) -> None:
+    job = desk.job()
+    conductor = desk.conductor()
+    record = desk.house.jobs.get(job.job_id)
+    conductor._prepare(record)
+    desk.house.jobs.set_asked(job.job_id, 0)
+    conductor.advance(job.job_id)
+    assert set(desk.round(job).participants) == set(AGENTS)
+    assert desk.openings("t1")
+
+
+def test_an_agent_revoked_before_the_round_is_not_waited_for_and_its_charge_is_given_back_where_it_is_needed(
+    desk: Desk,
+) -> None:
+    job = desk.job()
+    desk.house.parties.revoke("west")
+    with pytest.raises(QuorumNotReached, match="2 of 3 agents of the task are enrolled"):
+        desk.conductor().advance(job.job_id)
+    desk.conductor()._turn(job.job_id)
+    assert desk.house.ledger.state(f"{job.job_id}/0") == "void"
+    assert desk.mail("t0") == []
+
+
+def test_agents_that_are_asked_again_learn_the_keys_that_talliers_have_now(desk: Desk) -> None:
+    job = desk.job()
+    conductor = desk.conductor()
+    conductor.advance(job.job_id)
+    desk.rotate("t1")
+    conductor.advance(job.job_id)
+    first, again = (Ask.decode(message.body) for message in desk.mail("east"))
+    assert first.round.digest == again.round.digest
+    assert first.talliers[1].seal_key != again.talliers[1].seal_key
+    assert again.talliers[1].seal_key == desk.house.parties.get("t1").seal_key
+
+
+def test_a_round_opened_with_swapped_keys_is_refused_by_the_memory_of_a_tallier(desk: Desk, tmp_path: Path) -> None:
+    """What a coordinator would have to send to have its own shares taken under an agent's name."""
+    from feature_store.journal.database import open_database
+    from feature_store.journal.tallier_memory import TallierMemory
+
+    job = desk.job()
+    desk.conductor().advance(job.job_id)
+    opening = OpenRound.decode(desk.openings("t0")[0])
+    swapped = OpenRound(
+        opening.round,
+        opening.tallier,
+        dict(opening.participants) | {"north": secrets.token_hex(32)},
+        opening.expires_at,
+    )
+    with open_database(tmp_path / "t0.db", allow_unsynced=True) as database:
+        memory = TallierMemory(database)
+        memory.open_round(opening)
+        with pytest.raises(WrongDigest, match="never changes"):
+            memory.open_round(swapped)
+        assert memory.open_rounds() == [opening]
+
+
+def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = desk.job()
+    monkeypatch.setattr("api.coordinator.conductor.MAX_MESSAGE_BYTES", 9000)
+    desk.conductor()._turn(job.job_id)
+    ended = desk.house.jobs.get(job.job_id)
+    assert ended.state == "failed"
+    assert ended.problem is not None
+    assert "ask fewer queries at once" in ended.problem["detail"]
+    assert desk.house.ledger.state(f"{job.job_id}/0") == "void"
+    assert desk.house.ledger.balance("federation", "instance").spent == 0
+    assert all(not desk.mail(party) for party in (*AGENTS, *TALLIERS))
+
+
+def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk: Desk) -> None:
+    job = desk.job()
+    desk.house.parties.revoke("t2")
+    desk.conductor()._turn(job.job_id)
+    assert desk.round(job).state == "waiting"
+    assert desk.house.jobs.get(job.job_id).state == "collecting"

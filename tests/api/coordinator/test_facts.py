@@ -1,0 +1,46 @@
+"""What parties say of themselves: taken where it is known and bounded, refused when it comes, left out where kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.coordinator.facts import MAX_CLASS_CHARACTERS, MAX_CLASSES, Facts, check_facts, facts_of
+from labeler.errors import ProtocolViolation
+
+GOOD = {"backbone_fingerprint": "sha256:a", "classes": ["cat", "a dog"]}
+BAD: list[dict[str, Any]] = [
+    {"classes": 5},
+    {"classes": "cat"},
+    {"classes": {"cat": 1}},
+    {"classes": ["cat", 5]},
+    {"classes": ["cat", ""]},
+    {"classes": ["\x1b[2J"]},
+    {"classes": ["c" * (MAX_CLASS_CHARACTERS + 1)]},
+    {"classes": ["c"] * (MAX_CLASSES + 1)},
+    {"backbone_fingerprint": 5},
+    {"backbone_fingerprint": "a\nb"},
+    {"backbone_fingerprint": "a" * 201},
+    {"records": 100},
+]
+
+
+@pytest.mark.parametrize("facts", [{}, GOOD, {"classes": []}])
+def test_facts_that_hold_are_taken_as_they_are(facts: dict[str, Any]) -> None:
+    assert check_facts(facts) == facts
+
+
+@pytest.mark.parametrize("facts", BAD, ids=range(len(BAD)))
+def test_facts_that_do_not_hold_are_refused_without_being_repeated(facts: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolViolation) as caught:
+        check_facts(facts)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("facts", BAD, ids=range(len(BAD)))
+def test_facts_that_were_kept_before_they_were_checked_count_as_not_said(facts: dict[str, Any]) -> None:
+    assert facts_of(facts | {"version": 7}) == Facts()
+    other = {"classes": ["cat"]} if "classes" not in facts else {"backbone_fingerprint": "a"}
+    assert facts_of(facts | other) != Facts()

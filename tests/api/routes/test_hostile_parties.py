@@ -1,0 +1,235 @@
+"""One party, or a stranger, against everybody: what it says, sends or holds open harms itself at most."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import redis
+from safetensors.numpy import save_file
+
+from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
+from feature_store.journal.jobs import RoundRecord
+from feature_store.keys import PartyKeys
+from feature_store.quantize import quantize
+from labeler.bodies import Mail, Poll
+from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+Features = list[list[float]]
+
+
+@pytest.fixture
+def own(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, redis_url: str) -> Iterator[Service]:
+    """A service of this test alone."""
+    with serve_in(config_of(tmp_path / "home")) as service:
+        yield service
+    with redis.Redis.from_url(redis_url) as mailbox:
+        mailbox.flushall()
+
+
+def poll(
+    service: Service,
+    who: str,
+    *,
+    sequence: int = 1,
+    facts: Mapping[str, Any] | None = None,
+    seen: tuple[int, str] = (0, ""),
+    proof: Message | None = None,
+) -> httpx2.Response:
+    body = Poll(
+        after="",
+        wait_s=0.0,
+        journal_seq=0,
+        journal_hash="",
+        coordinator_seq=seen[0],
+        coordinator_hash=seen[1],
+        version="x",
+        facts=facts or {},
+    ).encode()
+    message = service.keys[who].message("poll", sender=who, recipient=COORDINATOR, sequence=sequence, body=body)
+    with service.http(None) as http:
+        content = frame([message, *([] if proof is None else [proof])])
+        return http.post("/v1/messages:poll", content=content, headers=OCTETS)
+
+
+def submit(service: Service, features: Features, role: Any = "requester") -> httpx2.Response:
+    task = service.task()
+    with service.http(role) as http:
+        job = {"task_id": task.task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+        return http.post("/v1/jobs", json=job)
+
+
+def asked(service: Service, features: Features) -> RoundRecord:
+    """The one round of a job whose questions were prepared, once its agents have been asked."""
+    job_id = submit(service, features).json()["job_id"]
+    folder = service.coordinator.config.home / "jobs" / job_id
+    until(lambda: (folder / "request.json").exists())
+    save_file({"features": quantize(np.array(features)), "rows": np.arange(len(features))}, folder / "q.tmp")
+    (folder / "q.tmp").replace(folder / "questions.safetensors")
+    service.coordinator.conductor.wake(job_id)
+    until(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
+    return service.coordinator.stores.jobs.rounds(job_id)[0]
+
+
+def until(holds: Any) -> None:
+    end = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_facts_that_do_not_hold_refuse_that_poll_and_break_no_page(own: Service) -> None:
+    refused = poll(own, "agent-a", facts={"classes": 5})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:protocol-violation")
+    # As a version without the check has kept them.
+    head = own.coordinator.ledger.head()
+    own.coordinator.stores.parties.contact("agent-b", own.coordinator._clock(), {"classes": 5, "version": []}, head)
+    with own.http("requester") as http:
+        shown = {party["party_id"]: party for party in http.get("/v1/parties").json()["parties"]}
+    assert (shown["agent-b"]["classes"], shown["agent-b"]["version"]) == ([], "")
+    assert own.task().task_id
+
+
+def test_one_party_that_lies_about_the_journal_stops_only_itself(own: Service, features: Features) -> None:
+    refused = poll(own, "agent-a", seen=(10**9, "a" * 64))
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
+    assert "sent no answer with this coordinator's signature" in refused.json()["detail"]
+    assert submit(own, features).status_code == 202
+    with own.http("viewer") as http, own.http(None) as stranger:
+        claims = {party["party_id"]: party["claim"] for party in http.get("/v1/parties").json()["parties"]}
+        checks = {check["name"]: check for check in http.get("/readyz").json()["checks"]}
+        told = {check["name"]: check for check in stranger.get("/readyz").json()["checks"]}
+    assert "entry 1000000000" in claims["agent-a"]
+    assert not claims["agent-b"]
+    assert checks["journal"]["ok"]
+    assert "agent-a" in checks["journal"]["detail"]
+    assert "agent-a" not in told["journal"]["detail"]
+
+
+def test_the_coordinators_own_signed_word_for_a_longer_journal_stops_the_service(
+    own: Service, features: Features
+) -> None:
+    first = poll(own, "agent-a")
+    answer = read_frames(first.content, max_messages=10)[0]
+    true = Mail.decode(answer.body)
+    assert poll(own, "agent-a", sequence=2, seen=(true.coordinator_seq, true.coordinator_hash), proof=answer).is_success
+    # What this coordinator said before its journal was replaced by an older copy.
+    body = Mail(after="", coordinator_seq=10**6, coordinator_hash="b" * 64).encode()
+    lost = own.coordinator._keys.message("poll", sender=COORDINATOR, recipient="agent-a", sequence=9, body=body)
+    assert poll(own, "agent-a", sequence=3, seen=(10**6, "b" * 64), proof=lost).status_code == 503
+    refused = submit(own, features)
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
+    with own.http(None) as stranger:
+        told = {check["name"]: check for check in stranger.get("/readyz").json()["checks"]}
+    assert not told["journal"]["ok"]
+    assert "agent-a" not in told["journal"]["detail"]
+    with own.http("admin") as http:
+        assert http.delete("/v1/parties/agent-a").status_code == 200
+    assert submit(own, features).status_code in (202, 409)
+
+
+def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(service: Service) -> None:
+    host, port = service.url.split("//")[1].split(":")
+    body = bytes(1000)
+    message = PartyKeys.generate().message("answered", sender="nobody", recipient=COORDINATOR, sequence=1, body=body)
+    size = MAX_MESSAGE_BYTES
+    for path in ("/v1/messages", "/v1/messages:poll"):
+        length = size if path == "/v1/messages" else 1_000_000
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTETS['Content-Type']}\r\n"
+            f"Content-Length: {length}\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head.encode() + frame([message])[:-1])
+            assert connection.recv(1000).startswith(b"HTTP/1.1 403")
+
+
+def test_shares_too_large_for_their_round_or_too_many_do_not_reach_redis(own: Service, features: Features) -> None:
+    one = asked(own, features)
+    task = own.coordinator.stores.jobs.get(one.job_id).task_digest
+
+    def send(sequence: int, size: int) -> tuple[int, str]:
+        message = own.keys["agent-a"].message(
+            "input-share",
+            sender="agent-a",
+            recipient="tallier-0",
+            task_digest=task,
+            round_digest=one.round_digest,
+            sequence=sequence,
+            body=bytes(size),
+            seal_to=own.keys["tallier-0"].public.seal_key,
+        )
+        with own.http(None) as http:
+            answer = http.post("/v1/messages", content=frame([message]), headers=OCTETS)
+        return answer.status_code, answer.json().get("type", "").rpartition(":")[2]
+
+    assert send(1, 2**20) == (413, "too-large")
+    answers = [send(number, 1000)[0] for number in range(2, 8)]
+    assert answers == [202] * 4 + [409] * 2
+
+
+def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_frees_its_place(
+    own: Service, features: Features
+) -> None:
+    job_id = submit(own, features).json()["job_id"]
+    host, port = own.url.split("//")[1].split(":")
+
+    def watch(role: Any) -> tuple[socket.socket, bytes]:
+        connection = socket.create_connection((host, int(port)), timeout=20)
+        connection.sendall(
+            f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {own.tokens[role]}\r\n\r\n".encode()
+        )
+        return connection, connection.recv(2000)
+
+    held = [watch("viewer") for _ in range(MAX_STREAMS_OF_A_TOKEN)]
+    try:
+        assert all(said.startswith(b"HTTP/1.1 200") for _, said in held)
+        beyond, said = watch("viewer")
+        beyond.close()
+        assert said.startswith(b"HTTP/1.1 429")
+        assert b"retry-after" in said.lower()
+        other, said = watch("requester")
+        other.close()
+        assert said.startswith(b"HTTP/1.1 200")
+        held.pop()[0].close()
+
+        def is_free() -> bool:
+            again, answer = watch("viewer")
+            again.close()
+            return answer.startswith(b"HTTP/1.1 200")
+
+        until(is_free)
+    finally:
+        for connection, _ in held:
+            connection.close()
+
+
+def test_another_requester_cannot_cancel_a_job_and_an_administrator_can(own: Service, features: Features) -> None:
+    job_id = submit(own, features).json()["job_id"]
+    _, secret = own.coordinator.tokens.create("other requester", "requester")
+    with own.http(None) as http, own.http("admin") as admin:
+        refused = http.delete(f"/v1/jobs/{job_id}", headers={"Authorization": f"Bearer {secret}"})
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:labeler:problem:not-allowed")
+        assert "another token" in refused.json()["detail"]
+        assert admin.delete(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
+
+
+def test_a_large_document_is_refused_before_it_is_parsed_and_says_to_use_parquet(service: Service) -> None:
+    rows = b",".join([b"[" + b",".join([b"0"] * 8) + b"]"] * 260_000)
+    fields = b'{"task_id":"' + b"a" * 64 + b'","backbone_fingerprint":"f","features":['
+    with service.http("requester") as http:
+        headers = {"Content-Type": "application/json"}
+        many = http.post("/v1/jobs", content=fields + rows + b"]}", headers=headers)
+        large = http.post("/v1/jobs", content=fields + b" " * (16 * 2**20) + rows + b"]}", headers=headers)
+    for answer in (many, large):
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:labeler:problem:too-large")
+        assert "Parquet" in answer.json()["detail"]
