@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, InvalidTask
+from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.planning import integer_event
 from labeler.task import Level, Task
+from labeler.winner import words_per_query
 
 BATCH_QUERIES = 4096
 """Most queries asked in one round, for methods that may be cut."""
+
+MAX_ROUND_ENTRIES = (MAX_MESSAGE_BYTES - 1024 * 1024) // 8
+"""Most entries (queries times classes) of one round: a tallier's sum, 8 bytes each, travels in one message together
+with the names of up to 5,000 agents."""
 
 LEVELS: tuple[Level, Level] = ("instance", "agent")
 
 
 def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES) -> tuple[int, ...]:
     """Queries per round of a job of so many queries; they add up to `queries`.
+
+    A round of a method that may be cut is small enough for its votes to travel in one message; for reverse-knn
+    `check_round_fits` says whether the one round is.
 
     Args:
         task: says how agents vote.
@@ -34,8 +43,29 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
         raise InvalidSetting(f"a job has at least 1 query per round, found {min(queries, batch_queries)}")
     if task.method == "reverse-knn":
         return (queries,)
-    full, rest = divmod(queries, batch_queries)
-    return (batch_queries,) * full + ((rest,) if rest else ())
+    words = words_per_query(task.winner_terms, num_classes=task.num_classes, agents=task.agents)
+    most = max(1, min(batch_queries, MAX_ROUND_ENTRIES // words))
+    full, rest = divmod(queries, most)
+    return (most,) * full + ((rest,) if rest else ())
+
+
+def check_round_fits(task: Task, queries: int) -> None:
+    """Refuse what could be priced and never asked: one round whose votes do not fit into a message.
+
+    Args:
+        task: says how agents vote.
+        queries: of a job of it.
+
+    Raises:
+        InvalidTask: the one round of a reverse-knn job has more than `MAX_ROUND_ENTRIES` entries.
+    """
+    entries = queries * task.num_classes
+    if task.method == "reverse-knn" and entries > MAX_ROUND_ENTRIES:
+        raise InvalidTask(
+            f"a reverse-knn job is asked in one round, and {queries} queries of {task.num_classes} classes are "
+            f"{entries} votes in it; at most {MAX_ROUND_ENTRIES} travel in one message. Make a task of at most "
+            f"{MAX_ROUND_ENTRIES // task.num_classes} queries, or use method knn"
+        )
 
 
 def round_charges(task: Task, queries: int) -> dict[Level, int]:

@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
-from labeler.body_format import read_json, read_with_array, write_json, write_with_array
+from labeler.body_format import (
+    read_json,
+    read_with_array,
+    read_with_arrays,
+    write_json,
+    write_with_array,
+    write_with_arrays,
+)
 from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation, TooLarge, TryAgain, WrongDigest
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.randomness import KEY_BYTES
@@ -41,6 +48,8 @@ from labeler.untrusted import (
     check_time,
     hex_bytes,
 )
+from labeler.wellformed import BallotShare
+from labeler.winner import Winner, WinnerTerms, words_per_query
 
 MAX_ENTRIES = (MAX_MESSAGE_BYTES - 64 * 1024) // 8
 """Most entries (queries times classes) of a round: the last tallier's share, 8 bytes each, must fit into a message."""
@@ -48,6 +57,8 @@ MAX_ENTRIES = (MAX_MESSAGE_BYTES - 64 * 1024) // 8
 MAX_SENTENCE_CHARACTERS = 2000
 MAX_WAIT_S = 30.0
 
+_MAX_TERM = 2**62
+_ROUND_FIELDS = {field.name for field in fields(Round)} - {"terms"}
 _FEATURE_SCALE = 2048
 _POSITION = re.compile(r"|[0-9]{1,20}(-[0-9]{1,20})?")
 _SLUG = re.compile(r"[a-z][a-z-]{0,63}")
@@ -108,7 +119,7 @@ class Ask:
                 f"the batch holds queries {self.batch.first_query} to {last - 1}, the task pays for queries "
                 f"0 to {self.task.max_queries - 1}"
             )
-        _check_entries(self.round)
+        _check_entries(self.round, self.task.agents)
         features = self.batch.features
         squares = np.einsum("ij,ij->i", features, features, dtype=np.int64)
         # Rounding moves each entry by at most 1/2. Beyond this, float32 inner products are no longer exact and
@@ -194,7 +205,7 @@ class OpenRound:
     def __post_init__(self) -> None:
         check_integer(self.tallier, "tallier of a round", least=0, most=2)
         check_time(self.expires_at, "expires_at of a round")
-        _check_entries(self.round)
+        _check_entries(self.round, len(self.participants))
         for agent, key in self.participants.items():
             check_party_id(agent, "a participant of a round")
             check_public_key(key, "the verify key of a participant")
@@ -380,8 +391,24 @@ class Mail:
         return cls(**read_json(data, "an answer to a poll", [field.name for field in fields(cls)], "labeler-mail/1"))
 
 
-def share_to_bytes(share: ShareVector) -> bytes:
-    """Body of "input-share" before it is sealed. Secret."""
+def share_to_bytes(share: ShareVector | BallotShare) -> bytes:
+    """Body of "input-share" before it is sealed. Secret.
+
+    The field in which shares add up is not written: both sides know it from the terms of the round.
+    """
+    if isinstance(share, BallotShare):
+        content = {
+            "version": "labeler-ballot-share/1",
+            "shape": list(share.shape),
+            "ballots_id": share.ballots.sharing_id.hex(),
+            "noise_id": share.noise.sharing_id.hex(),
+            "is_seeded": share.is_seeded,
+        }
+        parts = {"ballots": share.ballots, "noise": share.noise}
+        if share.ballots.seed is None or share.noise.seed is None:
+            return write_with_arrays(content, {f"{name}_words": part.expand() for name, part in parts.items()})
+        seeds = {"ballots_seed": share.ballots.seed, "noise_seed": share.noise.seed}
+        return write_with_arrays(content, {name: np.frombuffer(seed, dtype=np.uint8) for name, seed in seeds.items()})
     content = {
         "version": "labeler-share/1",
         "shape": list(share.shape),
@@ -393,34 +420,75 @@ def share_to_bytes(share: ShareVector) -> bytes:
     return write_with_array(content, "words", share.expand())
 
 
-def share_from_bytes(data: bytes, *, max_entries: int) -> ShareVector:
+def share_from_bytes(data: bytes, *, max_entries: int, terms: WinnerTerms | None = None) -> ShareVector | BallotShare:
     """Read a share.
 
     Args:
         data: what `share_to_bytes` wrote.
-        max_entries: most numbers the shared vector may have. A seed of 32 bytes stands for a vector of any
-            size, so without the bound a short message could fill the memory of a tallier.
+        max_entries: most numbers the shared vector may have (queries times classes of the round). A seed of 32
+            bytes stands for a vector of any size, so without the bound a short message could fill the memory of
+            a tallier.
+        terms: of the round, in a winner round. They say in which field the words must be residues, and whether
+            ballots and noise come apart.
 
     Raises:
-        ProtocolViolation: malformed.
+        ProtocolViolation: malformed, or not a share of such a round.
         TooLarge: the shape has more entries.
     """
+    if terms is not None and terms.row_total is not None:
+        return _ballot_share(data, max_entries, terms)
     names = ("shape", "sharing_id", "is_seeded")
     dtypes: dict[str, type[np.generic]] = {"seed": np.uint8, "words": np.uint64}
     content, name, array = read_with_array(data, "a share", names, "labeler-share/1", dtypes)
-    sizes = check_list(content["shape"], "shape of a share")
+    shape = _share_shape(content["shape"], max_entries)
+    sharing_id = hex_bytes(content["sharing_id"], SHARING_ID_BYTES, "sharing_id of a share")
+    is_seeded = check_flag(content["is_seeded"], "is_seeded of a share")
+    return _vector(name, array, shape, sharing_id, is_seeded, terms)
+
+
+def _ballot_share(data: bytes, max_entries: int, terms: WinnerTerms) -> BallotShare:
+    what, names = "a share of ballots and noise", ("shape", "ballots_id", "noise_id", "is_seeded")
+    choices: list[dict[str, type[np.generic]]] = [
+        {"ballots_seed": np.uint8, "noise_seed": np.uint8},
+        {"ballots_words": np.uint64, "noise_words": np.uint64},
+    ]
+    content, arrays = read_with_arrays(data, what, names, "labeler-ballot-share/1", choices)
+    shape = _share_shape(content["shape"], max_entries)
+    if len(shape) != 2:
+        raise ProtocolViolation(f"{what} has 2 dimensions, found {len(shape)}")
+    is_seeded = check_flag(content["is_seeded"], f"is_seeded of {what}")
+    kind = "seed" if "noise_seed" in arrays else "words"
+    parts = []
+    for name, size in (("ballots", (shape[0], shape[1] + 1)), ("noise", shape)):
+        sharing_id = hex_bytes(content[f"{name}_id"], SHARING_ID_BYTES, f"{name}_id of {what}")
+        parts.append(_vector(kind, arrays[f"{name}_{kind}"], size, sharing_id, is_seeded, terms))
+    return BallotShare(*parts)
+
+
+def _share_shape(content: object, max_entries: int) -> tuple[int, ...]:
+    sizes = check_list(content, "shape of a share")
     if not 1 <= len(sizes) <= 4:
         raise ProtocolViolation(f"a share has 1 to 4 dimensions, found {len(sizes)}")
     shape = tuple(check_integer(size, "shape of a share", least=1) for size in sizes)
     if math.prod(shape) > max_entries:
         raise TooLarge(f"a share has at most {max_entries} entries here, found {math.prod(shape)}")
-    sharing_id = hex_bytes(content["sharing_id"], SHARING_ID_BYTES, "sharing_id of a share")
-    is_seeded = check_flag(content["is_seeded"], "is_seeded of a share")
+    return shape
+
+
+def _vector(
+    name: str,
+    array: NDArray[Any],
+    shape: tuple[int, ...],
+    sharing_id: bytes,
+    is_seeded: bool,
+    terms: WinnerTerms | None,
+) -> ShareVector:
+    field = None if terms is None else terms.field
     if name == "seed":
         _check_shape(array, (KEY_BYTES,), "the seed of a share")
-        return ShareVector(shape, sharing_id, is_seeded, seed=array.tobytes())
+        return ShareVector(shape, sharing_id, is_seeded, seed=array.tobytes(), field=field)
     _check_shape(array, shape, "the words of a share")
-    return ShareVector(shape, sharing_id, is_seeded, words=array)
+    return ShareVector(shape, sharing_id, is_seeded, words=array, field=field)
 
 
 def holdings_to_bytes(holdings: Mapping[str, bytes]) -> bytes:
@@ -447,8 +515,11 @@ def holdings_from_bytes(data: bytes) -> Mapping[str, bytes]:
 
 
 def aggregate_to_bytes(share: AggregateShare) -> bytes:
-    """Body of "aggregate-share" before it is sealed. Secret until the round is opened."""
-    return write_with_array(
+    """Body of "aggregate-share" before it is sealed. Secret until the round is opened, of a winner round for ever."""
+    arrays = {"words": share.words}
+    if share.row_sums is not None:
+        arrays["row_sums"] = share.row_sums
+    return write_with_arrays(
         {
             "version": "labeler-aggregate-share/1",
             "tallier": share.tallier,
@@ -457,8 +528,7 @@ def aggregate_to_bytes(share: AggregateShare) -> bytes:
             "sharings_digest": share.sharings_digest,
             "is_seeded": share.is_seeded,
         },
-        "words",
-        share.words,
+        arrays,
     )
 
 
@@ -470,20 +540,68 @@ def aggregate_from_bytes(data: bytes) -> AggregateShare:
     """
     names = ("tallier", "round", "contributors", "sharings_digest", "is_seeded")
     version = "labeler-aggregate-share/1"
-    content, _, words = read_with_array(data, "an aggregate share", names, version, {"words": np.uint64})
+    choices: list[dict[str, type[np.generic]]] = [{"words": np.uint64}, {"words": np.uint64, "row_sums": np.uint64}]
+    content, arrays = read_with_arrays(data, "an aggregate share", names, version, choices)
     round = _round(content["round"])
     contributors = tuple(check_list(content["contributors"], "contributors of an aggregate share"))
     _check_contributors(contributors, "an aggregate share")
-    _check_shape(words, (round.num_queries, round.num_classes), "the words of an aggregate share")
-    words = words.copy()
-    words.setflags(write=False)
+    has_rows = round.terms is not None and round.terms.row_total is not None
+    if ("row_sums" in arrays) != has_rows:
+        raise ProtocolViolation("an aggregate share holds row sums where its round checks rows, and nowhere else")
+    shapes = {
+        "words": (round.num_queries, round.num_classes),
+        "row_sums": (len(contributors), round.num_queries),
+    }
+    for name, array in arrays.items():
+        _check_shape(array, shapes[name], f"{name} of an aggregate share")
+        if round.terms is not None:
+            round.terms.field.check(array, f"{name} of an aggregate share")
+        arrays[name] = array.copy()
+        arrays[name].setflags(write=False)
     return AggregateShare(
         tallier=check_integer(content["tallier"], "tallier of an aggregate share", least=0, most=2),
         round=round,
         contributors=frozenset(contributors),
         sharings_digest=check_digest(content["sharings_digest"], "sharings_digest of an aggregate share"),
-        words=words,
+        words=arrays["words"],
         is_seeded=check_flag(content["is_seeded"], "is_seeded of an aggregate share"),
+        row_sums=arrays.get("row_sums"),
+    )
+
+
+def winner_to_bytes(winner: Winner) -> bytes:
+    """Body of "winner" before it is sealed: what a tallier and the two others have opened of a round."""
+    return write_with_array(
+        {
+            "version": "labeler-winner/1",
+            "tallier": winner.tallier,
+            "round_digest": winner.round_digest,
+            "contributors": sorted(winner.contributors),
+            "sharings_digest": winner.sharings_digest,
+            "is_seeded": winner.is_seeded,
+        },
+        "labels",
+        winner.labels,
+    )
+
+
+def winner_from_bytes(data: bytes) -> Winner:
+    """Read a body of "winner".
+
+    Raises:
+        ProtocolViolation: malformed. Whether it answers the round at hand is checked by `agree_on_winners`.
+    """
+    names = ("tallier", "round_digest", "contributors", "sharings_digest", "is_seeded")
+    content, _, labels = read_with_array(data, "a winner", names, "labeler-winner/1", {"labels": np.int16})
+    contributors = tuple(check_list(content["contributors"], "contributors of a winner"))
+    _check_contributors(contributors, "a winner")
+    return Winner(
+        tallier=check_integer(content["tallier"], "tallier of a winner", least=0, most=2),
+        round_digest=check_digest(content["round_digest"], "round_digest of a winner"),
+        contributors=frozenset(contributors),
+        sharings_digest=check_digest(content["sharings_digest"], "sharings_digest of a winner"),
+        labels=labels,
+        is_seeded=check_flag(content["is_seeded"], "is_seeded of a winner"),
     )
 
 
@@ -493,28 +611,47 @@ def _check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None
 
 
 def _round_fields(round: Round) -> dict[str, Any]:
-    return {field.name: getattr(round, field.name) for field in fields(round)}
+    content = {name: getattr(round, name) for name in _ROUND_FIELDS}
+    return content if round.terms is None else content | {"terms": asdict(round.terms)}
 
 
 def _round(content: object) -> Round:
     items = check_mapping(content, "a round")
-    if items.keys() != {field.name for field in fields(Round)}:
-        raise ProtocolViolation(f"a round must have the fields {', '.join(field.name for field in fields(Round))}")
+    if items.keys() - {"terms"} != _ROUND_FIELDS:
+        raise ProtocolViolation(
+            f"a round must have the fields {', '.join(sorted(_ROUND_FIELDS))}, and terms where the winner is released"
+        )
     return Round(
         task_digest=check_digest(items["task_digest"], "task_digest of a round"),
         batch_digest=check_digest(items["batch_digest"], "batch_digest of a round"),
         num_queries=check_integer(items["num_queries"], "num_queries of a round", least=1),
         num_classes=check_integer(items["num_classes"], "num_classes of a round", least=1),
         quorum=check_integer(items["quorum"], "quorum of a round", least=1),
+        terms=_terms(items["terms"]) if "terms" in items else None,
     )
 
 
-def _check_entries(round: Round) -> None:
-    entries = round.num_queries * round.num_classes
-    if entries > MAX_ENTRIES:
+def _terms(content: object) -> WinnerTerms:
+    items = check_mapping(content, "the terms of a round")
+    names = [field.name for field in fields(WinnerTerms)]
+    if items.keys() != set(names):
+        raise ProtocolViolation(f"the terms of a round must have the fields {', '.join(names)}")
+    for name in names:
+        if items[name] is not None or name not in ("row_total", "threshold"):
+            check_integer(items[name], f"{name} of a round", least=-_MAX_TERM, most=_MAX_TERM)
+    try:
+        return WinnerTerms(**items)
+    except InvalidSetting as error:
+        raise ProtocolViolation(str(error)) from None
+
+
+def _check_entries(round: Round, agents: int) -> None:
+    """Refuse a round of which a message or a tallier's sum would not fit into the largest message."""
+    words = words_per_query(round.terms, num_classes=round.num_classes, agents=agents)
+    if round.num_queries * words > MAX_ENTRIES:
         raise TooLarge(
-            f"a round has at most {MAX_ENTRIES} entries (queries times classes), found {entries}; "
-            f"ask at most {MAX_ENTRIES // round.num_classes} queries of {round.num_classes} classes at once"
+            f"a round has at most {MAX_ENTRIES} entries, {words} for each query of this one, and it has "
+            f"{round.num_queries} queries; ask at most {MAX_ENTRIES // words} queries at once"
         )
 
 

@@ -1,15 +1,15 @@
-"""How the body of a message is written: one JSON object, or one JSON object, a line feed and one safetensors array.
+"""How the body of a message is written: one JSON object, or one JSON object, a line feed and safetensors arrays.
 
     body = {"version":"labeler-share/1", ...}                       words and numbers
-    body = {"version":"labeler-share/1", ...} | line feed | array   where an array belongs to them
+    body = {"version":"labeler-share/1", ...} | line feed | arrays  where arrays belong to them
 
-Sizes are bounded before anything is read: parsed JSON takes many times the memory of its text. An array is
-taken only if it is the one that was expected, of exactly its type. Nothing here can run code (no pickle).
+Sizes are bounded before anything is read: parsed JSON takes many times the memory of its text. Arrays are
+taken only if they are those that were expected, of exactly their types. Nothing here can run code (no pickle).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,12 @@ def write_json(content: Mapping[str, Any]) -> bytes:
 
 def write_with_array(content: Mapping[str, Any], name: str, array: NDArray[Any]) -> bytes:
     """A body with one array."""
-    return write_json(content) + b"\n" + save({name: np.ascontiguousarray(array)})
+    return write_with_arrays(content, {name: array})
+
+
+def write_with_arrays(content: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """A body with arrays, each under its name."""
+    return write_json(content) + b"\n" + save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
 def read_json(data: bytes, what: str, names: Collection[str], version: str) -> dict[str, Any]:
@@ -78,6 +83,32 @@ def read_with_array(
         TooLarge: larger than a message may be.
         ProtocolViolation: malformed, or another array.
     """
+    choices = [{name: dtype} for name, dtype in dtypes.items()]
+    content, arrays = read_with_arrays(data, what, names, version, choices)
+    ((name, array),) = arrays.items()
+    return content, name, array
+
+
+def read_with_arrays(
+    data: bytes,
+    what: str,
+    names: Collection[str],
+    version: str,
+    choices: Sequence[Mapping[str, type[np.generic]]],
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read a body with arrays.
+
+    Args:
+        data, what, names, version: as for `read_json`.
+        choices: sets of arrays, with their types; exactly those of one set must be there.
+
+    Returns:
+        The fields, and the arrays by name. Their shapes are for the caller to check.
+
+    Raises:
+        TooLarge: larger than a message may be.
+        ProtocolViolation: malformed, or other arrays.
+    """
     if len(data) > MAX_MESSAGE_BYTES:
         raise TooLarge(f"{what} has at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
     end = data.find(b"\n", 0, MAX_JSON_BYTES + 1)
@@ -88,11 +119,12 @@ def read_with_array(
         arrays = load(data[end + 1 :])
     except (SafetensorError, ValueError, TypeError, KeyError, OverflowError):
         raise ProtocolViolation(f"the array of {what} is not in safetensors format, or of an unknown type") from None
-    if len(arrays) != 1 or not arrays.keys() <= dtypes.keys():
-        raise ProtocolViolation(
-            f"{what} must hold exactly one array, {' or '.join(map(repr, dtypes))}; found {len(arrays)}, or another"
-        )
-    ((name, array),) = arrays.items()
-    if array.dtype != dtypes[name]:
-        raise ProtocolViolation(f"{name} of {what} must be {np.dtype(dtypes[name])}, found {array.dtype}")
-    return content, name, array
+    expected = next((choice for choice in choices if choice.keys() == arrays.keys()), None)
+    if expected is None:
+        named = " or ".join(" and ".join(map(repr, choice)) for choice in choices)
+        many = "exactly one array" if all(len(choice) == 1 for choice in choices) else "exactly the arrays"
+        raise ProtocolViolation(f"{what} must hold {many}, {named}; found {len(arrays)}, or another")
+    for name, array in arrays.items():
+        if array.dtype != expected[name]:
+            raise ProtocolViolation(f"{name} of {what} must be {np.dtype(expected[name])}, found {array.dtype}")
+    return content, arrays

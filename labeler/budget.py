@@ -26,7 +26,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from labeler.accounting.events import NANO, nano_units
-from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 from labeler.task import Level
 
@@ -59,6 +58,9 @@ def budget_for(epsilon: float, delta: float) -> int:
         raise InvalidSetting(f"epsilon must be a finite number of at least 0, found {epsilon}")
     if not 0 < delta < 1:
         raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
+    # Imported here: it loads scipy, which takes a second or two, and a tallier's ledger keeps counts and no prices.
+    from labeler.accounting.gaussian import mu_of_epsilon
+
     mu = mu_of_epsilon(epsilon * (1 - _MARGIN), delta * (1 - _MARGIN))
     return math.floor(Fraction(mu) ** 2 * NANO)
 

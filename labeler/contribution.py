@@ -16,20 +16,21 @@ from labeler.randomness import ByteSource
 from labeler.sharing import split
 from labeler.tally import InputShare, Round
 from labeler.task import Task
+from labeler.wellformed import split_ballots
 
 UNBOUNDED_RECORDS = 2**40
 """What stands for the number of an agent's records where a reverse-knn task names no bound (as in Task.scale)."""
 
 
 def most_votes_per_cell(task: Task) -> int:
-    """The most votes one agent may cast for one class at one query."""
+    """The most votes one agent may cast for one class at one query, before its count is clipped."""
     if task.method == "reverse-knn":
         return task.max_agent_records or UNBOUNDED_RECORDS
     return task.k
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:
-    """The largest magnitude, in grid units, of a noisy sum over contributions that keep to the task."""
+    """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
     per_agent = most_votes_per_cell(task) * task.scale + DiscreteGaussian(task.share_sigma_grid).reach
     return num_contributors * per_agent
 
@@ -74,8 +75,25 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
             )
 
 
+def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
+    """Cut every count at `task.vote_clip`, where the task has one, so that every sum fits its field.
+
+    A neighbouring data set gives no larger a difference after clipping than before: for any two counts
+    |min(x, M) - min(y, M)| <= |x - y|, cell by cell, so the sum of squares does not grow and the price of the
+    task holds (labeler.sensitivity). M is public: it follows from the task alone.
+
+    Args:
+        ballots: int64 counts that `check_ballots` accepts.
+        task: the task.
+
+    Returns:
+        The counts; the same array where nothing is clipped.
+    """
+    return ballots if task.vote_clip is None else np.minimum(ballots, np.int64(task.vote_clip))
+
+
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
-    """Check ballots, scale them to the grid and add this agent's noise share: S * ballots + noise.
+    """Check ballots, clip and scale them to the grid and add this agent's noise share: S * ballots + noise.
 
     Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
     one source must never serve two different ballots: the two results would differ by the ballots'
@@ -95,13 +113,16 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
         PrivacyRefusal: ballots beyond the task's bounds.
     """
     check_ballots(ballots, task)
-    return ballots * np.int64(task.scale) + noise_share(task, source, len(ballots))
+    return clip_ballots(ballots, task) * np.int64(task.scale) + noise_share(task, source, len(ballots))
 
 
 def input_shares(
     ballots: NDArray[np.int64], task: Task, round: Round, *, agent_id: str, source: ByteSource
 ) -> tuple[InputShare, ...]:
     """Everything an agent sends in one round: one input share per tallier.
+
+    Where talliers check rows (the round's terms have a row total), ballots and noise are shared apart: the sums
+    are those of `contribution` all the same, S * ballots + noise with the same noise.
 
     Equal arguments and an equal source give equal shares, so a retry counts once. Whether the source
     is seeded travels with the shares into the release.
@@ -121,16 +142,25 @@ def input_shares(
     check_round(round, task)
     if len(ballots) != round.num_queries:
         raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
-    values = contribution(ballots, task, source=source)
-    shares = split(values, num_talliers=task.talliers, source=source)
-    return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
+    terms = round.terms
+    if terms is None or terms.row_total is None:
+        values = contribution(ballots, task, source=source)
+        field = None if terms is None else terms.field
+        shares = split(values, num_talliers=task.talliers, source=source, field=field)
+        return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
+    check_ballots(ballots, task)
+    noise = noise_share(task, source, len(ballots))
+    apart = split_ballots(
+        ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=terms.field
+    )
+    return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(apart))
 
 
 def check_round(round: Round, task: Task) -> None:
     """Refuse a round that is not of this task.
 
     Raises:
-        WrongDigest: digest, classes or quorum differ from the task's.
+        WrongDigest: digest, classes, quorum or terms of the winner differ from the task's.
     """
     expected = (task.digest, task.num_classes, task.quorum)
     if (round.task_digest, round.num_classes, round.quorum) != expected:
@@ -138,3 +168,5 @@ def check_round(round: Round, task: Task) -> None:
             f"the round is of task {round.task_digest[:12]!r} with {round.num_classes} classes and quorum "
             f"{round.quorum}; expected {task.digest[:12]!r}, {task.num_classes} and {task.quorum}"
         )
+    if round.terms != task.winner_terms:
+        raise WrongDigest(f"the round states other terms of the winner than its task {task.digest[:12]!r} has")

@@ -21,13 +21,25 @@ from typing import Literal, get_args
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.untrusted import canonical_json, check_digest, check_flag, check_integer, check_party_id, read_object
 
-Kind = Literal["poll", "open-round", "ask", "input-share", "answered", "refused", "holdings", "sum", "aggregate-share"]
+Kind = Literal[
+    "poll",
+    "open-round",
+    "ask",
+    "input-share",
+    "answered",
+    "refused",
+    "holdings",
+    "sum",
+    "aggregate-share",
+    "winner",
+]
 
 COORDINATOR = "coordinator"
 """The party id of the coordinator."""
 
-SEALED_KINDS: frozenset[Kind] = frozenset({"input-share", "aggregate-share"})
-"""Kinds whose body is a secret share: a message of one of them that is not sealed is refused."""
+SEALED_KINDS: frozenset[Kind] = frozenset({"input-share", "aggregate-share", "winner"})
+"""Kinds whose body is a secret share, or an answer that the coordinator alone opens: a message of one of them that
+is not sealed is refused."""
 
 VERSION = "labeler-message/1"
 
@@ -41,7 +53,8 @@ SIGNATURE_BYTES = 64
 MAX_SEQUENCE = 2**62
 
 _LENGTHS = (4, 8)
-_PREFIX_BYTES = sum(_LENGTHS)
+FRAME_HEAD_BYTES = sum(_LENGTHS)
+"""The two lengths that a frame begins with."""
 _KINDS: frozenset[str] = frozenset(get_args(Kind))
 
 
@@ -85,7 +98,7 @@ class Header:
         check_flag(self.is_sealed, "is_sealed of a message")
         if self.kind in SEALED_KINDS and not self.is_sealed:
             raise ProtocolViolation(
-                f"a message of kind {self.kind!r} holds a secret share and must be sealed to its recipient; "
+                f"a message of kind {self.kind!r} is for its recipient's eyes only and must be sealed to it; "
                 "seal it to the recipient's enrolled key"
             )
 
@@ -133,7 +146,7 @@ class Message:
             raise ProtocolViolation(f"the signature of a message has {SIGNATURE_BYTES} bytes")
         if not isinstance(self.body, bytes):
             raise ProtocolViolation("the body of a message must be bytes")
-        size = _PREFIX_BYTES + len(self.header.to_bytes()) + SIGNATURE_BYTES + len(self.body)
+        size = FRAME_HEAD_BYTES + len(self.header.to_bytes()) + SIGNATURE_BYTES + len(self.body)
         if size > MAX_MESSAGE_BYTES:
             raise TooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes, found {size}; ask fewer queries at once")
 
@@ -163,6 +176,26 @@ def frame(messages: Iterable[Message]) -> bytes:
     return b"".join(parts)
 
 
+def frame_sizes(head: bytes) -> tuple[int, int]:
+    """What the first `FRAME_HEAD_BYTES` of a frame state: bytes of its header and of its body.
+
+    Raises:
+        ProtocolViolation: fewer bytes.
+        TooLarge: a header or a frame beyond what is taken.
+    """
+    if len(head) != FRAME_HEAD_BYTES:
+        raise ProtocolViolation(f"a message begins with {FRAME_HEAD_BYTES} bytes of lengths, found {len(head)}")
+    header_length = int.from_bytes(head[: _LENGTHS[0]], "big")
+    body_length = int.from_bytes(head[_LENGTHS[0] :], "big")
+    size = FRAME_HEAD_BYTES + header_length + SIGNATURE_BYTES + body_length
+    if header_length > MAX_HEADER_BYTES or size > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"a message states a header of {header_length} and a body of {body_length} bytes; the limits are "
+            f"{MAX_HEADER_BYTES} and {MAX_MESSAGE_BYTES} for all of it"
+        )
+    return header_length, body_length
+
+
 def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
     """Read the messages of one transmission: all of them well-formed, or none.
 
@@ -182,7 +215,7 @@ def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
     while start < len(data):
         if len(messages) == max_messages:
             raise TooLarge(f"one transmission holds at most {max_messages} messages; send the rest in another")
-        header_start = start + _PREFIX_BYTES
+        header_start = start + FRAME_HEAD_BYTES
         header_length = int.from_bytes(data[start : start + _LENGTHS[0]], "big")
         body_length = int.from_bytes(data[start + _LENGTHS[0] : header_start], "big")
         signature_start = header_start + header_length

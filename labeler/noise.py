@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
-from labeler.task import MAX_SHARE_SIGMA_GRID, Task
+from labeler.task import MAX_SHARE_SIGMA_GRID, NOISE_TAIL_CUT, Task
 
 MIN_SIGMA_GRID = 0.5
 """Smallest standard deviation the sampler takes; a task asks for at least 100 (labeler.task)."""
@@ -27,7 +27,7 @@ MIN_SIGMA_GRID = 0.5
 MAX_SIGMA_GRID = MAX_SHARE_SIGMA_GRID
 """Largest standard deviation the sampler takes: its table has 1.25 million thresholds, built in a few seconds."""
 
-TAIL_CUT = 12.5
+TAIL_CUT = NOISE_TAIL_CUT
 """Samples are cut off this many standard deviations from zero."""
 
 _THRESHOLD_BITS = 127

@@ -6,7 +6,10 @@ ledger's charge; beside it, for comparison only, the continuous exact value and 
 
 The price depends on `sigma_votes` alone, not on how many agents there are: sigma is the noise that is left when
 colluding agents pool theirs and dropouts add none. What collusion and dropouts cost is accuracy: with
-everybody there the noise is sigma * sqrt(N / h), which `Price.total_sigma_votes` shows.
+everybody there the noise is sigma * sqrt(N / h), which `Price.total_sigma_votes` shows, and `Price.noise_factors`
+says what each of the two makes of it. Shares sized as in the papers (sigma^2 / N each) would cost privacy
+instead: with c agents colluding and d gone, (N - c - d) / N of the variance is unknown, and
+`PrivacyStatement.paper_shares_epsilon` is what would then be guaranteed.
 
 For reverse-knn a price is for all queries asked in **one batch**; every further batch is a further price.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from labeler.accounting.events import GaussianSum, IntegerSum
@@ -51,6 +54,8 @@ class PrivacyStatement:
         epsilon: certified for the integer mechanism, rounded up; infinity where nothing can be proved.
         continuous_epsilon: the exact value for real-valued noise of the same sigma; a comparison, not a claim.
         as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
+        paper_shares_epsilon: what noise shares sized as in the papers, of variance sigma^2 / N, would be worth with
+            this many agents colluding and gone; a warning, not a claim. Exact, for real-valued noise.
         squared_sensitivity: of the whole composition, votes^2; None where unbounded.
         mu: the Gaussian-DP parameter of continuous_epsilon.
         charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded.
@@ -61,6 +66,7 @@ class PrivacyStatement:
     epsilon: float
     continuous_epsilon: float
     as_in_paper_epsilon: float
+    paper_shares_epsilon: float
     squared_sensitivity: int | None
     mu: float
     charge_nano: int | None
@@ -79,6 +85,24 @@ class PrivacyStatement:
 
 
 @dataclass(frozen=True)
+class NoiseFactors:
+    """By how much the noise in a release is larger than sigma, and what it is for.
+
+    With N agents, c colluding and d dropouts each share has variance sigma^2 / h, h = N - c - d. N of them have a
+    standard deviation of sigma times `total`, the product of the two others.
+
+    Attributes:
+        total: sqrt(N / h).
+        collusion: sqrt(N / (N - c)): what c agents who could subtract their own noise cost, were nobody to drop out.
+        dropouts: sqrt((N - c) / h): what d agents who may fail to answer cost on top.
+    """
+
+    total: float
+    collusion: float
+    dropouts: float
+
+
+@dataclass(frozen=True)
 class Price:
     """The price of a task at both levels, with the noise it is for.
 
@@ -90,6 +114,7 @@ class Price:
         sigma_votes: standard deviation of the noise on one count that nobody can subtract.
         noise_share_sigma_votes: standard deviation of the share each agent adds, sigma / sqrt(h).
         total_sigma_votes: standard deviation with every agent there, sigma * sqrt(N / h): what labels suffer from.
+        noise_factors: what collusion and dropouts each make of sigma.
         grid_scale: grid units per vote.
         quorum: fewest agents for which anything is opened.
         method: how agents vote.
@@ -103,6 +128,7 @@ class Price:
     sigma_votes: float
     noise_share_sigma_votes: float
     total_sigma_votes: float
+    noise_factors: NoiseFactors
     grid_scale: int
     quorum: int
     method: str
@@ -122,6 +148,11 @@ class Price:
                 "instance": {"epsilon": _finite(self.instance.as_in_paper_epsilon)},
                 "agent": {"epsilon": _finite(self.agent.as_in_paper_epsilon)},
             },
+            "as_in_paper_shares": {
+                "instance": {"epsilon": _finite(self.instance.paper_shares_epsilon)},
+                "agent": {"epsilon": _finite(self.agent.paper_shares_epsilon)},
+            },
+            "noise_factors": asdict(self.noise_factors),
             "noise_share_sigma": self.noise_share_sigma_votes,
             "total_sigma_votes": self.total_sigma_votes,
             "sigma_votes": self.sigma_votes,
@@ -141,7 +172,8 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         queries: how many of the task's queries are asked; all `max_queries` when absent.
 
     Returns:
-        The price. It is the same for the histogram and the winner release.
+        The price. It is the same for the histogram and the winner release, but for the grid where the winner needs
+        a coarser one.
 
     Raises:
         InvalidSetting: queries is not between 1 and `task.max_queries`.
@@ -160,6 +192,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         sigma_votes=task.sigma_votes,
         noise_share_sigma_votes=task.sigma_votes / math.sqrt(task.noise_contributors),
         total_sigma_votes=task.total_sigma_votes,
+        noise_factors=_noise_factors(task),
         grid_scale=task.scale,
         quorum=task.quorum,
         method=task.method,
@@ -266,19 +299,27 @@ def solve_k(task: Task, epsilon: float, *, level: Level = "agent", queries: int 
 
 
 def price_of_paper_shares(
-    squared_sensitivity: int, sigma_votes: float, delta: float, *, agents: int, colluding_agents: int
+    squared_sensitivity: int,
+    sigma_votes: float,
+    delta: float,
+    *,
+    agents: int,
+    colluding_agents: int,
+    max_dropouts: int = 0,
 ) -> float:
     """What noise sized as in the papers is really worth: shares of variance sigma^2 / N, some of them known.
 
     The papers size shares so that all N together have variance sigma^2. Agents who pool their shares subtract
-    them, and (N - c) / N of the variance is left. This project sizes shares with h instead, so that its price holds.
+    them, those who drop out add none, and (N - c - d) / N of the variance is left. This project sizes shares
+    with h instead, so that its price holds.
 
     Args:
         squared_sensitivity: of the whole composition, votes^2.
         sigma_votes: the papers' sigma, votes.
         delta: in (0, 1).
         agents: N.
-        colluding_agents: c, below N.
+        colluding_agents: c.
+        max_dropouts: d; c + d must be below N.
 
     Returns:
         The exact epsilon for continuous noise.
@@ -286,16 +327,29 @@ def price_of_paper_shares(
     Raises:
         InvalidSetting: an argument is outside its range.
     """
-    if not 0 <= colluding_agents < agents:
-        raise InvalidSetting(f"colluding_agents must be at least 0 and below agents {agents}, found {colluding_agents}")
+    left = agents - colluding_agents - max_dropouts
+    if colluding_agents < 0 or max_dropouts < 0 or left < 1:
+        raise InvalidSetting(
+            "colluding_agents and max_dropouts must be at least 0 and together "
+            f"below agents {agents}, found {colluding_agents} and {max_dropouts}"
+        )
     known = GaussianSum(squared_sensitivity, sigma_votes)
-    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / (agents - colluding_agents)))
+    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / left))
+
+
+def _noise_factors(task: Task) -> NoiseFactors:
+    honest = task.agents - task.colluding_agents
+    return NoiseFactors(
+        total=task.total_sigma_votes / task.sigma_votes,
+        collusion=math.sqrt(task.agents / honest),
+        dropouts=math.sqrt(honest / task.noise_contributors),
+    )
 
 
 def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
-        return PrivacyStatement(level, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
+        return PrivacyStatement(level, math.inf, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
     continuous = GaussianSum(event.squared_sensitivity, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
     sampler = DiscreteGaussian(task.share_sigma_grid)
@@ -305,6 +359,14 @@ def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
         epsilon=certified,
         continuous_epsilon=epsilon_of_delta(task.delta, mu),
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
+        paper_shares_epsilon=price_of_paper_shares(
+            int(event.squared_sensitivity),
+            task.sigma_votes,
+            task.delta,
+            agents=task.agents,
+            colluding_agents=task.colluding_agents,
+            max_dropouts=task.max_dropouts,
+        ),
         squared_sensitivity=int(event.squared_sensitivity),
         mu=mu,
         charge_nano=event.charge_nano,

@@ -1,9 +1,19 @@
 """The release: what is opened of a round, and nothing else.
 
-`open_histogram` puts the talliers' sums together and gives the noisy histogram. `open_winner` gives
-only the class with most noisy votes of each query. Both are covered by the price of the histogram
-(the winner is a function of it). A task names one of the two; the other is refused, because it was
-not agreed to.
+`open_histogram` puts the talliers' sums together and gives the noisy histogram. A winner release gives
+one number per query: with s_c the noisy sum of class c, and T the threshold where the task has one,
+
+    label(q) = the lowest c with s_c = max s,    or -1 where max s < T.
+
+`open_winner` computes it from sums that are in one process, `agree_on_winners` takes what three talliers
+have computed without putting their sums together. A task names histogram or winner; the other is refused,
+because it was not agreed to.
+
+**Abstaining and ties cost nothing extra.** Let h be the noisy histogram, for which the task's price is
+proved: for neighbouring data sets and every set E of histograms, P(h in E) <= exp(eps) P(h' in E) + delta.
+label = f(h) for the fixed function f above, which looks at no data; T is public and part of the task. For
+every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
+(post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
 """
 
 from __future__ import annotations
@@ -17,9 +27,20 @@ from numpy.typing import NDArray
 
 from labeler.contribution import check_round, largest_sum
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.randomness import os_source
 from labeler.sharing import unshard
-from labeler.tally import AggregateShare
+from labeler.tally import AggregateShare, Round
 from labeler.task import ReleaseKind, Task
+from labeler.wellformed import (
+    NONCE_BYTES,
+    check_commitment,
+    coefficients,
+    combine,
+    commitment,
+    misshapen,
+    refuse_misshapen,
+)
+from labeler.winner import ABSTAINED, Winner, WinnerTerms
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +49,8 @@ class Release:
 
     Attributes:
         kind: histogram or winner.
-        labels: int16, shape (num_queries,): the class with most noisy votes; among equals the lowest.
+        labels: int16, shape (num_queries,): the class with most noisy votes, among equals the lowest; -1 where the
+            task abstains.
         noisy_votes: float64, shape (num_queries, num_classes), the noisy sums in votes; None for winner.
         contributors: the agents summed.
         is_seeded: True for a simulation: who knows a contributor's seed can subtract its noise, so the
@@ -47,20 +69,20 @@ class Release:
 
 
 class WinnerEngine(Protocol):
-    """Finds the winner of each query from shares of the noisy sums."""
+    """Finds the winner of each query from the three talliers' shares of the noisy sums."""
 
-    def winners(self, shares: Sequence[NDArray[np.uint64]], *, largest: int) -> NDArray[np.int64]:
-        """Return the lowest class with the largest sum, per query.
+    def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
+        """Return the lowest class with the largest sum, or -1 where that is below the threshold, per query.
 
         Args:
-            shares: one uint64 array per tallier, shape (num_queries, num_classes), in tallier order.
-            largest: public bound on the magnitude of every sum, in grid units.
+            shares: residues of `terms.field`, one array per tallier in tallier order, shape (num_queries, num_classes).
+            terms: of the round.
 
         Returns:
-            Class numbers, shape (num_queries,).
+            Shape (num_queries,).
 
         Raises:
-            ProtocolViolation: a sum lies beyond the bound (where the engine can tell).
+            ProtocolViolation: a sum lies beyond the range of the terms (where the engine can tell).
         """
         ...
 
@@ -72,9 +94,13 @@ class InProcessWinner:
     against. Whoever can read this process's memory sees the noisy histogram, for which the stated price holds too.
     """
 
-    def winners(self, shares: Sequence[NDArray[np.uint64]], *, largest: int) -> NDArray[np.int64]:
+    def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
         """See `WinnerEngine.winners`."""
-        winners: NDArray[np.int64] = np.argmax(_open_sum(shares, largest), axis=1)
+        sums = unshard(shares, field=terms.field)
+        _check_range(sums, terms.lowest, terms.highest)
+        winners: NDArray[np.int16] = np.argmax(sums, axis=1).astype(np.int16)
+        if terms.threshold is not None:
+            winners[sums.max(axis=1) < terms.threshold] = ABSTAINED
         return winners
 
 
@@ -102,13 +128,19 @@ def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Re
     sums = _open_sum([share.words for share in aggregate_shares], largest_sum(task, len(first.contributors)))
     # The winner comes from the integers: dividing first could turn a lead of one unit into a tie.
     labels = np.argmax(sums, axis=1).astype(np.int16)
-    return _release(task, aggregate_shares, labels, sums / np.float64(task.scale))
+    return Release(
+        kind="histogram",
+        labels=labels,
+        noisy_votes=sums / np.float64(task.scale),
+        contributors=first.contributors,
+        is_seeded=any(share.is_seeded for share in aggregate_shares),
+    )
 
 
 def open_winner(
     aggregate_shares: Sequence[AggregateShare], task: Task, *, engine: WinnerEngine | None = None
 ) -> Release:
-    """Open the winner of each query and nothing else.
+    """Check the rows of all ballots, then open the winner of each query and nothing else.
 
     Args:
         aggregate_shares: one per tallier of the task, in any order.
@@ -117,31 +149,96 @@ def open_winner(
 
     Raises:
         PrivacyRefusal: the task releases the histogram.
-        QuorumNotReached, WrongDigest, ProtocolViolation: as for `open_histogram`.
+        QuorumNotReached, WrongDigest: as for `open_histogram`.
+        ProtocolViolation: as for `open_histogram`, or ballots do not sum to what the task allows.
     """
     _check_kind(task, "winner")
     first = _check_shares(aggregate_shares, task)
     ordered = sorted(aggregate_shares, key=lambda share: share.tallier)
-    engine = engine or InProcessWinner()
-    winners = engine.winners([share.words for share in ordered], largest=largest_sum(task, len(first.contributors)))
-    if winners.shape != (first.round.num_queries,) or winners.min() < 0 or winners.max() >= task.num_classes:
+    terms = _terms(first.round)
+    if terms.row_total is not None:
+        refuse_misshapen(_misshapen(ordered, terms))
+    winners = (engine or InProcessWinner()).winners([share.words for share in ordered], terms)
+    return _winner_release([share.winner(winners.astype(np.int16)) for share in ordered], first.round, task)
+
+
+def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Release:
+    """The release of a round of which each tallier has answered what the three of them opened.
+
+    One honest tallier among the three computes only over contributors and sharings all three agreed on, so
+    equal answers are answers to one sum. What a single tallier can do by answering something else is to void
+    the round.
+
+    Args:
+        answers: one per tallier, in any order.
+        round: the round they were asked for.
+        task: its task.
+
+    Raises:
+        PrivacyRefusal: the task releases the histogram.
+        WrongDigest: the round is of another task, or an answer of another round.
+        QuorumNotReached: fewer contributors than the task's quorum.
+        ProtocolViolation: a tallier is missing or twice, its answer differs from the others', or is no class.
+    """
+    _check_kind(task, "winner")
+    check_round(round, task)
+    ordered = sorted(answers, key=lambda answer: answer.tallier)
+    if [answer.tallier for answer in ordered] != list(range(task.talliers)):
+        raise ProtocolViolation(f"a winner needs the answers of all {task.talliers} talliers, each once")
+    for answer in ordered:
+        if answer.round_digest != round.digest:
+            raise WrongDigest(f"tallier {answer.tallier} answered another round than it was asked for")
+    _check_equal(ordered)
+    _check_count(ordered[0].contributors, task)
+    return _winner_release(ordered, round, task)
+
+
+def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[str, ...]:
+    """The row check among talliers of this process, step by step as between processes (labeler.wellformed)."""
+    sums = [share.row_sums for share in ordered if share.row_sums is not None]
+    agents = sorted(ordered[0].contributors)
+    if [part.shape for part in sums] != [(len(agents), ordered[0].round.num_queries)] * len(ordered):
+        raise ProtocolViolation("a tallier's sum comes without what the rows of its ballots sum to")
+    agreement, source = ordered[0].agreement, os_source()
+    nonces = [source.bytes(NONCE_BYTES) for _ in ordered]
+    commitments = [commitment(nonce, agreement=agreement, tallier=index) for index, nonce in enumerate(nonces)]
+    for index, (committed, nonce) in enumerate(zip(commitments, nonces, strict=True)):
+        check_commitment(committed, nonce, agreement=agreement, tallier=index)
+    factors = coefficients(nonces, agreement=agreement, num_queries=ordered[0].round.num_queries, field=terms.field)
+    return misshapen([combine(part, factors, terms.field) for part in sums], agents, terms.field)
+
+
+def _winner_release(answers: Sequence[Winner], round: Round, task: Task) -> Release:
+    labels = answers[0].labels
+    least = 0 if task.abstain_below is None else ABSTAINED
+    if labels.shape != (round.num_queries,) or labels.min() < least or labels.max() >= task.num_classes:
         raise ProtocolViolation("the winners that came back are not one class of the task per query")
-    return _release(task, aggregate_shares, winners.astype(np.int16), None)
-
-
-def _release(
-    task: Task,
-    aggregate_shares: Sequence[AggregateShare],
-    labels: NDArray[np.int16],
-    noisy_votes: NDArray[np.float64] | None,
-) -> Release:
     return Release(
-        kind=task.release,
+        kind="winner",
         labels=labels,
-        noisy_votes=noisy_votes,
-        contributors=aggregate_shares[0].contributors,
-        is_seeded=any(share.is_seeded for share in aggregate_shares),
+        noisy_votes=None,
+        contributors=answers[0].contributors,
+        is_seeded=any(answer.is_seeded for answer in answers),
     )
+
+
+def _check_equal(answers: Sequence[Winner]) -> None:
+    """Refuse answers that differ, and say whose."""
+    content = [(answer.contributors, answer.sharings_digest, answer.labels.tobytes()) for answer in answers]
+    if all(one == content[0] for one in content):
+        return
+    alone = [answer.tallier for answer, one in zip(answers, content, strict=True) if content.count(one) == 1]
+    who = f"tallier {alone[0]} answered differently from the others" if len(alone) == 1 else "no two talliers agree"
+    raise ProtocolViolation(
+        f"the talliers do not answer the same: {who}; the round is void. A tallier that follows the protocol cannot "
+        "differ: look at its version and its log, and submit the task again"
+    )
+
+
+def _terms(round: Round) -> WinnerTerms:
+    if round.terms is None:
+        raise WrongDigest("a round without terms of the winner has none")
+    return round.terms
 
 
 def _check_kind(task: Task, kind: ReleaseKind) -> None:
@@ -165,19 +262,27 @@ def _check_shares(aggregate_shares: Sequence[AggregateShare], task: Task) -> Agg
             raise ProtocolViolation("the talliers summed shares of different splits; nothing can be opened")
         if share.words.shape != (first.round.num_queries, first.round.num_classes):
             raise ProtocolViolation("a tallier's sum does not have the shape of the round")
-    if len(first.contributors) < task.quorum:
-        raise QuorumNotReached(f"{len(first.contributors)} agents were summed, the quorum is {task.quorum}")
-    if len(first.contributors) > task.agents:
-        raise ProtocolViolation(f"{len(first.contributors)} agents were summed, the task has {task.agents}")
+    _check_count(first.contributors, task)
     return first
+
+
+def _check_count(contributors: frozenset[str], task: Task) -> None:
+    if len(contributors) < task.quorum:
+        raise QuorumNotReached(f"{len(contributors)} agents were summed, the quorum is {task.quorum}")
+    if len(contributors) > task.agents:
+        raise ProtocolViolation(f"{len(contributors)} agents were summed, the task has {task.agents}")
 
 
 def _open_sum(shares: Sequence[NDArray[np.uint64]], largest: int) -> NDArray[np.int64]:
     sums = unshard(shares)
-    # A share that is damaged or of another split spreads the sum over all 64-bit words: seen here, almost surely.
-    if sums.min() < -largest or sums.max() > largest:
+    _check_range(sums, -largest, largest)
+    return sums
+
+
+def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
+    # A share that is damaged or of another split spreads the sum over all words: seen here, almost surely.
+    if sums.min() < lowest or sums.max() > highest:
         raise ProtocolViolation(
             "the opened sums lie beyond what contributions of this task can add up to, so a share was damaged or not "
             "made for this round; the round is void"
         )
-    return sums

@@ -58,6 +58,16 @@ def squared_sensitivity(task: Task, level: Level, queries: int) -> int | None:
     attained when all records share a class and their nearest queries. Without a public n there is
     no bound at all.
 
+    **Clipping (reverse-knn, winner).** An agent cuts every count at a public M (`Task.vote_clip`). Let b and b' be
+    ballots of neighbouring data sets and clip(x) = min(x, M). clip is increasing and 1-Lipschitz: for
+    x <= y, clip(y) - clip(x) lies between 0 and y - x. So cell by cell |clip(b) - clip(b')| <= |b - b'|, and
+    the sum of squares over all cells is at most what it was without clipping: the bounds above hold, at both
+    levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest_change`.
+
+    **Ballots and noise shared apart (knn and one-hot, winner).** Talliers add up S * ballots + noise from two
+    sharings. Any two of them hold uniform numbers, and the sum they compute on is the same random variable
+    as with one sharing, so the same bounds hold. The column of votes not cast is in no sum.
+
     Args:
         task: what is asked.
         level: whose presence is protected.

@@ -14,8 +14,13 @@ the same noise shares, so whoever saw both could subtract. A tallier therefore a
 refuses any other. It keeps this in memory; a process that may restart must keep it durably, before it
 answers, and goes on with `Tallier.resume`.
 
+In a winner round everything is added in the prime field of its terms (labeler.winner), so that talliers can
+compute on the sums. Where rows of ballots have a known total, ballots and noise come as two sharings: the
+tallier adds S * ballots + noise, and keeps what the rows of each agent sum to for the row check
+(labeler.wellformed), after which alone anything may be opened.
+
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
-cannot be inspected; the agent checks, see labeler.contribution).
+cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
 """
 
 from __future__ import annotations
@@ -24,10 +29,10 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +48,11 @@ from labeler.errors import (
     QuorumNotReached,
     WrongDigest,
 )
+from labeler.field import PrimeField
 from labeler.sharing import ShareVector
 from labeler.task import Task
+from labeler.wellformed import BallotShare, row_sums
+from labeler.winner import Winner, WinnerTerms
 
 MAX_TALLIERS = 3
 
@@ -61,6 +69,7 @@ class Round:
         num_queries: queries in the batch.
         num_classes: classes of the task.
         quorum: fewest contributors for which anything is opened.
+        terms: how talliers find the winners; None where the histogram is opened.
 
     Raises:
         InvalidSetting: a digest is no SHA-256 in hexadecimal, or a number is below 1.
@@ -71,6 +80,7 @@ class Round:
     num_queries: int
     num_classes: int
     quorum: int
+    terms: WinnerTerms | None = None
 
     def __post_init__(self) -> None:
         for name in ("task_digest", "batch_digest"):
@@ -83,30 +93,35 @@ class Round:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all fields, in hexadecimal."""
-        fields = [self.task_digest, self.batch_digest, self.num_queries, self.num_classes, self.quorum]
-        return hashlib.sha256(b"labeler-round/1\n" + json.dumps(fields).encode()).hexdigest()
+        fields: list[Any] = [
+            self.task_digest, self.batch_digest, self.num_queries, self.num_classes, self.quorum,
+        ]  # fmt: skip
+        if self.terms is not None:
+            fields.append(asdict(self.terms))
+        return hashlib.sha256(b"labeler-round/1\n" + json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def round_of(task: Task, batch: QueryBatch) -> Round:
     """The round in which a task's batch is answered."""
-    return Round(task.digest, batch.digest, len(batch), task.num_classes, task.quorum)
+    return Round(task.digest, batch.digest, len(batch), task.num_classes, task.quorum, task.winner_terms)
 
 
 @dataclass(frozen=True, eq=False)
 class InputShare:
-    """One agent's message to one tallier: its share of ballots plus noise.
+    """One agent's message to one tallier: its share of ballots plus noise, or of ballots and of noise.
 
     Attributes:
         agent_id: who contributes.
         tallier: index of the tallier it is for, from 0.
         round_digest: the round it belongs to.
-        share: the secret share, shape (num_queries, num_classes).
+        share: the secret share, shape (num_queries, num_classes); of both apart where the round's terms have a
+            row total.
     """
 
     agent_id: str
     tallier: int
     round_digest: str
-    share: ShareVector
+    share: ShareVector | BallotShare
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.agent_id) <= 200:
@@ -123,8 +138,11 @@ class AggregateShare:
         contributors: the agents summed.
         sharings_digest: SHA-256 over (agent, sharing_id) of the contributors; equal at all talliers, or
             shares of different splits were summed.
-        words: uint64, shape (num_queries, num_classes), read-only.
+        words: uint64, shape (num_queries, num_classes), read-only; residues in a winner round.
         is_seeded: True where any contributor's noise or masks came from a known seed.
+        row_sums: of each contributor (sorted) what the rows of its ballots sum to at this tallier, uint64
+            residues, shape (contributors, num_queries), read-only; tallier 0 has subtracted the row total, so
+            that those of all talliers add up to zero. None where rows are not checked.
     """
 
     tallier: int
@@ -133,6 +151,27 @@ class AggregateShare:
     sharings_digest: str
     words: NDArray[np.uint64]
     is_seeded: bool
+    row_sums: NDArray[np.uint64] | None = None
+
+    @cached_property
+    def agreement(self) -> str:
+        """SHA-256 over round, contributors and their sharings, in hexadecimal: what talliers compare before a winner.
+
+        The round's digest covers task, batch and terms, so equal agreements mean shares of one sum and one rule.
+        """
+        content = [self.round.digest, sorted(self.contributors), self.sharings_digest]
+        return hashlib.sha256(b"labeler-agreement/1\n" + json.dumps(content).encode()).hexdigest()
+
+    def winner(self, labels: NDArray[np.int16]) -> Winner:
+        """This tallier's answer, once the talliers have opened the labels of this sum."""
+        return Winner(
+            tallier=self.tallier,
+            round_digest=self.round.digest,
+            contributors=self.contributors,
+            sharings_digest=self.sharings_digest,
+            labels=labels,
+            is_seeded=self.is_seeded,
+        )
 
     def __repr__(self) -> str:
         return f"AggregateShare(tallier={self.tallier}, contributors={len(self.contributors)}, <redacted>)"
@@ -167,7 +206,7 @@ class Tallier:
             raise InvalidSetting(f"the index of a tallier must lie between 0 and {MAX_TALLIERS - 1}, found {index}")
         self._index = index
         self._round = round
-        self._shares: dict[str, ShareVector] = {}
+        self._shares: dict[str, ShareVector | BallotShare] = {}
         self._sharing_ids: dict[str, bytes] = {}
         self._fingerprints: dict[str, bytes] = {}
         self._excluded: set[str] = set()
@@ -179,7 +218,7 @@ class Tallier:
         index: int,
         round: Round,
         *,
-        shares: Mapping[str, ShareVector],
+        shares: Mapping[str, ShareVector | BallotShare],
         excluded: Collection[str],
         aggregate: AggregateShare | None,
         sharing_ids: Mapping[str, bytes] | None,
@@ -204,7 +243,7 @@ class Tallier:
         tallier = cls(index, round)
         tallier._excluded = set(excluded)
         held = {agent: share for agent, share in shares.items() if agent not in tallier._excluded}
-        if any(share.shape != (round.num_queries, round.num_classes) for share in held.values()):
+        if any(_misfit(share, round) for share in held.values()):
             raise BadData("a share that a tallier kept does not have the shape of its round")
         tallier._fingerprints = _merge({agent: share.fingerprint() for agent, share in held.items()}, fingerprints)
         known_ids = _merge({agent: share.sharing_id for agent, share in held.items()}, sharing_ids)
@@ -268,9 +307,9 @@ class Tallier:
             raise ProtocolViolation(
                 f"a share of agent {agent!r} for tallier {input_share.tallier} reached tallier {self._index}"
             )
-        expected = (self._round.num_queries, self._round.num_classes)
-        if share.shape != expected:
-            raise ProtocolViolation(f"a share of agent {agent!r} has shape {share.shape}, the round's is {expected}")
+        misfit = _misfit(share, self._round)
+        if misfit:
+            raise ProtocolViolation(f"a share of agent {agent!r} {misfit}")
         fingerprint = share.fingerprint()
         known = self._fingerprints.get(agent)
         if agent in self._excluded or (known is not None and known != fingerprint):
@@ -322,22 +361,46 @@ class Tallier:
                 f"tallier {self._index} holds no share of {len(missing)} of the {len(wanted)} agents to sum, "
                 f"among them {min(missing)!r}; agree on the contributors again"
             )
-        total = np.zeros((self._round.num_queries, self._round.num_classes), dtype=np.uint64)
-        for agent in wanted:
-            total += self._shares[agent].expand()
-        total.setflags(write=False)
+        words, rows = self._add(sorted(wanted))
         self._aggregate = AggregateShare(
             tallier=self._index,
             round=self._round,
             contributors=wanted,
             sharings_digest=_sharings_digest({agent: self._sharing_ids[agent] for agent in wanted}),
-            words=total,
+            words=words,
             is_seeded=any(self._shares[agent].is_seeded for agent in wanted),
+            row_sums=rows,
         )
         # Single shares have served; agreeing again, after a crash elsewhere, must find the set that was summed.
         self._shares.clear()
         self._sharing_ids = {agent: self._sharing_ids[agent] for agent in sorted(wanted)}
         return self._aggregate
+
+    def _add(self, agents: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64] | None]:
+        """The sum of these agents' shares, and what their rows sum to where that is checked; both read-only."""
+        terms = self._round.terms
+        field = None if terms is None else terms.field
+        total = np.zeros((self._round.num_queries, self._round.num_classes), dtype=np.uint64)
+        votes, rows = total.copy(), []
+        for agent in agents:
+            share = self._shares[agent]
+            if isinstance(share, BallotShare) and field is not None:
+                ballots = share.ballots.expand()
+                votes = field.add(votes, ballots[:, :-1])
+                rows.append(row_sums(ballots, field))
+                total = field.add(total, share.noise.expand())
+            elif isinstance(share, ShareVector):
+                total = _sum(total, share.expand(), field)
+        if terms is None or terms.row_total is None:
+            total.setflags(write=False)
+            return total, None
+        total = terms.field.add(total, terms.field.times(votes, terms.scale))
+        sums = np.stack(rows)
+        if self._index == 0:
+            sums = terms.field.subtract(sums, np.full_like(sums, terms.row_total))
+        for array in (total, sums):
+            array.setflags(write=False)
+        return total, sums
 
     def __repr__(self) -> str:
         return f"Tallier(index={self._index}, round={self._round.digest[:12]!r}, agents={len(self._sharing_ids)})"
@@ -367,6 +430,22 @@ def agree_on_contributors(talliers: Sequence[ShareHolder]) -> frozenset[str]:
         common &= set(tallier.holdings.items())
     _check_quorum(len(common), first.round)
     return frozenset(agent for agent, _ in common)
+
+
+def _misfit(share: ShareVector | BallotShare, round: Round) -> str:
+    """Why a share cannot be one of this round; empty where it can."""
+    terms, expected = round.terms, (round.num_queries, round.num_classes)
+    if share.shape != expected:
+        return f"has shape {share.shape}, the round's is {expected}"
+    if share.field != (None if terms is None else terms.field):
+        return "is not shared where the round adds up: modulo 2^64 for a histogram, in a prime field for the winner"
+    if isinstance(share, BallotShare) != (terms is not None and terms.row_total is not None):
+        return "must hold ballots and noise apart where the round checks rows, and together where it does not"
+    return ""
+
+
+def _sum(one: NDArray[np.uint64], other: NDArray[np.uint64], field: PrimeField | None) -> NDArray[np.uint64]:
+    return one + other if field is None else field.add(one, other)
 
 
 def _check_quorum(count: int, round: Round) -> None:

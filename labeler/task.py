@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidTask, UnsafeGrid
+from labeler.field import MAX_COMPARISON_BITS
+from labeler.winner import WinnerTerms
 
 Method = Literal["knn", "reverse-knn", "one-hot"]
 ReleaseKind = Literal["histogram", "winner"]
@@ -37,11 +39,24 @@ LEAST_SIGMA_VOTES = 1e-6
 MAX_GRID_SUM = 2**62
 """Sums stay below this, so that addition modulo 2^64 never wraps (the noise is truncated far below it)."""
 
-_NOISE_REACH = 14.0
-"""No noise sample is further from zero than this many standard deviations (see labeler.noise)."""
+NOISE_TAIL_CUT = 12.5
+"""Noise samples are cut off this many standard deviations from zero (see labeler.noise)."""
+
+MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
+"""Between the smallest and the largest noisy sum of a winner task, in grid units: what fits into a field of 64 bits."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("only printable characters: no line break, no tab and no other control character")
+    return text
+
+
+Printable = Annotated[str, AfterValidator(_check_printable)]
+"""A text that people read in terminals and logs, where a control character could rewrite what stands around it."""
 
 
 class Task(BaseModel):
@@ -63,7 +78,8 @@ class Task(BaseModel):
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
-        talliers: how many parties hold one secret share of each ballot.
+        abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
+        talliers: how many parties hold one secret share of each ballot; the winner needs 3.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
         backbone_fingerprint: the backbone that made every feature, private and public.
         nonce: makes two otherwise equal tasks different, so that each draws its own noise.
@@ -71,8 +87,8 @@ class Task(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, hide_input_in_errors=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)]
+    name: Annotated[Printable, Field(min_length=1, max_length=200)]
+    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=32_000)]
     method: Method = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
@@ -83,10 +99,11 @@ class Task(BaseModel):
     colluding_agents: Annotated[int, Field(ge=0)] = 0
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
     grid_scale: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    backbone_fingerprint: str = ""
-    nonce: str = ""
+    backbone_fingerprint: Printable = ""
+    nonce: Printable = ""
 
     @model_validator(mode="after")
     def _check(self) -> Task:
@@ -100,6 +117,16 @@ class Task(BaseModel):
             raise ValueError(f"k must be 1 for one-hot ballots, found {self.k}")
         if self.max_agent_records is not None and self.method != "reverse-knn":
             raise ValueError("max_agent_records only means something for method reverse-knn")
+        if self.release == "winner" and self.talliers != 3:
+            raise ValueError(
+                "talliers must be 3 for release winner: of two, one dishonest tallier is no minority, so that nothing "
+                "they compute together stays hidden from it. Use 3 talliers, or release the histogram"
+            )
+        if self.abstain_below is not None and self.release != "winner":
+            raise ValueError(
+                "abstain_below only means something for release winner: whoever has the histogram sees its best "
+                "noisy count, and can leave a query unanswered without asking for it here"
+            )
         if self.noise_contributors < 1:
             raise ValueError(
                 f"too few agents for the collusion stated: {self.agents} agents less {self.colluding_agents} colluding "
@@ -135,7 +162,7 @@ class Task(BaseModel):
                 could leave the range in which addition modulo 2^64 is ordinary addition.
         """
         per_share = self.sigma_votes / math.sqrt(self.noise_contributors)
-        scale = self.grid_scale or max(1, math.ceil(DEFAULT_SHARE_SIGMA_GRID / per_share))
+        scale = self.grid_scale or self._default_scale(per_share)
         if per_share * scale < MIN_SHARE_SIGMA_GRID:
             raise UnsafeGrid(
                 f"grid_scale {scale} gives a noise share a standard deviation of {per_share * scale:.3g} grid units; "
@@ -147,16 +174,90 @@ class Task(BaseModel):
                 f"with grid_scale {scale} a noise share has a standard deviation of {per_share * scale:.3g} grid "
                 f"units; the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or lower it."
             )
+        if self.release == "winner":
+            self._check_winner_fits(scale, per_share)
+            return scale
         most_votes = self.k if self.method == "knn" else 1
         if self.method == "reverse-knn":
             most_votes = self.max_agent_records or 2**40
-        largest = self.agents * (most_votes * scale + _NOISE_REACH * per_share * scale)
+        largest = self.agents * (most_votes * scale + _reach(per_share * scale))
         if largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a sum could reach {largest:.3g} grid units; the limit is {MAX_GRID_SUM:.3g}. "
                 "Use a smaller grid_scale, sigma_votes, k or max_agent_records."
             )
         return scale
+
+    def _default_scale(self, per_share: float) -> int:
+        """The scale that gives a noise share 1600 grid units, or the largest with which a winner's sums still fit."""
+        scale = max(1, math.ceil(DEFAULT_SHARE_SIGMA_GRID / per_share))
+        if self.release == "histogram":
+            return scale
+        room = MAX_WINNER_WIDTH // self.agents
+        if self.method == "reverse-knn":
+            # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
+            largest = min(_largest_scale(room // 2, 0, per_share), _largest_scale(room, 1, per_share))
+        else:
+            largest = _largest_scale(room, self.k, per_share)
+        least = math.ceil(MIN_SHARE_SIGMA_GRID / per_share)
+        # Division and multiplication round apart: the product must reach the minimum too.
+        if per_share * least < MIN_SHARE_SIGMA_GRID:
+            least += 1
+        return max(min(scale, largest), least)
+
+    def _check_winner_fits(self, scale: int, per_share: float) -> None:
+        # Counts of reverse-knn are clipped at what fits; at one vote at the least.
+        is_clipped = self.method == "reverse-knn"
+        votes = 1 if is_clipped else self.k
+        width = self.agents * (votes * scale + 2 * _reach(per_share * scale))
+        if width > MAX_WINNER_WIDTH:
+            # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
+            changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
+            changes += ([] if is_clipped else ["a smaller k"]) + (["no grid_scale"] if self.grid_scale else [])
+            raise UnsafeGrid(
+                f"with grid_scale {scale}, noisy sums over {self.agents} agents of up to {votes} votes each"
+                + (" (no count can be clipped lower)" if is_clipped else "")
+                + f" lie up to {width} grid units apart; the winner can be computed securely up to {MAX_WINNER_WIDTH}. "
+                f"Use {', '.join(changes)}, or release the histogram."
+            )
+
+    @property
+    def noise_reach(self) -> int:
+        """The largest magnitude of one agent's noise on one count, in grid units."""
+        return _reach(self.share_sigma_grid)
+
+    @cached_property
+    def vote_clip(self) -> int | None:
+        """Where an agent clips each count of its ballots, in votes; None where counts are bounded anyway.
+
+        With reverse-knn an agent may cast any number of votes for one class at one query, and a sum of such
+        counts fits no field. So for the winner each count is cut at the largest number with which every sum
+        fits. It follows from the task alone and is the same for every agent. Cutting costs no privacy
+        (labeler.sensitivity), but accuracy where it is reached: two classes that both have more votes of one
+        agent get equally many of it.
+        """
+        if self.release != "winner" or self.method != "reverse-knn":
+            return None
+        fits = (MAX_WINNER_WIDTH // self.agents - 2 * self.noise_reach) // self.scale
+        return fits if self.max_agent_records is None else min(fits, self.max_agent_records)
+
+    @cached_property
+    def winner_terms(self) -> WinnerTerms | None:
+        """What talliers need to find the winners; None where the histogram is released.
+
+        The range holds for every sum: of at most all N agents, each with 0 to M votes in a cell, M = k or
+        `vote_clip`, and noise within its reach, whoever drops out.
+        """
+        if self.release != "winner":
+            return None
+        most_votes = self.vote_clip or self.k
+        return WinnerTerms(
+            scale=self.scale,
+            lowest=-self.agents * self.noise_reach,
+            highest=self.agents * (most_votes * self.scale + self.noise_reach),
+            row_total=None if self.method == "reverse-knn" else self.k,
+            threshold=None if self.abstain_below is None else self.abstain_below * self.scale,
+        )
 
     @property
     def share_sigma_grid(self) -> float:
@@ -170,11 +271,35 @@ class Task(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of every field, in hexadecimal."""
-        canonical = json.dumps(
-            self.model_dump(mode="json") | {"scale": self.scale}, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
+        """SHA-256 over the canonical JSON of every field, in hexadecimal.
+
+        A field that came later, `abstain_below`, counts only where it is given: tasks without it keep their digest.
+        """
+        fields = self.model_dump(mode="json") | {"scale": self.scale}
+        if self.abstain_below is None:
+            del fields["abstain_below"]
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(b"labeler-task/1\n" + canonical.encode()).hexdigest()
+
+
+def _largest_scale(room: int, votes: int, per_share: float) -> int:
+    """The largest scale, at least 1, at which so many votes and the reach of the noise to both sides fit into a room.
+
+    Args:
+        room: grid units.
+        votes: of one agent in a cell.
+        per_share: standard deviation of a noise share, votes.
+    """
+    # What fits but for rounding, and the few steps that rounding makes of it.
+    scale = math.floor(room / (votes + 2 * NOISE_TAIL_CUT * per_share)) + 1
+    while scale > 1 and votes * scale + 2 * _reach(per_share * scale) > room:
+        scale -= 1
+    return scale
+
+
+def _reach(sigma_grid: float) -> int:
+    """No noise sample is further from zero (labeler.noise.DiscreteGaussian.reach)."""
+    return math.ceil(NOISE_TAIL_CUT * sigma_grid)
 
 
 def parse_task(fields: object) -> Task:

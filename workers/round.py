@@ -1,6 +1,7 @@
 """One labelling round among agents and talliers that live in this process.
 
-The steps are those of ARCHITECTURE.md. Agents and talliers meet only through input shares: nothing
+The steps are those of ARCHITECTURE.md, in the winner's prime field and with its row check where the winner is
+released. Agents and talliers meet only through input shares: nothing
 here reads a ballot. The charge is posted before anything is opened, so that a crash can waste budget
 but never release what was not paid for.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from labeler.batch import QueryBatch
-from labeler.release import Release, open_histogram, open_winner
+from labeler.release import Release, WinnerEngine, open_histogram, open_winner
 from labeler.tally import Tallier, agree_on_contributors, round_of
 from labeler.task import Task
 from workers.agent import Agent
@@ -23,6 +24,7 @@ def run_round(
     agents: Sequence[Agent],
     *,
     post_charge: Callable[[frozenset[str]], object],
+    winner_engine: WinnerEngine | None = None,
     progress: ProgressCallback = silent,
 ) -> Release:
     """Ask every agent, add up at the talliers, open what the task releases.
@@ -33,11 +35,13 @@ def run_round(
         agents: those that take part.
         post_charge: makes the charge for this round and these contributors durable, and refuses a round it knows
             with other contributors; called after the talliers agreed and before they open.
+        winner_engine: how the talliers find the winner of each query; None adds the sums up in this process.
         progress: told how many agents have answered.
 
     Raises:
         QuorumNotReached: too few agents; nothing was opened.
         BudgetExceeded: an agent refused.
+        ProtocolViolation: ballots do not sum to what the task allows; nothing was opened, and the charge stands.
     """
     talliers = [Tallier(index, round_of(task, batch)) for index in range(task.talliers)]
     for count, agent in enumerate(agents, start=1):
@@ -47,4 +51,6 @@ def run_round(
     contributors = agree_on_contributors(talliers)
     post_charge(contributors)
     sums = [tallier.aggregate_share(contributors) for tallier in talliers]
-    return open_histogram(sums, task) if task.release == "histogram" else open_winner(sums, task)
+    if task.release == "histogram":
+        return open_histogram(sums, task)
+    return open_winner(sums, task, engine=winner_engine)

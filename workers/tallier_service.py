@@ -2,11 +2,12 @@
 
     open-round    whose shares it may take, until when                           -> holdings
     input-share   signed by an agent of the round, sealed to this tallier        -> stored, then holdings
-    sum           signed by the coordinator: these agents, and no others ever    -> stored, then the sum, sealed
+    sum           signed by the coordinator: these agents, and no others ever    -> stored, then the sum, sealed;
+                  in a winner round the sum stays here, and the winners are found with the two other talliers
 
-Everything is durable before it is said. After the sum single shares are deleted, and of a round that expired
-without one they are deleted too. It answers for one set of agents per round for ever, whoever asks and
-whatever dies: two sums over different agents would differ by single ballots.
+Everything is durable before it is said. After the sum single shares are deleted from every file of the journal, and
+of a round that expired without one they are deleted too. It answers for one set of agents per round for ever, whoever
+asks and whatever dies: two sums over different agents would differ by single ballots.
 """
 
 from __future__ import annotations
@@ -20,11 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from feature_store.faults import fault_point
-from feature_store.journal.charges import Charge
-from feature_store.journal.database import Database, open_database
+from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys
 from labeler.bodies import (
     OpenRound,
@@ -34,6 +33,7 @@ from labeler.bodies import (
     holdings_to_bytes,
     share_from_bytes,
     share_to_bytes,
+    winner_to_bytes,
 )
 from labeler.errors import (
     DuplicateAgent,
@@ -46,24 +46,40 @@ from labeler.errors import (
     QuorumNotReached,
     Replayed,
     TooLarge,
+    Unavailable,
     WrongDigest,
 )
-from labeler.messages import COORDINATOR, Message
+from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
 from labeler.tally import InputShare, Tallier
+from labeler.winner import Winner
 from workers.party import Draft, PartyLink, converse
 from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, TallierConfig, read_tallier_config
+from workers.tallier_journal import TallierJournal
+from workers.tallier_peers import read_group
+from workers.tallier_winner import WinnerDesk, refusal_of
+from workers.winner.child import MpycEngine
+from workers.winner.engine import WinnerEngine
 
 log = logging.getLogger("labeler.tallier")
 
-SUMS = "rounds-summed"
-"""The account in a tallier's ledger that counts sums."""
+MAX_OPEN_ROUNDS = 10_000
+MAX_OPEN_BYTES = 64 * 2**30
+"""Of single shares that the rounds which are open here could come to, were every agent to send the largest."""
+
+COMPUTING_POLL_S = 0.5
+"""How often a tallier looks for mail while it computes winners: it waits for those, not at the coordinator's door."""
 
 SUM_KEPT_S = 7 * 86_400.0
 """How long a sum is kept after its round expired, for a coordinator that lost it on the way."""
 
 
 def run_tallier(
-    home: Path, *, stop: threading.Event, clock: Callable[[], datetime] | None = None, wait_s: float = 20.0
+    home: Path,
+    *,
+    stop: threading.Event,
+    clock: Callable[[], datetime] | None = None,
+    wait_s: float = 20.0,
+    engine: WinnerEngine | None = None,
 ) -> None:
     """Serve as a tallier until told to stop.
 
@@ -72,6 +88,7 @@ def run_tallier(
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.
+        engine: finds winners with the two other talliers; MPyC where absent.
 
     Raises:
         LabelerError: the home or the journal cannot be used.
@@ -83,22 +100,26 @@ def run_tallier(
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
         ledger.verify()
+        keys = PartyKeys.load(home / KEYS_FILE)
+        group = read_group(home, own_verify_key=keys.public.verify_key)
+        desk = WinnerDesk(group, keys, engine=engine or MpycEngine())
+        owned.callback(desk.close)
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.tallier_id,
-            keys=PartyKeys.load(home / KEYS_FILE),
+            keys=keys,
             coordinator_key=config.coordinator_verify_key,
             database=database,
             sequences=Sequences(database),
             journal_head=ledger.head,
             seen=home / SEEN_FILE,
-            facts=dict,
+            facts=lambda: desk.facts,
             stop=stop,
             ca_file=config.ca_file,
             wait_s=wait_s,
         )
         owned.callback(link.close)
-        bench = _Bench(link, _Journal(database, ledger), config, clock)
+        bench = _Bench(link, TallierJournal(database, ledger), config, clock, desk)
         log.info("tallier ready", extra={"tallier": config.tallier_id})
         converse(link, bench.handle, stop)
     log.info("tallier stopped", extra={"tallier": config.tallier_id})
@@ -113,46 +134,34 @@ class _Open:
     is_summed: bool
 
 
-class _Journal:
-    """A tallier's memory, with an entry in the ledger's chain for every sum.
-
-    A journal that was replaced by an older copy would have forgotten which rounds were summed, and would sum them over
-    other agents. The chain has a file that remembers its end, and the coordinator is told of it at every poll, so such
-    a copy is found out. The entries are a count of rounds, not a price.
-    """
-
-    def __init__(self, database: Database, ledger: Ledger) -> None:
-        self.memory = TallierMemory(database)
-        self._database = database
-        self._ledger = ledger
-        ledger.open_account(SUMS, "agent", None)
-
-    def fix(self, round_digest: str, contributors: Sequence[str], aggregate: bytes) -> None:
-        with self._database.write() as connection:
-            self.memory.fix(round_digest, contributors, aggregate, connection=connection)
-            self._ledger.reserve(round_digest, [Charge(SUMS, "agent", 1)], connection=connection)
-            self._ledger.post(round_digest, connection=connection)
-
-
 class _Bench:
     """Handles what a poll brought."""
 
     def __init__(
-        self, link: PartyLink, journal: _Journal, config: TallierConfig, clock: Callable[[], datetime]
+        self,
+        link: PartyLink,
+        journal: TallierJournal,
+        config: TallierConfig,
+        clock: Callable[[], datetime],
+        desk: WinnerDesk,
     ) -> None:
         self._link = link
         self._journal = journal
         self._memory = journal.memory
         self._config = config
         self._clock = clock
+        self._desk = desk
+        self._wait_s = link.wait_s
         self._rounds: dict[str, _Open] | None = None
 
     def handle(self, mail: Sequence[Message]) -> None:
-        """Take every message, then send the sums asked for, then say what is held of the rounds they touched."""
+        """Take every message, then send the sums asked for, then say what is held of the rounds they touched, then see
+        to the winners that are being computed."""
         try:
             rounds = self._known_rounds()
             self._expire(rounds)
             self._take_all(mail, rounds)
+            self._tend_winners()
         except LabelerError:
             # What is in memory may be ahead of the journal; only the journal counts.
             self._rounds = None
@@ -176,13 +185,22 @@ class _Bench:
                 if isinstance(error, Forged):
                     continue
             touched[digest] = None
+        winners: list[_Open] = []
         for digest, data in sums.items():
             fault_point("tallier.summed")
-            self._post(self._draft(rounds[digest].opening, "aggregate-share", data), "sum sent")
+            if rounds[digest].opening.round.terms is None:
+                self._post(self._draft(rounds[digest].opening, "aggregate-share", data), "sum sent")
+            else:
+                winners.append(rounds[digest])
+        if winners:
+            # Asked for several, the last one counts: the coordinator gives one round at a time its turn.
+            self._begin_winners(winners[-1])
         for digest in touched:
             if digest in rounds:
                 self._report(rounds[digest])
         self._link.taken(opened)
+        if sums:
+            self._journal.forget_log()
 
     def _take(self, message: Message, rounds: dict[str, _Open], opened: list[Message], sums: dict[str, bytes]) -> None:
         header = message.header
@@ -222,13 +240,33 @@ class _Bench:
             raise WrongDigest("an open-round names another task or round than it holds")
         if opening.expires_at < self._clock().timestamp():
             raise ProtocolViolation("the round has expired")
+        self._check_agents(opening)
+        if header.round_digest not in rounds:
+            _check_room(opening, [known.opening for known in rounds.values() if not known.is_summed])
         self._memory.open_round(opening)
         if header.round_digest not in rounds:
             rounds[header.round_digest] = self._load(opening)
 
+    def _check_agents(self, opening: OpenRound) -> None:
+        """Only agents that this tallier's own site knows add noise that anybody can count on.
+
+        Raises:
+            PrivacyRefusal: the round names another, or another key of one.
+        """
+        known = self._config.agents
+        if known is None:
+            return
+        for agent, key in sorted(opening.participants.items()):
+            if known.get(agent) != key:
+                raise PrivacyRefusal(
+                    f"[agents] of tallier.toml names {len(known)} agents and their keys, and the round names "
+                    f"{agent!r} with the key {key[:16]}, which is none of them; an agent unknown here may add "
+                    "no noise. Compare its key over the phone, add it, and restart this tallier"
+                )
+
     def _store(self, message: Message, body: bytes, known: _Open) -> None:
         round, agent = known.opening.round, message.header.sender
-        share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes)
+        share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes, terms=round.terms)
         fault_point("tallier.received")
         try:
             known.tallier.receive(InputShare(agent, known.opening.tallier, message.header.round_digest, share))
@@ -242,6 +280,7 @@ class _Bench:
 
     def _sum(self, body: bytes, known: _Open) -> bytes:
         """This tallier's sum, durable before it is sent."""
+        self._check_agents(known.opening)
         request = SumRequest.decode(body)
         aggregate = known.tallier.aggregate_share(request.contributors)
         data = aggregate_to_bytes(aggregate)
@@ -255,15 +294,39 @@ class _Bench:
         self._post(self._draft(known.opening, "holdings", body), "holdings sent")
         fault_point("tallier.reported")
 
-    def _draft(self, opening: OpenRound, kind: str, body: bytes) -> Draft:
-        is_sum = kind == "aggregate-share"
+    def _begin_winners(self, known: _Open) -> None:
+        opening = known.opening
+        try:
+            if self._desk.begin(opening, known.tallier.aggregate_share(known.tallier.contributors)):
+                log.info("winners being computed", extra={"round_digest": opening.round.digest})
+        except (Unavailable, ProtocolViolation) as error:
+            log.warning("winners cannot be computed", extra={"round_digest": opening.round.digest} | _said(error))
+            self._post(self._draft(opening, "refused", refusal_of(error).encode()), "refusal sent")
+
+    def _tend_winners(self) -> None:
+        """Send what was computed; wait for what is being computed, and then not for mail as well."""
+        self._desk.wait(COMPUTING_POLL_S)
+        outcome = self._desk.take()
+        if outcome is not None:
+            about = {"round_digest": outcome.opening.round.digest}
+            if isinstance(outcome.answer, Winner):
+                fault_point("tallier.computed")
+                body = winner_to_bytes(outcome.answer)
+                self._post(self._draft(outcome.opening, "winner", body), "winners sent")
+            else:
+                told = {"problem": outcome.answer.reason, "sentence": outcome.answer.sentence}
+                log.warning("winners could not be computed", extra=about | told)
+                self._post(self._draft(outcome.opening, "refused", outcome.answer.encode()), "refusal sent")
+        self._link.wait_s = 0.0 if self._desk.is_busy else self._wait_s
+
+    def _draft(self, opening: OpenRound, kind: Kind, body: bytes) -> Draft:
         return Draft(
-            "aggregate-share" if is_sum else "holdings",
+            kind,
             COORDINATOR,
             body,
             task_digest=opening.round.task_digest,
             round_digest=opening.round.digest,
-            seal_to=self._config.coordinator_seal_key if is_sum else None,
+            seal_to=self._config.coordinator_seal_key if kind in SEALED_KINDS else None,
         )
 
     def _post(self, draft: Draft, what: str) -> None:
@@ -293,14 +356,15 @@ class _Bench:
             opening.tallier,
             round,
             shares={
-                agent: share_from_bytes(share.data, max_entries=entries)
+                agent: share_from_bytes(share.data, max_entries=entries, terms=round.terms)
                 for agent, share in kept.shares.items()
                 if share.data is not None
             },
             excluded=kept.excluded,
             aggregate=aggregate,
             sharing_ids={agent: share.sharing_id for agent, share in kept.shares.items()},
-            fingerprints={agent: share.fingerprint for agent, share in kept.shares.items()},
+            # Of every share ever taken, also of those that were not summed: a retry of one is no other share.
+            fingerprints=kept.fingerprints,
         )
         return _Open(opening, tallier, is_summed=aggregate is not None)
 
@@ -311,7 +375,35 @@ class _Bench:
             if now > known.opening.expires_at + (SUM_KEPT_S if known.is_summed else 0.0):
                 self._memory.forget(digest)
                 del rounds[digest]
+                self._journal.forget_log()
                 log.info("round expired", extra={"round_digest": digest, "summed": known.is_summed})
+
+
+def _check_room(opening: OpenRound, others: Sequence[OpenRound]) -> None:
+    """No coordinator can fill this tallier's disk: it is asked again later, when rounds were summed or have expired.
+
+    Raises:
+        TooLarge: too many rounds are open, or their shares could come to too many bytes.
+    """
+    if len(others) >= MAX_OPEN_ROUNDS:
+        raise TooLarge(
+            f"{len(others)} rounds are open at this tallier and were not summed, at most {MAX_OPEN_ROUNDS} may be; the "
+            "coordinator asks again once some were summed or have expired"
+        )
+    wanted, held = _most_bytes(opening), sum(map(_most_bytes, others))
+    if held + wanted > MAX_OPEN_BYTES:
+        raise TooLarge(
+            f"the shares of a round could come to {wanted} bytes and those of {len(others)} open rounds to {held}, at "
+            f"most {MAX_OPEN_BYTES} are kept at this tallier; ask fewer queries at a time, or wait until rounds were "
+            "summed or have expired"
+        )
+
+
+def _most_bytes(opening: OpenRound) -> int:
+    round = opening.round
+    # Where rows are checked, ballots with a column for votes not cast come beside the noise.
+    columns = 2 * round.num_classes + 1 if round.terms is not None and round.terms.row_total else round.num_classes
+    return 8 * round.num_queries * columns * len(opening.participants)
 
 
 def _said(error: LabelerError) -> dict[str, str]:

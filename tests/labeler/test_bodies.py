@@ -32,6 +32,8 @@ from labeler.bodies import (
     holdings_to_bytes,
     share_from_bytes,
     share_to_bytes,
+    winner_from_bytes,
+    winner_to_bytes,
 )
 from labeler.body_format import MAX_JSON_BYTES
 from labeler.errors import (
@@ -47,6 +49,8 @@ from labeler.randomness import seeded_source
 from labeler.sharing import ShareVector, split, unshard
 from labeler.tally import AggregateShare
 from labeler.task import parse_task
+from labeler.wellformed import BallotShare, split_ballots
+from labeler.winner import Winner
 
 TASK = parse_task(
     {
@@ -78,6 +82,31 @@ OPEN = OpenRound(ROUND, 1, {"agent-1": "1a" * 32, "agent-2": "2a" * 32}, 1.8e9)
 SUM = SumRequest(("agent-1", "agent-2"), 5, "d" * 64)
 MAIL = Mail("1790000000000-3", 7, "a" * 64)
 REFUSAL = Refusal("budget-exceeded", "The price is higher than what is left.", True)
+WINNER_TASK = TASK.model_copy(update={"release": "winner", "abstain_below": 2})
+REVERSE_TASK = TASK.model_copy(update={"release": "winner", "method": "reverse-knn", "max_agent_records": 9})
+WINNER_ROUND = replace(ROUND, terms=WINNER_TASK.winner_terms)
+REVERSE_ROUND = replace(ROUND, terms=REVERSE_TASK.winner_terms)
+assert WINNER_ROUND.terms is not None
+assert REVERSE_ROUND.terms is not None
+FIELD = WINNER_ROUND.terms.field
+PAIRS = split_ballots(
+    np.eye(5, 3, dtype=np.int64),
+    np.arange(-7, 8, dtype=np.int64).reshape(5, 3),
+    row_total=5,
+    num_talliers=3,
+    source=seeded_source(2),
+    field=FIELD,
+)
+FIELD_SHARES = split(
+    np.arange(15, dtype=np.int64).reshape(5, 3),
+    num_talliers=3,
+    source=seeded_source(3),
+    field=REVERSE_ROUND.terms.field,
+)
+WINNER_AGGREGATE = replace(
+    AGGREGATE, round=WINNER_ROUND, words=PAIRS[2].noise.expand(), row_sums=PAIRS[2].ballots.expand()[:, :2].T.copy()
+)
+WINNER = Winner(1, WINNER_ROUND.digest, AGGREGATE.contributors, "c" * 64, np.array([0, -1, 2, 1, 0], np.int16), True)
 
 Decode = Callable[[bytes], object]
 BODIES: dict[str, tuple[bytes, Decode]] = {
@@ -91,6 +120,21 @@ BODIES: dict[str, tuple[bytes, Decode]] = {
     "word share": (share_to_bytes(SHARES[2]), lambda data: share_from_bytes(data, max_entries=15)),
     "holdings": (holdings_to_bytes({"agent-1": bytes(16)}), holdings_from_bytes),
     "aggregate-share": (aggregate_to_bytes(AGGREGATE), aggregate_from_bytes),
+    "ballot seed share": (
+        share_to_bytes(PAIRS[0]),
+        lambda data: share_from_bytes(data, max_entries=15, terms=WINNER_ROUND.terms),
+    ),
+    "ballot word share": (
+        share_to_bytes(PAIRS[2]),
+        lambda data: share_from_bytes(data, max_entries=15, terms=WINNER_ROUND.terms),
+    ),
+    "field share": (
+        share_to_bytes(FIELD_SHARES[2]),
+        lambda data: share_from_bytes(data, max_entries=15, terms=REVERSE_ROUND.terms),
+    ),
+    "winner aggregate-share": (aggregate_to_bytes(WINNER_AGGREGATE), aggregate_from_bytes),
+    "winner open-round": (OpenRound(WINNER_ROUND, 1, {"agent-1": "1a" * 32}, 1.8e9).encode(), OpenRound.decode),
+    "winner": (winner_to_bytes(WINNER), winner_from_bytes),
 }
 
 
@@ -127,8 +171,10 @@ def test_a_share_reads_back_with_its_fingerprint(share: ShareVector) -> None:
 
 
 def test_shares_that_travelled_add_up_to_what_was_shared() -> None:
-    travelled = [share_from_bytes(share_to_bytes(share), max_entries=15).expand() for share in SHARES]
-    assert unshard(travelled).ravel().tolist() == list(range(15))
+    travelled = [share_from_bytes(share_to_bytes(share), max_entries=15) for share in SHARES]
+    assert unshard([share.expand() for share in travelled if isinstance(share, ShareVector)]).ravel().tolist() == list(
+        range(15)
+    )
 
 
 def test_an_aggregate_share_reads_back_and_cannot_be_written_to() -> None:
@@ -427,3 +473,138 @@ def test_an_aggregate_share_does_not_print_its_words() -> None:
 def test_bodies_load_no_learning_library_and_no_pickle() -> None:
     code = "import sys, labeler.bodies; print(*sorted({'torch', 'nacl', 'redis', 'sqlalchemy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+@pytest.mark.parametrize("tallier", range(3))
+def test_shares_of_a_winner_round_read_back_in_the_field_of_its_terms(tallier: int) -> None:
+    for share, terms in ((PAIRS[tallier], WINNER_ROUND.terms), (FIELD_SHARES[tallier], REVERSE_ROUND.terms)):
+        found = share_from_bytes(share_to_bytes(share), max_entries=15, terms=terms)
+        assert type(found) is type(share)
+        assert found.fingerprint() == share.fingerprint()
+        assert (found.shape, found.sharing_id, found.is_seeded) == (share.shape, share.sharing_id, True)
+
+
+def test_a_share_of_another_kind_of_round_is_refused() -> None:
+    terms, reverse = WINNER_ROUND.terms, REVERSE_ROUND.terms
+    for share, wrong in ((PAIRS[0], None), (PAIRS[2], reverse), (FIELD_SHARES[2], terms), (SHARES[0], terms)):
+        with pytest.raises(ProtocolViolation):
+            share_from_bytes(share_to_bytes(share), max_entries=15, terms=wrong)
+    # The last share of a histogram is made of 64-bit words, most of which are no residues.
+    with pytest.raises(ProtocolViolation, match="no residue"):
+        share_from_bytes(share_to_bytes(SHARES[2]), max_entries=15, terms=reverse)
+
+
+def test_a_ballot_share_of_another_shape_or_size_is_refused() -> None:
+    body, terms = share_to_bytes(PAIRS[2]), WINNER_ROUND.terms
+    seeds = share_to_bytes(PAIRS[0])
+    with pytest.raises(TooLarge, match="at most 14 entries"):
+        share_from_bytes(seeds, max_entries=14, terms=terms)
+    for shape in ([5], [5, 3, 1], [3, 5], [5, 4]):
+        with pytest.raises((ProtocolViolation, TooLarge)):
+            share_from_bytes(changed(body, shape=shape), max_entries=15, terms=terms)
+    for arrays in (
+        {"ballots_seed": np.zeros(32, np.uint8)},
+        {"ballots_seed": np.zeros(32, np.uint8), "noise_words": np.zeros((5, 3), np.uint64)},
+        {"ballots_seed": np.zeros(31, np.uint8), "noise_seed": np.zeros(32, np.uint8)},
+        {"ballots_words": np.zeros((5, 3), np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
+        {"ballots_words": np.zeros((5, 4), np.int64), "noise_words": np.zeros((5, 3), np.uint64)},
+        {"ballots_words": np.full((5, 4), 2**64 - 1, np.uint64), "noise_words": np.zeros((5, 3), np.uint64)},
+    ):
+        with pytest.raises(ProtocolViolation):
+            share_from_bytes(with_arrays(body, **arrays), max_entries=15, terms=terms)
+    same_id = json.loads(body.partition(b"\n")[0])["noise_id"]
+    with pytest.raises(ProtocolViolation, match="ids of their own"):
+        share_from_bytes(changed(body, ballots_id=same_id), max_entries=15, terms=terms)
+
+
+def test_a_ballot_share_read_back_adds_up_to_ballots_and_noise() -> None:
+    found = [share_from_bytes(share_to_bytes(pair), max_entries=15, terms=WINNER_ROUND.terms) for pair in PAIRS]
+    pairs = [pair for pair in found if isinstance(pair, BallotShare)]
+    rows = unshard([pair.ballots.expand() for pair in pairs], field=FIELD)
+    assert (rows.sum(axis=1) == 5).all()
+    assert unshard([pair.noise.expand() for pair in pairs], field=FIELD).ravel().tolist() == list(range(-7, 8))
+
+
+def test_a_sum_of_a_winner_round_reads_back_with_what_rows_sum_to() -> None:
+    found = aggregate_from_bytes(aggregate_to_bytes(WINNER_AGGREGATE))
+    assert found.round == WINNER_ROUND
+    assert found.agreement == WINNER_AGGREGATE.agreement
+    assert found.row_sums is not None
+    assert WINNER_AGGREGATE.row_sums is not None
+    assert (found.words == WINNER_AGGREGATE.words).all()
+    assert (found.row_sums == WINNER_AGGREGATE.row_sums).all()
+    assert not found.row_sums.flags.writeable
+
+
+def test_a_sum_whose_row_sums_do_not_fit_its_round_is_refused() -> None:
+    body, words = aggregate_to_bytes(WINNER_AGGREGATE), np.zeros((5, 3), np.uint64)
+    for rows in (None, np.zeros((3, 5), np.uint64), np.full((2, 5), 2**64 - 1, np.uint64), np.zeros((2, 5), np.int64)):
+        arrays = {"words": words} if rows is None else {"words": words, "row_sums": rows}
+        with pytest.raises(ProtocolViolation):
+            aggregate_from_bytes(with_arrays(body, **arrays))
+    with pytest.raises(ProtocolViolation, match="nowhere else"):
+        aggregate_from_bytes(with_arrays(aggregate_to_bytes(AGGREGATE), words=words, row_sums=words[:2]))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"scale": 0},
+        {"scale": True},
+        {"scale": 2**62 + 1},
+        {"lowest": 1},
+        {"lowest": -(2**30)},
+        {"highest": None},
+        {"row_total": 0},
+        {"row_total": 1.0},
+        {"threshold": -1},
+        {"threshold": ...},
+        {"more": 1},
+    ],
+)
+def test_terms_that_no_task_has_are_refused(terms: dict[str, object]) -> None:
+    body = BODIES["winner open-round"][0]
+    round = json.loads(body)["round"]
+    wrong = {name: value for name, value in (round["terms"] | terms).items() if value is not ...}
+    with pytest.raises(ProtocolViolation):
+        OpenRound.decode(changed(body, round=round | {"terms": wrong}))
+
+
+def test_terms_are_part_of_the_digest_of_a_round_and_a_round_without_keeps_its_own() -> None:
+    assert len({ROUND.digest, WINNER_ROUND.digest, REVERSE_ROUND.digest}) == 3
+    assert b"terms" not in OPEN.encode()
+
+
+def test_a_winner_reads_back() -> None:
+    found = winner_from_bytes(winner_to_bytes(WINNER))
+    assert (found.labels == WINNER.labels).all()
+    assert not found.labels.flags.writeable
+    for name in ("tallier", "round_digest", "contributors", "sharings_digest", "is_seeded"):
+        assert getattr(found, name) == getattr(WINNER, name)
+
+
+@pytest.mark.parametrize(
+    "labels", [np.zeros(5, np.int32), np.zeros((5, 1), np.int16), np.zeros(0, np.int16), np.full(5, -2, np.int16)]
+)
+def test_labels_that_are_no_winners_are_refused(labels: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(ProtocolViolation):
+        winner_from_bytes(with_arrays(winner_to_bytes(WINNER), labels=labels))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tallier": 3}, {"contributors": []}, {"contributors": ["b", "a"]}, {"round_digest": "x"}, {"more": 1}]
+)
+def test_a_winner_with_fields_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ProtocolViolation):
+        winner_from_bytes(changed(winner_to_bytes(WINNER), **changes))
+
+
+def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> None:
+    """Ballots and noise apart take twice the words, and a sum one word per agent and query more."""
+    wide = replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 7 + 1)
+    with pytest.raises(TooLarge, match="7 for each query"):
+        OpenRound(wide, 0, {"agent-1": "1a" * 32}, 1.8e9)
+    many = {f"agent-{number}": f"{number:064x}" for number in range(100)}
+    with pytest.raises(TooLarge, match="103 for each query"):
+        OpenRound(replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 103 + 1), 0, many, 1.8e9)
+    OpenRound(replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 103), 0, many, 1.8e9)

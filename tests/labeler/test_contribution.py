@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from labeler.contribution import check_ballots, contribution, input_shares, largest_sum, most_votes_per_cell
+from labeler.ballots import reverse_knn_ballots
+from labeler.contribution import (
+    check_ballots,
+    clip_ballots,
+    contribution,
+    input_shares,
+    largest_sum,
+    most_votes_per_cell,
+)
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import os_source, seeded_source
-from labeler.sharing import unshard
+from labeler.sensitivity import squared_sensitivity
+from labeler.sharing import ShareVector, unshard
 from labeler.tally import Round
 from labeler.task import Task
+from labeler.wellformed import BallotShare
 
 
 def make_task(**changes: object) -> Task:
@@ -113,7 +126,7 @@ def test_input_shares_open_to_the_contribution_and_replay_exactly() -> None:
     assert [share.share.fingerprint() for share in first] == [share.share.fingerprint() for share in again]
     assert [share.tallier for share in first] == [0, 1, 2]
     assert all(share.share.is_seeded for share in first)
-    together = unshard([share.share.expand() for share in first])
+    together = unshard([share.share.expand() for share in first if isinstance(share.share, ShareVector)])
     np.testing.assert_array_equal(together, contribution(ballots, KNN, source=seeded_source(3)))
 
 
@@ -135,3 +148,84 @@ def test_the_largest_sum_is_that_of_the_largest_contributions() -> None:
     reach = DiscreteGaussian(KNN.share_sigma_grid).reach
     assert largest_sum(KNN, 3) == 3 * (5 * KNN.scale + reach)
     assert [most_votes_per_cell(task) for task in (KNN, ONE_HOT, REVERSE, REVERSE_UNBOUNDED)] == [5, 1, 10, 2**40]
+
+
+CLIPPED = make_task(method="reverse-knn", k=2, release="winner", agents=100, sigma_votes=3.0)
+assert CLIPPED.vote_clip is not None
+COUNTS = hnp.arrays(np.int64, (4, 3), elements=st.integers(0, 2 * CLIPPED.vote_clip) | st.integers(0, 2**40 // 3))
+
+
+@given(one=COUNTS, other=COUNTS)
+def test_clipping_never_makes_two_ballots_differ_more(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
+    """Cell by cell, hence in any norm: what the price of a neighbouring data set rests on."""
+    before, after = np.abs(one - other), np.abs(clip_ballots(one, CLIPPED) - clip_ballots(other, CLIPPED))
+    assert (after <= before).all()
+    assert clip_ballots(one, CLIPPED).max() <= (CLIPPED.vote_clip or 0)
+    assert (np.abs(clip_ballots(one, CLIPPED)) <= one).all()
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    nearest=st.data(),
+    gone=st.integers(0, 39),
+)
+def test_a_record_more_or_less_changes_clipped_ballots_by_no_more_than_it_is_charged(
+    labels: list[int], nearest: st.DataObject, gone: int
+) -> None:
+    """Neighbouring data sets, from records to clipped ballots: squared change at most k (no cap on records)."""
+    rows = nearest.draw(st.lists(st.permutations(range(4)), min_size=len(labels), max_size=len(labels)))
+    places = np.array([row[: CLIPPED.k] for row in rows])
+    kept = np.arange(len(labels)) != gone % len(labels)
+    tight = CLIPPED.model_copy(update={"agents": 400, "sigma_votes": 2.0})
+    assert tight.vote_clip is not None
+    assert tight.vote_clip < 12
+
+    def ballots(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        counted = reverse_knn_ballots(places[chosen], np.array(labels)[chosen], num_queries=4, num_classes=3)
+        return clip_ballots(counted, tight)
+
+    change = ballots(np.ones(len(labels), dtype=bool)) - ballots(kept)
+    assert np.square(change).sum() <= (squared_sensitivity(tight, "instance", 4) or 0)
+
+
+def test_only_a_winner_of_reverse_knn_is_clipped() -> None:
+    full = np.full((1, 3), 5, dtype=np.int64)
+    for task in (KNN, ONE_HOT, REVERSE, REVERSE_UNBOUNDED, make_task(release="winner")):
+        assert task.vote_clip is None
+        assert clip_ballots(full, task) is full
+
+
+def test_a_clipped_count_is_cut_before_noise_is_added() -> None:
+    ballots = np.full((2, 3), 10**9, dtype=np.int64)
+    values = contribution(ballots, CLIPPED, source=seeded_source(1))
+    noise = noise_share(CLIPPED, seeded_source(1), 2)
+    np.testing.assert_array_equal(values - noise, (CLIPPED.vote_clip or 0) * CLIPPED.scale)
+
+
+def test_winner_shares_hold_ballots_and_noise_apart_and_come_out_as_the_contribution() -> None:
+    task = make_task(release="winner")
+    terms = task.winner_terms
+    assert terms is not None
+    round = Round(task.digest, "b" * 64, 2, 3, task.quorum, terms)
+    ballots = votes((5, 0, 0), (1, 2, 1))
+    parts = [share.share for share in input_shares(ballots, task, round, agent_id="x", source=seeded_source(3))]
+    pairs = [part for part in parts if isinstance(part, BallotShare)]
+    assert len(pairs) == 3
+    rows = unshard([part.ballots.expand() for part in pairs], field=terms.field)
+    noise = unshard([part.noise.expand() for part in pairs], field=terms.field)
+    assert rows.tolist() == [[5, 0, 0, 0], [1, 2, 1, 1]]
+    np.testing.assert_array_equal(noise, noise_share(task, seeded_source(3), 2))
+    np.testing.assert_array_equal(
+        rows[:, :-1] * task.scale + noise, contribution(ballots, task, source=seeded_source(3))
+    )
+    with pytest.raises(PrivacyRefusal):
+        input_shares(votes((6, 0, 0), (0, 0, 0)), task, round, agent_id="x", source=os_source())
+
+
+def test_a_round_with_other_terms_than_the_task_gets_nothing() -> None:
+    task = make_task(release="winner")
+    for terms in (None, make_task(release="winner", abstain_below=1).winner_terms):
+        with pytest.raises(WrongDigest, match="other terms"):
+            input_shares(
+                votes((5, 0, 0)), task, Round(task.digest, "b" * 64, 1, 3, 3, terms), agent_id="x", source=os_source()
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import labeler.errors
 from labeler.errors import LabelerError
 
-ADORNED = {"api.client_http", "api.rate_limit", "workers.party_http"}
+ADORNED = {"api.client_http", "api.message_intake", "api.rate_limit", "workers.party_http"}
 """Modules whose errors are errors of the tree that carry what HTTP needs beside it."""
 
 

@@ -229,3 +229,46 @@ def test_a_warm_price_takes_less_than_fifty_milliseconds() -> None:
         price(task)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.05
+
+
+def test_collusion_and_dropouts_are_paid_for_in_noise_and_not_in_epsilon() -> None:
+    """One of three colludes: the same 2.976, and noise larger by sqrt(3/2)."""
+    alone, one = price(_task(colluding_agents=0)), price(_task(colluding_agents=1))
+    assert alone.instance.continuous_epsilon == one.instance.continuous_epsilon
+    assert round(one.instance.epsilon, 3) == round(alone.instance.epsilon, 3) == 2.976
+    assert one.total_sigma_votes / alone.total_sigma_votes == pytest.approx(math.sqrt(3 / 2))
+    assert one.noise_factors.total == one.noise_factors.collusion == pytest.approx(math.sqrt(3 / 2))
+    assert (alone.noise_factors.total, alone.noise_factors.dropouts) == (1.0, 1.0)
+
+
+def test_each_of_collusion_and_dropouts_has_its_factor() -> None:
+    factors = price(_task(agents=10, colluding_agents=2, max_dropouts=3)).noise_factors
+    assert factors.collusion == pytest.approx(math.sqrt(10 / 8))
+    assert factors.dropouts == pytest.approx(math.sqrt(8 / 5))
+    assert factors.total == pytest.approx(math.sqrt(10 / 5))
+
+
+@pytest.mark.parametrize(
+    ("colluding", "dropouts", "worth"), [(0, 0, 2.976), (1, 0, 3.779), (2, 0, 5.733), (1, 1, 5.733)]
+)
+def test_the_plan_says_what_shares_sized_as_in_the_papers_would_be_worth(
+    colluding: int, dropouts: int, worth: float
+) -> None:
+    found = price(_task(colluding_agents=colluding, max_dropouts=dropouts)).to_json()
+    assert round(found["as_in_paper_shares"]["instance"]["epsilon"], 3) == worth
+    assert round(found["instance"]["epsilon"], 3) == 2.976
+
+
+def test_the_shares_of_the_papers_are_null_where_nothing_is_bounded() -> None:
+    found = price(_task(method="reverse-knn", colluding_agents=0)).to_json()
+    assert found["as_in_paper_shares"]["agent"]["epsilon"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_winner_on_a_coarser_grid_costs_hardly_more() -> None:
+    """With 100 agents the sums must fit the field; the integer bound of the coarser grid is what is stated."""
+    many = {"agents": 100, "colluding_agents": 0}
+    histogram, winner = price(_task(**many)), price(_task(**many, release="winner"))
+    assert winner.grid_scale < histogram.grid_scale
+    assert winner.instance.epsilon == pytest.approx(histogram.instance.epsilon, rel=1e-3)
+    assert winner.instance.epsilon >= winner.instance.continuous_epsilon

@@ -17,10 +17,12 @@ from scipy import stats
 from labeler.contribution import contribution, input_shares
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.randomness import ByteSource, os_source, seeded_source
-from labeler.release import InProcessWinner, Release, open_histogram, open_winner
-from labeler.sharing import split
+from labeler.release import InProcessWinner, Release, agree_on_winners, open_histogram, open_winner
+from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, InputShare, Round, Tallier, agree_on_contributors
 from labeler.task import Task
+from labeler.wellformed import BallotShare, split_ballots
+from labeler.winner import Winner, WinnerTerms
 
 QUERIES = 6
 
@@ -34,7 +36,7 @@ def make_task(**changes: object) -> Task:
 
 
 def make_round(task: Task, *, batch: str = "b", num_queries: int = QUERIES) -> Round:
-    return Round(task.digest, batch * 64, num_queries, task.num_classes, task.quorum)
+    return Round(task.digest, batch * 64, num_queries, task.num_classes, task.quorum, task.winner_terms)
 
 
 def aggregate(
@@ -61,17 +63,26 @@ def exact_sums(task: Task, agents: int = 3) -> NDArray[np.int64]:
     for agent in range(agents):
         ballots[agent, :, agent % task.num_classes] = task.k
     parts = [contribution(ballots[agent], task, source=seeded_source(agent)) for agent in range(agents)]
-    return np.add.reduce(parts)
+    total: NDArray[np.int64] = np.add.reduce(parts)
+    return total
 
 
 def aggregate_of(values: NDArray[np.int64], task: Task) -> list[AggregateShare]:
-    """Aggregate shares whose sum is exactly `values`: split among the quorum's first agent, zeros for the others."""
+    """Aggregate shares whose sum is exactly `values`: all of it noise of the first agent, zeros for the others."""
     round = make_round(task, num_queries=len(values))
     talliers = [Tallier(index, round) for index in range(task.talliers)]
     for agent in range(task.quorum):
         vector = values if agent == 0 else np.zeros_like(values)
-        shares = split(vector, num_talliers=task.talliers, source=os_source())
-        for tallier, share in zip(talliers, shares, strict=True):
+        shares: Sequence[ShareVector | BallotShare]
+        if round.terms is None:
+            shares = split(vector, num_talliers=task.talliers, source=os_source())
+        else:
+            shares = split_ballots(
+                np.zeros_like(values), vector, row_total=task.k, num_talliers=3, source=os_source(),
+                field=round.terms.field,
+            )  # fmt: skip
+        for index, tallier in enumerate(talliers):
+            share = shares[index]
             tallier.receive(InputShare(f"agent-{agent}", tallier.index, round.digest, share))
     contributors = agree_on_contributors(talliers)
     return [tallier.aggregate_share(contributors) for tallier in talliers]
@@ -91,13 +102,46 @@ def test_the_histogram_is_the_exact_sum_over_the_scale(talliers: int) -> None:
     assert release.contributors == {"agent-0", "agent-1", "agent-2"}
 
 
-@pytest.mark.parametrize("talliers", [2, 3])
-def test_the_winner_is_that_of_the_histogram_and_carries_no_votes(talliers: int) -> None:
-    histogram, winner = make_task(talliers=talliers), make_task(talliers=talliers, release="winner")
+@pytest.mark.parametrize("method", ["knn", "reverse-knn"])
+def test_the_winner_is_that_of_the_histogram_and_carries_no_votes(method: str) -> None:
+    """Modulo 2^64 and in the field, with ballots and noise together or apart: the same sums, so the same winners."""
+    histogram, winner = make_task(method=method), make_task(method=method, release="winner")
     release = open_winner(aggregate(winner), winner)
     assert release.kind == "winner"
     assert release.noisy_votes is None
     np.testing.assert_array_equal(release.labels, open_histogram(aggregate(histogram), histogram).labels)
+
+
+def test_below_the_threshold_a_query_stays_without_an_answer() -> None:
+    task = make_task(release="winner", abstain_below=3)
+    limit = 3 * task.scale
+    values = [[limit, 0, 0], [limit - 1, 0, 0], [0, limit - 1, limit], [-1, -1, -1], [limit - 1] * 3]
+    release = open_winner(aggregate_of(np.array(values, dtype=np.int64), task), task)
+    assert release.labels.tolist() == [0, -1, 2, -1, -1]
+
+
+def test_a_threshold_of_zero_votes_abstains_where_every_noisy_sum_is_negative() -> None:
+    task = make_task(release="winner", abstain_below=0)
+    values = np.array([[0, -1, -1], [-1, -2, -3]], dtype=np.int64)
+    assert open_winner(aggregate_of(values, task), task).labels.tolist() == [0, -1]
+
+
+def test_rows_that_do_not_add_up_are_found_before_anything_is_opened() -> None:
+    task = make_task(release="winner")
+    shares = aggregate(task)
+    assert shares[1].row_sums is not None
+    rows = shares[1].row_sums.copy()
+    rows[1, 2] += np.uint64(1)
+
+    class NeverAsked:
+        def winners(self, *_: object) -> NDArray[np.int16]:
+            raise AssertionError("a round with a row that is off must not be computed")
+
+    with pytest.raises(ProtocolViolation, match="1 agents do not sum to what their task allows: 'agent-1'"):
+        open_winner([shares[0], replace(shares[1], row_sums=rows), shares[2]], task, engine=NeverAsked())
+    for missing in (None, rows[:2]):
+        with pytest.raises(ProtocolViolation, match="comes without"):
+            open_winner([shares[0], replace(shares[1], row_sums=missing), shares[2]], task)
 
 
 def test_ties_go_to_the_lowest_class() -> None:
@@ -207,7 +251,11 @@ def test_a_damaged_share_voids_the_round(kind: str) -> None:
     task = make_task(release=kind)
     opening = open_histogram if kind == "histogram" else open_winner
     shares = aggregate(task)
-    flipped = shares[1].words ^ np.uint64(1 << 62)
+    terms = task.winner_terms
+    if terms is None:
+        flipped = shares[1].words ^ np.uint64(1 << 62)
+    else:
+        flipped = terms.field.add(shares[1].words, np.full_like(shares[1].words, 1 << 40))
     with pytest.raises(ProtocolViolation, match="void"):
         opening([shares[0], replace(shares[1], words=flipped), shares[2]], task)
     with pytest.raises(ProtocolViolation, match="shape"):
@@ -220,9 +268,10 @@ def test_an_engine_gets_shares_in_tallier_order_and_only_its_winners_are_used() 
     seen: list[list[NDArray[np.uint64]]] = []
 
     class Recorder:
-        def winners(self, given: Sequence[NDArray[np.uint64]], *, largest: int) -> NDArray[np.int64]:
+        def winners(self, given: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
             seen.append(list(given))
-            return InProcessWinner().winners(given, largest=largest)
+            assert terms == task.winner_terms
+            return InProcessWinner().winners(given, terms)
 
     release = open_winner(shares[::-1], task, engine=Recorder())
     assert all(got is share.words for got, share in zip(seen[0], shares, strict=True))
@@ -234,11 +283,67 @@ def test_an_engine_that_answers_nonsense_is_refused(winners: list[int]) -> None:
     task = make_task(release="winner")
 
     class Nonsense:
-        def winners(self, *_: object, **__: object) -> NDArray[np.int64]:
-            return np.array(winners)
+        def winners(self, *_: object, **__: object) -> NDArray[np.int16]:
+            return np.array(winners, dtype=np.int16)
 
     with pytest.raises(ProtocolViolation, match="one class of the task per query"):
         open_winner(aggregate(task), task, engine=Nonsense())
+
+
+def answers(task: Task) -> tuple[Round, list[Winner]]:
+    """What three talliers answer to one round: all the same."""
+    shares = aggregate(task)
+    labels = open_winner(shares, task).labels
+    assert len({share.agreement for share in shares}) == 1
+    return shares[0].round, [share.winner(labels) for share in shares]
+
+
+def test_three_equal_answers_make_the_release() -> None:
+    task = make_task(release="winner")
+    round, winners = answers(task)
+    release = agree_on_winners(winners[::-1], round, task)
+    np.testing.assert_array_equal(release.labels, open_winner(aggregate(task), task).labels)
+    assert (release.kind, release.noisy_votes, release.is_seeded) == ("winner", None, True)
+    assert release.contributors == {"agent-0", "agent-1", "agent-2"}
+
+
+def test_an_answer_that_differs_voids_the_round_and_says_whose_it_is() -> None:
+    task = make_task(release="winner")
+    round, winners = answers(task)
+    flipped = (winners[1].labels + 1) % 3
+    for change in (
+        {"labels": flipped.astype(np.int16)},
+        {"contributors": frozenset({"agent-0", "agent-1"})},
+        {"sharings_digest": "d" * 64},
+    ):
+        odd = replace(winners[1], **change)
+        with pytest.raises(
+            ProtocolViolation, match="tallier 1 answered differently from the others; the round is void"
+        ):
+            agree_on_winners([winners[0], odd, winners[2]], round, task)
+    all_different = [replace(one, sharings_digest=digit * 64) for one, digit in zip(winners, "abc", strict=True)]
+    with pytest.raises(ProtocolViolation, match="no two talliers agree"):
+        agree_on_winners(all_different, round, task)
+
+
+def test_answers_of_another_round_or_of_too_few_talliers_are_refused() -> None:
+    task = make_task(release="winner")
+    round, winners = answers(task)
+    for wrong in ([], winners[:2], [winners[0], winners[0], winners[2]]):
+        with pytest.raises(ProtocolViolation, match="all 3 talliers"):
+            agree_on_winners(wrong, round, task)
+    with pytest.raises(WrongDigest, match="another round"):
+        agree_on_winners([replace(one, round_digest="e" * 64) for one in winners], round, task)
+    with pytest.raises(WrongDigest):
+        agree_on_winners(winners, round, make_task(release="winner", nonce="other"))
+    with pytest.raises(QuorumNotReached):
+        agree_on_winners([replace(one, contributors=frozenset({"agent-0"})) for one in winners], round, task)
+    with pytest.raises(PrivacyRefusal, match="not agreed"):
+        agree_on_winners(winners, round, make_task())
+    for labels in ([3] * QUERIES, [-1] * QUERIES, [0] * (QUERIES - 1)):
+        nonsense = [replace(one, labels=np.array(labels, dtype=np.int16)) for one in winners]
+        with pytest.raises(ProtocolViolation, match="one class of the task per query"):
+            agree_on_winners(nonsense, round, task)
 
 
 def test_a_winner_release_cannot_carry_votes() -> None:

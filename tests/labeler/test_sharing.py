@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from labeler.errors import InvalidSetting, ProtocolViolation
+from labeler.field import PrimeField
 from labeler.randomness import os_source, seeded_source
-from labeler.sharing import ShareVector, split, unshard
+from labeler.sharing import ShareVector, add_shares, split, unshard
 
 ALARM = 1e-6
 INT64 = np.iinfo(np.int64)
@@ -191,3 +192,70 @@ def test_shares_that_do_not_fit_together_are_not_added() -> None:
     for wrong in ([words], [words, words[:2]], [words, words.astype(np.int64)], [words.view(np.int64)] * 2):
         with pytest.raises(ProtocolViolation, match="shares"):
             unshard(wrong)
+
+
+FIELD = PrimeField(2**61 - 1)
+SMALL = PrimeField(2**44 - 17)
+
+
+def residue_counts(words: NDArray[np.uint64], field: PrimeField) -> list[NDArray[np.int64]]:
+    """How often each of 1000 equal stretches of the field is hit, and each remainder modulo 251."""
+    stretches = np.minimum((words.ravel().astype(np.float64) / field.modulus * 1000).astype(np.int64), 999)
+    remainders = (words.ravel() % np.uint64(251)).astype(np.int64)
+    return [np.bincount(stretches, minlength=1000), np.bincount(remainders, minlength=251)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(2**42), 2**42), min_size=1, max_size=20), talliers, st.sampled_from([FIELD, SMALL]))
+def test_sums_of_shares_in_a_field_are_shares_of_the_sum(
+    entries: list[int], num_talliers: int, field: PrimeField
+) -> None:
+    """Negative values too; sums beyond half the modulus come back as the nearest residue."""
+    held: list[list[NDArray[np.uint64]]] = [[] for _ in range(num_talliers)]
+    for entry in entries:
+        shares = split(np.array([entry, -entry]), num_talliers=num_talliers, source=os_source(), field=field)
+        for tallier, share in zip(held, shares, strict=True):
+            tallier.append(share.expand())
+    half = field.modulus // 2
+    expected = (sum(entries) + half) % field.modulus - half
+    assert unshard([add_shares(shares, field=field) for shares in held], field=field).tolist() == [expected, -expected]
+
+
+@pytest.mark.parametrize("field", [FIELD, SMALL])
+def test_every_single_share_and_every_two_of_three_are_uniform_over_the_field(field: PrimeField) -> None:
+    values = np.full((200, 500), -3, dtype=np.int64)
+    shares = [share.expand() for share in split(values, num_talliers=3, source=seeded_source(7), field=field)]
+    pairs = [field.add(shares[one], shares[other]) for one, other in ((0, 1), (0, 2), (1, 2))]
+    for words in (*shares, *pairs):
+        assert all(stats.chisquare(counts).pvalue > ALARM / 12 for counts in residue_counts(words, field))
+
+
+def test_shares_in_a_field_of_two_different_ballots_cannot_be_told_apart() -> None:
+    empty = split(np.zeros(100_000, dtype=np.int64), num_talliers=3, source=seeded_source(8), field=FIELD)
+    full = split(np.full(100_000, 2**19), num_talliers=3, source=seeded_source(9), field=FIELD)
+    for one, other in zip(empty, full, strict=True):
+        for pair in zip(*(residue_counts(share.expand(), FIELD) for share in (one, other)), strict=True):
+            assert stats.chi2_contingency(np.array(pair)).pvalue > ALARM / 6
+
+
+def test_a_share_of_a_field_is_another_share_than_one_modulo_2_to_the_64() -> None:
+    values = np.zeros(3, dtype=np.int64)
+    plain, prime = (split(values, num_talliers=2, source=seeded_source(10), field=field) for field in (None, FIELD))
+    assert [share.fingerprint() for share in plain] != [share.fingerprint() for share in prime]
+    assert plain[0].seed != prime[0].seed
+    assert all(share.field == FIELD for share in prime)
+    seed = bytes(32)
+    both = [ShareVector((3,), bytes(16), False, seed=seed, field=field) for field in (None, FIELD)]
+    assert both[0].fingerprint() != both[1].fingerprint()
+
+
+def test_words_that_are_no_residues_are_refused() -> None:
+    words = np.array([FIELD.modulus], dtype=np.uint64)
+    with pytest.raises(ProtocolViolation, match="no residue"):
+        ShareVector((1,), bytes(16), False, words=words, field=FIELD)
+    with pytest.raises(ProtocolViolation, match="no residue"):
+        unshard([np.zeros(1, dtype=np.uint64), words], field=FIELD)
+    with pytest.raises(ProtocolViolation, match="shares"):
+        add_shares([], field=FIELD)
+    with pytest.raises(InvalidSetting, match="outside"):
+        split(np.array([2**60]), num_talliers=2, source=os_source(), field=FIELD)

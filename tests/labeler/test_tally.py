@@ -20,8 +20,10 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.randomness import os_source, seeded_source
-from labeler.sharing import split, unshard
+from labeler.sharing import ShareVector, split, unshard
 from labeler.tally import AggregateShare, InputShare, Round, Tallier, agree_on_contributors
+from labeler.wellformed import split_ballots
+from labeler.winner import WinnerTerms
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)
 
@@ -296,6 +298,7 @@ def test_a_tallier_has_an_index_from_0_to_2(index: int) -> None:
 def test_nothing_a_tallier_holds_prints() -> None:
     tallier = Tallier(2, ROUND)
     share = send(0, 123_456)[2]
+    assert isinstance(share.share, ShareVector)
     word = str(int(share.share.expand()[0, 0]))
     tallier.receive(share)
     aggregate = Tallier(0, replace(ROUND, quorum=1))
@@ -437,3 +440,83 @@ def test_state_of_another_tallier_or_round_is_refused() -> None:
     wide = replace(ROUND, num_queries=5)
     with pytest.raises(BadData, match="shape"):
         Tallier.resume(0, wide, shares={"agent-1": send(1, 10)[0].share}, excluded=[], aggregate=None, sharing_ids=None)
+
+
+TERMS = WinnerTerms(scale=10, lowest=-1000, highest=2000, row_total=5, threshold=None)
+WINNER_ROUND = replace(ROUND, terms=TERMS)
+TOGETHER_ROUND = replace(ROUND, terms=replace(TERMS, row_total=None))
+
+
+def send_apart(agent: int) -> list[InputShare]:
+    """Two votes for each of the classes 0 and 1, and noise of minus the agent's number."""
+    ballots = np.tile(np.array([2, 2, 0], dtype=np.int64), (2, 1))
+    noise = np.full((2, 3), -agent, dtype=np.int64)
+    shares = split_ballots(ballots, noise, row_total=5, num_talliers=3, source=os_source(), field=TERMS.field)
+    return [InputShare(f"agent-{agent}", index, WINNER_ROUND.digest, share) for index, share in enumerate(shares)]
+
+
+def test_a_winner_round_sums_scaled_ballots_and_noise_in_its_field() -> None:
+    talliers = [Tallier(index, WINNER_ROUND) for index in range(3)]
+    for agent in range(4):
+        deliver(talliers, send_apart(agent))
+    sums = [tallier.aggregate_share(agree_on_contributors(talliers)) for tallier in talliers]
+    together = unshard([share.words for share in sums], field=TERMS.field)
+    assert together.tolist() == [[74, 74, -6]] * 2
+    rows = unshard([share.row_sums for share in sums if share.row_sums is not None], field=TERMS.field)
+    assert rows.tolist() == [[0, 0]] * 4
+    assert len({share.agreement for share in sums}) == 1
+
+
+def test_agreements_differ_where_anything_differs() -> None:
+    talliers = [Tallier(index, WINNER_ROUND) for index in range(3)]
+    for agent in range(4):
+        deliver(talliers, send_apart(agent))
+    share = talliers[0].aggregate_share(agree_on_contributors(talliers))
+    others = [
+        replace(share, contributors=frozenset({"agent-1"})),
+        replace(share, sharings_digest="f" * 64),
+        replace(share, round=replace(WINNER_ROUND, terms=replace(TERMS, threshold=1))),
+        replace(share, round=replace(WINNER_ROUND, batch_digest="d" * 64)),
+    ]
+    assert len({other.agreement for other in [share, *others]}) == 5
+    assert replace(share, tallier=1).agreement == share.agreement
+
+
+def test_a_share_of_another_kind_or_field_is_not_taken() -> None:
+    values = np.ones((2, 3), dtype=np.int64)
+    other = WinnerTerms(scale=10, lowest=-1000, highest=2_000_000, row_total=None, threshold=None)
+    in_field, in_other, plain = (
+        split(values, num_talliers=3, source=os_source(), field=field)[0] for field in (TERMS.field, other.field, None)
+    )
+    apart = send_apart(1)[0].share
+    wrong = [
+        (ROUND, in_field, "modulo 2"), (ROUND, apart, "modulo 2"), (WINNER_ROUND, plain, "modulo 2"),
+        (WINNER_ROUND, in_field, "apart"), (TOGETHER_ROUND, in_other, "modulo 2"), (TOGETHER_ROUND, apart, "apart"),
+    ]  # fmt: skip
+    for round, share, said in wrong:
+        tallier = Tallier(0, round)
+        with pytest.raises(ProtocolViolation, match=said):
+            tallier.receive(InputShare("agent-1", 0, round.digest, share))
+        assert not tallier.contributors
+        with pytest.raises(BadData, match="shape of its round"):
+            Tallier.resume(0, round, shares={"agent-1": share}, excluded=(), aggregate=None, sharing_ids=None)
+    Tallier(0, TOGETHER_ROUND).receive(InputShare("agent-1", 0, TOGETHER_ROUND.digest, in_field))
+
+
+def test_a_tallier_that_died_in_a_winner_round_goes_on_to_the_same_sum() -> None:
+    sent = [send_apart(agent) for agent in range(3)]
+    alive, died = Tallier(0, WINNER_ROUND), Tallier(0, WINNER_ROUND)
+    for shares in sent:
+        alive.receive(shares[0])
+    for shares in sent[:2]:
+        died.receive(shares[0])
+    kept = {share[0].agent_id: share[0].share for share in sent[:2]}
+    again = Tallier.resume(0, WINNER_ROUND, shares=kept, excluded=(), aggregate=None, sharing_ids=None)
+    again.receive(sent[2][0])
+    names = {"agent-0", "agent-1", "agent-2"}
+    first, second = alive.aggregate_share(names), again.aggregate_share(names)
+    np.testing.assert_array_equal(first.words, second.words)
+    assert first.row_sums is not None
+    assert second.row_sums is not None
+    np.testing.assert_array_equal(first.row_sums, second.row_sums)
+    assert first.agreement == second.agreement

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.task import MIN_SHARE_SIGMA_GRID, Task, parse_task
+from labeler.field import MAX_COMPARISON_BITS, comparison_bits
+from labeler.noise import DiscreteGaussian
+from labeler.task import MAX_WINNER_WIDTH, MIN_SHARE_SIGMA_GRID, Task, parse_task
 
 FIELDS: dict[str, object] = {
     "name": "digits",
@@ -41,8 +45,17 @@ def task(**changes: object) -> Task:
         ({"colluding_agents": 3}, "too few agents for the collusion stated"),
         ({"colluding_agents": 2, "max_dropouts": 1}, "too few agents for the collusion stated"),
         ({"sigma": 3}, "sigma: unknown field"),
+        ({"name": "x\x1b[2K harmless"}, "name: only printable characters"),
+        ({"name": "one\nline more"}, "name: only printable characters"),
+        ({"name": "right\u202eto left"}, "name: only printable characters"),
+        ({"classes": ["a", "b\x07"]}, "classes.1: only printable characters"),
+        ({"nonce": "\x00"}, "nonce: only printable characters"),
+        ({"nonce": "a\tb"}, "nonce: only printable characters"),
         ({"method": "one-hot"}, "k must be 1"),
         ({"max_agent_records": 5}, "only means something for method reverse-knn"),
+        ({"release": "winner", "talliers": 2}, "talliers must be 3 for release winner"),
+        ({"abstain_below": 5}, "abstain_below only means something for release winner"),
+        ({"release": "winner", "abstain_below": -1}, "abstain_below: Input should be greater than or equal to 0"),
     ],
 )
 def test_a_field_out_of_bounds_is_refused_in_a_sentence(changes: dict[str, object], said: str) -> None:
@@ -98,3 +111,79 @@ def test_a_changed_copy_has_its_own_grid_and_digest() -> None:
 def test_equal_tasks_have_equal_digests() -> None:
     assert task().digest == task().digest
     assert len(task().digest) == 64
+
+
+def test_the_digest_of_a_task_without_a_threshold_is_what_it_was_before_there_was_one() -> None:
+    """Written down when tasks had no threshold: noise is drawn per digest, so it must never move."""
+    assert task().digest == "133772627de08e5a29a981fb0c4f0e7560bbef638b19f4098e7595e2bfb12e58"
+    assert task(release="winner").digest == "49b6196eca9b1adce1cd6e574d070328ad4e55887506b53fc2f4f64c9e09a4d8"
+    assert len({task(release="winner", abstain_below=votes).digest for votes in (None, 0, 1)}) == 3
+
+
+@settings(deadline=None)
+@given(
+    agents=st.integers(1, 1000),
+    honest=st.floats(0.01, 1),
+    k=st.integers(1, 500),
+    sigma=st.floats(0.05, 500),
+    method=st.sampled_from(["knn", "reverse-knn"]),
+    max_agent_records=st.none() | st.integers(1, 10_000),
+)
+def test_a_winner_has_a_field_wherever_any_grid_that_is_fine_enough_gives_one(
+    agents: int, honest: float, k: int, sigma: float, method: str, max_agent_records: int | None
+) -> None:
+    """And the range of its terms holds the largest and the smallest sum there can be."""
+    fields: dict[str, object] = {
+        "agents": agents, "colluding_agents": min(agents - 1, int(agents * (1 - honest))), "k": k, "sigma_votes": sigma,
+        "method": method, "release": "winner", "max_agent_records": max_agent_records if method != "knn" else None,
+    }  # fmt: skip
+    try:
+        found = task(**fields)
+    except UnsafeGrid:
+        h = agents - int(str(fields["colluding_agents"]))
+        coarsest = math.ceil(MIN_SHARE_SIGMA_GRID / (sigma / math.sqrt(h)))
+        for scale in (coarsest, coarsest + 1):
+            with pytest.raises(UnsafeGrid):
+                task(**fields, grid_scale=scale)
+        return
+    terms = found.winner_terms
+    assert terms is not None
+    assert found.share_sigma_grid >= MIN_SHARE_SIGMA_GRID
+    reach = DiscreteGaussian(found.share_sigma_grid).reach
+    votes = k if method == "knn" else found.vote_clip
+    assert votes is not None
+    assert votes >= 1
+    assert terms.highest == agents * (votes * found.scale + reach)
+    assert terms.lowest == -agents * reach
+    assert comparison_bits(terms.lowest, terms.highest) <= MAX_COMPARISON_BITS
+
+
+def test_the_grid_of_a_winner_is_the_histograms_where_it_fits_and_coarser_where_not() -> None:
+    assert task(release="winner").scale == task().scale
+    many = task(release="winner", agents=100, colluding_agents=0)
+    assert MIN_SHARE_SIGMA_GRID < many.share_sigma_grid < 500
+    assert many.winner_terms is not None
+    with pytest.raises(UnsafeGrid, match="can be computed securely up to 2097150") as refusal:
+        task(release="winner", agents=1000)
+    assert "larger sigma_votes, fewer agents, a smaller k, or release the histogram" in str(refusal.value)
+    with pytest.raises(UnsafeGrid, match="smaller sigma_votes, fewer agents, no grid_scale, or release the histogram"):
+        task(release="winner", method="reverse-knn", sigma_votes=90_000, grid_scale=1)
+
+
+def test_a_clip_is_the_largest_that_fits_or_the_bound_of_the_task() -> None:
+    reverse = task(release="winner", method="reverse-knn", k=1, sigma_votes=3.6, colluding_agents=0)
+    assert reverse.vote_clip is not None
+    assert reverse.vote_clip > 800
+    assert reverse.winner_terms is not None
+    assert reverse.winner_terms.row_total is None
+    assert reverse.winner_terms.highest - reverse.winner_terms.lowest + 3 * reverse.scale > MAX_WINNER_WIDTH
+    capped = reverse.model_copy(update={"max_agent_records": 50})
+    assert capped.vote_clip == 50
+
+
+def test_the_threshold_is_in_votes_and_its_terms_in_grid_units() -> None:
+    agreed = task(release="winner", abstain_below=7)
+    assert agreed.winner_terms is not None
+    assert agreed.winner_terms.threshold == 7 * agreed.scale
+    assert agreed.winner_terms.row_total == agreed.k
+    assert task().winner_terms is None

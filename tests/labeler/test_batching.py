@@ -1,0 +1,43 @@
+"""Rounds that fit: a batch is cut so that its votes travel in one message, whatever the number of classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from labeler.batching import BATCH_QUERIES, MAX_ROUND_ENTRIES, check_round_fits, round_sizes
+from labeler.bodies import MAX_ENTRIES
+from labeler.errors import InvalidTask
+from labeler.task import Task
+from labeler.winner import words_per_query
+
+
+def task(classes: int, method: str = "knn") -> Task:
+    names = tuple(f"class {number}" for number in range(classes))
+    return Task(name="t", classes=names, method=method, sigma_votes=400.0, delta=1e-5, max_queries=10_000, agents=3)
+
+
+@pytest.mark.parametrize("classes", [2, 2000, 2050, 3000, 32_000])
+def test_every_round_of_knn_fits_into_a_message_and_none_is_smaller_than_it_must_be(classes: int) -> None:
+    sizes = round_sizes(task(classes), 10_000)
+    assert sum(sizes) == 10_000
+    assert max(sizes) * classes <= MAX_ROUND_ENTRIES < MAX_ENTRIES
+    assert max(sizes) == min(BATCH_QUERIES, MAX_ROUND_ENTRIES // classes)
+
+
+def test_a_round_that_cannot_be_cut_is_refused_where_it_does_not_fit() -> None:
+    whole = task(3000, "reverse-knn")
+    most = MAX_ROUND_ENTRIES // 3000
+    check_round_fits(whole, most)
+    with pytest.raises(InvalidTask, match=f"at most {most} queries, or use method knn"):
+        check_round_fits(whole, most + 1)
+    check_round_fits(task(3000), 10_000)
+
+
+def test_rounds_of_a_winner_leave_room_for_ballots_noise_and_row_sums() -> None:
+    """Two words per class and one more; or one per class and one per agent, where there are many agents."""
+    histogram = task(1000)
+    winner = histogram.model_copy(update={"release": "winner"})
+    assert words_per_query(histogram.winner_terms, num_classes=1000, agents=3) == 1000
+    assert words_per_query(winner.winner_terms, num_classes=1000, agents=3) == 2001
+    assert words_per_query(winner.winner_terms, num_classes=1000, agents=1500) == 2500
+    assert round_sizes(winner, 10_000, batch_queries=10_000)[0] == MAX_ROUND_ENTRIES // 2001

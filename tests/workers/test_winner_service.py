@@ -1,0 +1,264 @@
+"""Three talliers find winners together: what they open, what they refuse to, and whom their refusal names."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.journal.database import open_database
+from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.keys import PartyKeys
+from labeler.bodies import OpenRound, Refusal, SumRequest, share_to_bytes, winner_from_bytes
+from labeler.randomness import os_source
+from labeler.tally import Round
+from labeler.wellformed import split_ballots
+from labeler.winner import WinnerTerms
+from workers.federation import free_listens, introduce_talliers
+from workers.party_home import TallierConfig, create_tallier_home
+from workers.tallier_peers import move, read_group, read_peers
+from workers.tallier_service import run_tallier
+
+TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
+AGENTS = ("a", "b", "c")
+CLASSES = 4
+K = 2
+EXPIRES = 1e11 - 1
+
+Votes = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Trio:
+    """Three talliers that have pinned each other, three agents, and the relay between them."""
+
+    homes: dict[str, Path]
+    relay: Any
+    start: Callable[..., Any]
+    agents: dict[str, PartyKeys]
+    sequence: int = 0
+
+    def round(self, queries: int, *, threshold: int | None = None, number: int = 0) -> Round:
+        terms = WinnerTerms(scale=10, lowest=-3_000, highest=3_000, row_total=K, threshold=threshold)
+        return Round("a" * 64, f"{number:064x}", queries, CLASSES, quorum=2, terms=terms)
+
+    def open(self, round: Round) -> None:
+        participants = {name: keys.public.verify_key for name, keys in self.agents.items()}
+        for number, name in enumerate(TALLIERS):
+            body = OpenRound(round=round, tallier=number, participants=participants, expires_at=EXPIRES).encode()
+            self.relay.send("open-round", name, body, task=round.task_digest, round=round.digest)
+
+    def vote(
+        self, agent: str, round: Round, ballots: np.ndarray, noise: np.ndarray | None = None, total: int = K
+    ) -> None:
+        """Send an agent's shares; `total` is what its rows sum to, which only a dishonest one chooses."""
+        assert round.terms is not None
+        if noise is None:
+            noise = np.zeros((round.num_queries, CLASSES), dtype=np.int64)
+        shares = split_ballots(
+            ballots, noise, row_total=total, num_talliers=3, source=os_source(), field=round.terms.field
+        )
+        for name, share in zip(TALLIERS, shares, strict=True):
+            self.sequence += 1
+            message = self.agents[agent].message(
+                "input-share",
+                sender=agent,
+                recipient=name,
+                task_digest=round.task_digest,
+                round_digest=round.digest,
+                sequence=self.sequence,
+                body=share_to_bytes(share),
+                seal_to=self.relay.enrolled[name].seal_key,
+            )
+            self.relay.put(name, message)
+
+    def ask(self, round: Round, contributors: Mapping[str, tuple[str, ...]] | tuple[str, ...] = AGENTS) -> None:
+        for name in TALLIERS:
+            told = contributors if isinstance(contributors, tuple) else contributors[name]
+            body = SumRequest(told, ledger_seq=5, ledger_hash="e" * 64).encode()
+            self.relay.send("sum", name, body, task=round.task_digest, round=round.digest)
+
+    def run(self) -> list[Any]:
+        return [
+            self.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=5.0)) for home in self.homes.values()
+        ]
+
+    def winners(self, count: int) -> list[np.ndarray]:
+        messages = self.relay.wait_for("winner", count, seconds=40.0)
+        return [winner_from_bytes(self.relay.keys.open(message)).labels for message in messages]
+
+    def refusals(self, count: int) -> dict[str, Refusal]:
+        messages = self.relay.wait_for("refused", count, seconds=40.0)
+        return {message.header.sender: Refusal.decode(message.body) for message in messages}
+
+
+@pytest.fixture
+def trio(tmp_path: Path, relay: Any, start: Any) -> Trio:
+    homes = {name: tmp_path / name for name in TALLIERS}
+    for name, home in homes.items():
+        config = TallierConfig(
+            tallier_id=name,
+            coordinator_url=relay.url,
+            coordinator_verify_key=relay.keys.public.verify_key,
+            coordinator_seal_key=relay.keys.public.seal_key,
+        )
+        relay.enrolled[name] = create_tallier_home(home, config)
+    introduce_talliers(homes)
+    return Trio(homes, relay, start, {name: PartyKeys.generate() for name in AGENTS})
+
+
+def ballots_of(rows: list[list[int]]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64)
+
+
+def test_the_winners_of_planted_votes_are_opened_with_ties_to_the_lowest_class_and_nothing_else_leaves(
+    trio: Trio,
+) -> None:
+    round = trio.round(4, threshold=25)
+    trio.open(round)
+    trio.vote("a", round, ballots_of([[2, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 1, 1]]))
+    trio.vote("b", round, ballots_of([[0, 0, 2, 0], [0, 1, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1]]))
+    # Noise lifts query 3 of class 3 by one unit, so that what was a tie is none.
+    noise = np.zeros((4, CLASSES), dtype=np.int64)
+    noise[3, 3] = 1
+    trio.vote("c", round, ballots_of([[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 1]]), noise)
+    trio.ask(round)
+    running = trio.run()
+    # Query 0: classes 0 and 2 tie at 30. Query 2: the best is 20, below the threshold of 25.
+    for labels in trio.winners(3):
+        assert labels.tolist() == [0, 1, -1, 3]
+    assert trio.relay.received("aggregate-share") == []
+    kinds = {message.header.kind for message in trio.relay.inbox}
+    assert kinds == {"holdings", "winner"}
+    # Asked again, all three answer the same again.
+    trio.ask(round)
+    assert [labels.tolist() for labels in trio.winners(6)[3:]] == [[0, 1, -1, 3]] * 3
+    for one in running:
+        one.end()
+    with open_database(trio.homes["tallier-1"] / "journal.db", read_only=True) as database:
+        kept = TallierMemory(database).load(round.digest)
+    assert all(share.data is None for share in kept.shares.values())
+
+
+def test_talliers_told_different_contributors_open_nothing_and_say_who_differs(trio: Trio) -> None:
+    round = trio.round(2)
+    trio.open(round)
+    for agent in AGENTS:
+        trio.vote(agent, round, ballots_of([[2, 0, 0, 0], [0, 2, 0, 0]]))
+    trio.ask(round, {"tallier-0": AGENTS, "tallier-1": ("a", "b"), "tallier-2": AGENTS})
+    trio.run()
+    said = trio.refusals(2)
+    assert trio.relay.received("winner") == []
+    final = {name: refusal for name, refusal in said.items() if refusal.is_final}
+    assert final
+    for name, refusal in final.items():
+        assert "was told other contributors than this tallier" in refusal.sentence
+        assert ("only it has 'c'" if name == "tallier-1" else "tallier 1 was told") in refusal.sentence
+
+
+def test_an_agent_whose_ballots_sum_to_more_than_allowed_voids_the_round_and_is_named(trio: Trio) -> None:
+    round = trio.round(3)
+    trio.open(round)
+    for agent in ("a", "c"):
+        trio.vote(agent, round, ballots_of([[2, 0, 0, 0]] * 3))
+    trio.vote("b", round, ballots_of([[0, 2, 0, 0], [0, 2, 0, 0], [0, 50, 0, 0]]), total=50)
+    trio.ask(round)
+    trio.run()
+    for refusal in trio.refusals(3).values():
+        assert refusal.is_final
+        assert "the ballots of 1 agents do not sum to what their task allows: 'b'" in refusal.sentence
+    assert trio.relay.received("winner") == []
+
+
+def test_a_tallier_that_does_not_come_is_waited_for_and_the_round_is_computed_when_it_does(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.tallier_winner.MEETING_LIMIT_S", 3.0)
+    round = trio.round(2)
+    trio.open(round)
+    for agent in AGENTS:
+        trio.vote(agent, round, ballots_of([[2, 0, 0, 0], [0, 0, 0, 2]]))
+    first, second, third = trio.homes.values()
+    trio.ask(round)
+    for home in (first, third):
+        trio.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=5.0))
+    said = trio.refusals(2)
+    assert not any(refusal.is_final for refusal in said.values())
+    # Who gives up first says why; the other finds that one gone.
+    reason = "not all talliers came to the winner job (no connection with tallier 1"
+    assert any(reason in refusal.sentence for refusal in said.values())
+    trio.start(lambda stop: run_tallier(second, stop=stop, wait_s=5.0))
+    trio.ask(round)
+    for labels in trio.winners(3):
+        assert labels.tolist() == [0, 3]
+
+
+def test_asked_for_another_round_meanwhile_a_tallier_turns_to_that_one(trio: Trio) -> None:
+    lonely, wanted = trio.round(2, number=1), trio.round(2, number=2)
+    for round in (lonely, wanted):
+        trio.open(round)
+        for agent in AGENTS:
+            trio.vote(agent, round, ballots_of([[0, 2, 0, 0], [0, 0, 2, 0]]))
+    body = SumRequest(AGENTS, ledger_seq=5, ledger_hash="e" * 64).encode()
+    trio.relay.send("sum", "tallier-1", body, task=lonely.task_digest, round=lonely.digest)
+    trio.run()
+    time.sleep(1.0)
+    began = time.monotonic()
+    trio.ask(wanted)
+    for labels in trio.winners(3):
+        assert labels.tolist() == [1, 2]
+    assert time.monotonic() - began < 15.0
+    assert trio.relay.received("refused") == []
+
+
+def test_a_tallier_without_peers_says_that_it_finds_no_winners_and_refuses_for_the_time_being(trio: Trio) -> None:
+    round = trio.round(1)
+    home = trio.homes["tallier-1"]
+    (home / "peers.toml").unlink()
+    trio.open(round)
+    for agent in AGENTS:
+        trio.vote(agent, round, ballots_of([[2, 0, 0, 0]]))
+    trio.ask(round)
+    trio.start(lambda stop: run_tallier(home, stop=stop, wait_s=5.0))
+    (refusal,) = trio.refusals(1).values()
+    assert not refusal.is_final
+    assert "this tallier's site has pinned no other talliers" in refusal.sentence
+    assert dict(trio.relay.polls[-1].facts) == {}
+
+
+def test_talliers_that_have_pinned_each_other_tell_the_same_group_and_move_together(trio: Trio) -> None:
+    def groups() -> list[Any]:
+        return [
+            read_group(home, own_verify_key=trio.relay.enrolled[name].verify_key) for name, home in trio.homes.items()
+        ]
+
+    before = groups()
+    assert len({group.digest for group in before}) == 1
+    assert [group.number for group in before] == [0, 1, 2]
+    assert len({group.addresses for group in before}) == 1
+    move(list(trio.homes.values()), free_listens(3))
+    after = groups()
+    assert {group.digest for group in after} == {group.digest for group in before}
+    assert len({group.addresses for group in after}) == 1
+    assert after[0].addresses != before[0].addresses
+    # What is consistent and free stays as it is at the next start.
+    introduce_talliers(trio.homes)
+    assert [group.addresses for group in groups()] == [group.addresses for group in after]
+    # A port that somebody else has taken meanwhile: new ones for all three.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", after[1].addresses[1].port))
+        taken.listen()
+        introduce_talliers(trio.homes)
+    moved = groups()
+    assert len({group.addresses for group in moved}) == 1
+    assert moved[0].addresses[1] != after[0].addresses[1]
+    assert {group.digest for group in moved} == {group.digest for group in before}
+    known = read_peers(trio.homes["tallier-0"])
+    assert known is not None
+    assert sorted(known.peers) == ["1", "2"]

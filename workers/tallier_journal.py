@@ -1,0 +1,39 @@
+"""A tallier's journal: its memory, and an entry in the chain of its ledger for every sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feature_store.journal.charges import Charge
+from feature_store.journal.database import Database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.tallier_memory import TallierMemory
+
+SUMS = "rounds-summed"
+"""The account in a tallier's ledger that counts sums."""
+
+
+class TallierJournal:
+    """A tallier's memory, with an entry in the ledger's chain for every sum.
+
+    A journal that was replaced by an older copy would have forgotten which rounds were summed, and would sum them over
+    other agents. The chain has a file that remembers its end, and the coordinator is told of it at every poll, so such
+    a copy is found out. The entries are a count of rounds, not a price.
+    """
+
+    def __init__(self, database: Database, ledger: Ledger) -> None:
+        self.memory = TallierMemory(database)
+        self._database = database
+        self._ledger = ledger
+        ledger.open_account(SUMS, "agent", None)
+
+    def forget_log(self) -> None:
+        """Leave nothing of single shares that were deleted in any file of the journal."""
+        self._database.forget_log()
+
+    def fix(self, round_digest: str, contributors: Sequence[str], aggregate: bytes) -> None:
+        """Fix whom a round is summed over and what the sum is, once for ever, with an entry in the chain."""
+        with self._database.write() as connection:
+            self.memory.fix(round_digest, contributors, aggregate, connection=connection)
+            self._ledger.reserve(round_digest, [Charge(SUMS, "agent", 1)], connection=connection)
+            self._ledger.post(round_digest, connection=connection)

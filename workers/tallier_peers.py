@@ -1,0 +1,250 @@
+"""What a tallier needs for computing winners with the two others: where each listens, and the certificate of each.
+
+    HOME/winner.pem    own key and certificate, readable by its owner only; made once
+    HOME/peers.toml    where it listens, and the two others: written by `labeler tallier init --listen` and
+                       `labeler tallier peers`, from files their sites have sent
+
+The site pins the others itself and never hears of them through the coordinator, who could name itself. The files
+sent around are those of the public keys, with the address and the certificate added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from feature_store.durable import replace_file
+from labeler.errors import BadData, InvalidSetting
+from workers.party_home import Settings, read_settings
+from workers.policy import HexKey, PartyId, toml_value
+from workers.winner.certificates import fingerprint, issue_certificate, read_certificate
+from workers.winner.engine import NUM_PARTIES, Address
+
+IDENTITY_FILE = "winner.pem"
+PEERS_FILE = "peers.toml"
+
+_Number = Annotated[int, Field(ge=0, le=NUM_PARTIES - 1)]
+_Digit = Annotated[str, Field(pattern=r"^[0-2]$")]
+
+
+class Peer(Settings):
+    """Another tallier, as this one's site has pinned it.
+
+    Attributes:
+        tallier_id: the name it is enrolled under.
+        listen: HOST:PORT where it can be reached.
+        verify_key: checks what it signs.
+        certificate: PEM; nobody else is it.
+    """
+
+    tallier_id: PartyId
+    listen: str
+    verify_key: HexKey
+    certificate: str
+
+
+class PeersFile(Settings):
+    """`peers.toml`.
+
+    Attributes:
+        number: which tallier this one is.
+        listen: HOST:PORT where it listens while winners are computed; one address, never all of them.
+        peers: the two others, by number; empty until they are pinned.
+    """
+
+    number: _Number
+    listen: str
+    peers: dict[_Digit, Peer] = Field(default_factory=dict)
+
+
+class WinnerGroup:
+    """The three talliers that compute winners together, as one of them knows them.
+
+    Attributes:
+        number: which of them this one is.
+        identity_path: its own key and certificate.
+        addresses: in tallier order.
+        certificates: in tallier order, PEM.
+        verify_keys: in tallier order.
+        digest: SHA-256 over the three certificates, in hexadecimal: equal at all three, or they do not match.
+
+    Raises:
+        InvalidSetting: an address is none, or a certificate cannot be read.
+    """
+
+    def __init__(self, home: Path, settings: PeersFile, own_verify_key: str) -> None:
+        self.number = settings.number
+        self.identity_path = home / IDENTITY_FILE
+        own = Peer(
+            tallier_id="self",
+            listen=settings.listen,
+            verify_key=own_verify_key,
+            certificate=read_certificate(self.identity_path),
+        )
+        members = [settings.peers[str(number)] if number != self.number else own for number in range(NUM_PARTIES)]
+        self.addresses = tuple(address_of(member.listen) for member in members)
+        self.certificates = tuple(member.certificate for member in members)
+        self.verify_keys = tuple(member.verify_key for member in members)
+        prints = [fingerprint(certificate) for certificate in self.certificates]
+        self.digest = hashlib.sha256(b"labeler-winner-group/1\n" + json.dumps(prints).encode()).hexdigest()
+
+
+def address_of(listen: str) -> Address:
+    """HOST:PORT, with an IPv6 address in brackets.
+
+    Raises:
+        InvalidSetting: it is none, or names all addresses of the machine.
+    """
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal() or len(port) > 5:
+        raise InvalidSetting(f"listen must be HOST:PORT, one address and not all of them, found {listen!r}")
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def make_identity(home: Path, *, tallier_id: str, number: int, listen: str) -> None:
+    """Give a tallier a certificate, where it has none, and an address; peers that are pinned stay.
+
+    Raises:
+        InvalidSetting: the address is none, or the certificate that is there cannot be read.
+    """
+    address_of(listen)
+    path = home / IDENTITY_FILE
+    if path.exists():
+        read_certificate(path)
+    else:
+        issue_certificate(tallier_id[:64], path=path, now=datetime.now(UTC))
+    known = read_peers(home)
+    _write(home, PeersFile(number=number, listen=listen, peers={} if known is None else known.peers))
+
+
+def public_part(home: Path) -> dict[str, str]:
+    """What a tallier's file of public keys says beside them: `listen` and `certificate`; nothing where it has none.
+
+    Raises:
+        InvalidSetting: what is there cannot be read.
+    """
+    known = read_peers(home)
+    return {} if known is None else {"listen": known.listen, "certificate": read_certificate(home / IDENTITY_FILE)}
+
+
+def pin_peers(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[int, Peer]:
+    """Pin the two other talliers from the files of public keys that their sites have sent.
+
+    Returns:
+        The two, by number.
+
+    Raises:
+        InvalidSetting: this home has no certificate yet, or the files are not those of the two others.
+    """
+    known = read_peers(home)
+    if known is None:
+        raise InvalidSetting(
+            "this tallier has no certificate and no address yet: labeler tallier init --listen HOST:PORT"
+        )
+    peers = {int(document.get("tallier", -1)): _peer(document) for document in documents}
+    others = set(range(NUM_PARTIES)) - {known.number}
+    if set(peers) != others or len(documents) != len(others):
+        first, second = sorted(others)
+        raise InvalidSetting(
+            f"this is tallier {known.number}: name the files of talliers {first} and {second}, each once; found "
+            f"{', '.join(str(number) for number in sorted(peers)) or 'none'}"
+        )
+    own = fingerprint(read_certificate(home / IDENTITY_FILE))
+    prints = [own, *(fingerprint(peer.certificate) for peer in peers.values())]
+    if len(set(prints)) != NUM_PARTIES or len({peer.verify_key for peer in peers.values()}) != len(others):
+        raise InvalidSetting("two talliers have the same key or certificate; each needs one of its own")
+    _write(home, known.model_copy(update={"peers": {str(number): peer for number, peer in sorted(peers.items())}}))
+    return peers
+
+
+def read_peers(home: Path) -> PeersFile | None:
+    """`peers.toml` of a home; None where there is none.
+
+    Raises:
+        InvalidSetting: it cannot be read.
+    """
+    return read_settings(home, PEERS_FILE, PeersFile) if (home / PEERS_FILE).exists() else None
+
+
+def read_group(home: Path, *, own_verify_key: str) -> WinnerGroup | None:
+    """The group a tallier computes winners with; None where its site has pinned none.
+
+    Raises:
+        InvalidSetting: what is pinned cannot be used.
+    """
+    settings = read_peers(home)
+    if settings is None or not settings.peers:
+        return None
+    others = {str(number) for number in range(NUM_PARTIES)} - {str(settings.number)}
+    if settings.peers.keys() != others:
+        raise InvalidSetting(
+            f"{PEERS_FILE} must name talliers {' and '.join(sorted(others))}; run labeler tallier peers"
+        )
+    return WinnerGroup(home, settings, own_verify_key)
+
+
+def move(homes: Sequence[Path], listens: Sequence[str]) -> None:
+    """Give the three talliers of one machine other addresses, in every one of their homes.
+
+    Args:
+        homes: in tallier order, each with its peers pinned.
+        listens: HOST:PORT, in tallier order.
+    """
+    for number, home in enumerate(homes):
+        known = read_peers(home)
+        if known is None:
+            raise BadData(f"{PEERS_FILE} is missing in {home.name!r}; restore it from a backup")
+        peers = {
+            key: peer.model_copy(update={"listen": listens[int(key)]}) for key, peer in sorted(known.peers.items())
+        }
+        _write(home, known.model_copy(update={"listen": listens[number], "peers": peers}))
+
+
+def have_peers(homes: Sequence[Path]) -> bool:
+    """Whether the talliers of these homes have pinned others."""
+    return all(known is not None and known.peers for known in map(read_peers, homes))
+
+
+def common_addresses(homes: Sequence[Path]) -> list[str]:
+    """Where the three talliers of one machine listen, in tallier order; none where their homes do not say the same."""
+    told = []
+    for home in homes:
+        known = read_peers(home)
+        if known is None or not known.peers:
+            return []
+        listens = {str(known.number): known.listen} | {key: peer.listen for key, peer in known.peers.items()}
+        told.append([listens[key] for key in sorted(listens)])
+    return told[0] if all(one == told[0] for one in told) else []
+
+
+def _peer(document: Mapping[str, Any]) -> Peer:
+    if document.get("role") != "tallier" or "certificate" not in document or "listen" not in document:
+        raise InvalidSetting(
+            f"the file of {document.get('party_id', 'somebody')!r} names no certificate and address of a tallier; "
+            "its site makes them with labeler tallier init --listen HOST:PORT"
+        )
+    listen, certificate = str(document["listen"]), str(document["certificate"])
+    address_of(listen)
+    fingerprint(certificate)
+    return Peer(
+        tallier_id=document["party_id"], listen=listen, verify_key=document["verify_key"], certificate=certificate
+    )
+
+
+def _write(home: Path, settings: PeersFile) -> None:
+    lines = [
+        "# The talliers that compute winners together. Written by `labeler tallier init` and `labeler tallier peers`.",
+        f"number = {settings.number}",
+        f"listen = {toml_value(settings.listen)}",
+    ]
+    for number, peer in settings.peers.items():
+        lines += ["", f"[peers.{number}]"]
+        lines += [f"{name} = {toml_value(value)}" for name, value in peer.model_dump(exclude={"certificate"}).items()]
+        lines.append(f'certificate = """\n{peer.certificate.strip()}\n"""')
+    replace_file(home / PEERS_FILE, ("\n".join(lines) + "\n").encode(), mode=0o600)
