@@ -8,7 +8,7 @@ demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
 test: install lint types imports  ## everything CI checks
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 install: .venv/.installed
 

@@ -26,7 +26,14 @@ PLANTED = {
     "fastapi outside its door": ("workers/agent.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
+    "nacl beside its door": ("feature_store/mailbox.py", "import nacl", "PyNaCl has one door"),
+    "nacl in the coordinator's mail": ("api/coordinator/mailroom.py", "import nacl.public", "PyNaCl has one door"),
+    "redis beside its door": ("feature_store/journal/outages.py", "import redis.asyncio", "redis has one door"),
+    "redis at a party": ("workers/party.py", "import redis", "redis has one door"),
+    "sqlite outside its door": ("feature_store/mailbox.py", "import sqlite3", "SQL has one door"),
+    "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
     "nacl outside its door": ("workers/agent.py", "import nacl", "PyNaCl has one door"),
+    "mpyc outside its door": ("workers/winner/child.py", "import mpyc.runtime", "mpyc has one door"),
     "an agent imports the coordinator": ("workers/agent.py", "import api.coordinator.service", "Arrows point down"),
     "the supervisor imports the server": ("workers/up.py", "import api.server", "Arrows point down"),
     "another command imports the client": ("workers/commands/keys.py", "import api.client", "Arrows point down"),
@@ -77,12 +84,12 @@ def test_a_planted_violation_is_caught(copy: Path, plant: str) -> None:
     assert any(contract in row for row in broken), result.stdout
 
 
-LEARNING = ("torch", "timm", "faiss", "sklearn", "torchvision")
+LEARNING = ("torch", "timm", "faiss", "sklearn", "torchvision", "matplotlib")
 
 
-def learning_libraries_after(imports: str) -> list[str]:
+def learning_libraries_after(imports: str, libraries: tuple[str, ...] = LEARNING) -> list[str]:
     """Learning libraries that a fresh interpreter has loaded after a line of imports."""
-    code = f"import sys\n{imports}\nprint(*sorted(set({LEARNING!r}) & set(sys.modules)))"
+    code = f"import sys\n{imports}\nprint(*sorted(set({libraries!r}) & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     return result.stdout.split()
 
@@ -94,12 +101,24 @@ def test_labeler_and_shards_load_without_any_learning_library() -> None:
 
 def test_the_coordinator_loads_without_any_learning_library() -> None:
     parts = sorted(path.stem for path in (ROOT / "api" / "coordinator").glob("*.py") if path.stem != "__init__")
-    modules = ", ".join(("workers.serve", "api.app", *(f"api.coordinator.{part}" for part in parts)))
+    modules = ", ".join(
+        ("workers.serve", "api.app", "api.server", "api.client", *(f"api.coordinator.{part}" for part in parts))
+    )
     assert learning_libraries_after(f"import {modules}") == []
 
 
 def test_a_tallier_loads_without_any_learning_library() -> None:
     assert learning_libraries_after("import workers.tallier_service") == []
+
+
+def test_a_tallier_and_a_ledger_begin_without_the_libraries_that_prices_need() -> None:
+    """They keep counts and sums; scipy alone takes longer than all the rest."""
+    assert learning_libraries_after("import workers.tallier_service, feature_store.journal.ledger", ("scipy",)) == []
+
+
+def test_the_reader_of_strangers_files_loads_little() -> None:
+    heavy = (*LEARNING, "scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl")
+    assert learning_libraries_after("import api.coordinator.parquet_process", heavy) == []
 
 
 def test_the_command_line_loads_without_any_learning_library() -> None:

@@ -55,6 +55,10 @@ HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
 """Work that was handed out this often without an end kills whoever takes it, and is given up."""
 
+ROLE = "embedder"
+ALIVE_S = 30.0
+"""For so long a sign of life counts, several times as long as it takes between two."""
+
 _CLAIM_WAIT_S = 1.0
 
 
@@ -98,6 +102,7 @@ def run_embedder(
     try:
         while not stop.is_set():
             try:
+                mailbox.show_life(ROLE, for_s=ALIVE_S)
                 work = mailbox.claim(QUEUE, consumer, lease_s=LEASE_S, wait_s=_CLAIM_WAIT_S)
                 if work is not None:
                     with _lease(mailbox, work):
@@ -236,6 +241,7 @@ def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
         while not ended.wait(HEARTBEAT_S):
             # Lost or unreachable: the result is welcome all the same.
             with suppress(NotReady, TryAgain):
+                mailbox.show_life(ROLE, for_s=ALIVE_S)
                 mailbox.heartbeat(work)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

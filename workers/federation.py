@@ -17,6 +17,9 @@ twice. What a person changes in a settings file or a policy afterwards stays; on
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -27,6 +30,7 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
 from workers.federation_data import FederationData, bring_shards, deal_digits
+from workers.new_homes import public_document
 from workers.party_home import (
     AGENT_FILE,
     KEYS_FILE,
@@ -38,8 +42,10 @@ from workers.party_home import (
 )
 from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
 from workers.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
+from workers.tallier_peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
 
 TALLIERS: Final = 3
+LOOPBACK: Final = "127.0.0.1"
 AGENTS: Final = 5
 DELTA: Final = 1e-5
 INSTANCE_EPSILON: Final = 10.0
@@ -139,6 +145,7 @@ class LocalFederation:
             set_line(path / AGENT_FILE, "coordinator_url", url)
         for path in self.talliers.values():
             set_line(path / TALLIER_FILE, "coordinator_url", url)
+        introduce_talliers(self.talliers)
 
     def enrolments(self) -> list[Enrolment]:
         """Everybody an administrator has to enrol."""
@@ -190,6 +197,51 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
     return LocalFederation(home, state)
 
 
+def introduce_talliers(homes: Mapping[str, Path]) -> None:
+    """Let the talliers of this machine find winners together: addresses that are free now, the same in every home.
+
+    They keep the addresses they have while all are free; a certificate is made once.
+    """
+    paths = list(homes.values())
+    known = common_addresses(paths)
+    if known and are_free(known):
+        return
+    listens = free_listens(len(paths))
+    if have_peers(paths):
+        move(paths, listens)
+        return
+    documents = []
+    for number, (name, path) in enumerate(homes.items()):
+        public = public_document(_public(path), party_id=name, role="tallier", tallier=number)
+        make_identity(path, tallier_id=name, number=number, listen=listens[number])
+        documents.append(public | public_part(path))
+    for number, path in enumerate(paths):
+        pin_peers(path, [document for document in documents if document["tallier"] != number])
+
+
+def are_free(listens: Sequence[str]) -> bool:
+    """Whether nobody listens at any of these addresses of this machine."""
+    with ExitStack() as held:
+        for listen in listens:
+            address = address_of(listen)
+            probe = held.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.host, address.port))
+            except OSError:
+                return False
+    return True
+
+
+def free_listens(count: int) -> list[str]:
+    """Addresses on loopback that are free; all are held at once, so that they differ."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [f"{LOOPBACK}:{probe.getsockname()[1]}" for probe in probes]
+
+
 def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan: Plan) -> None:
     instance = INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon
     agent_level: Epsilon = "unlimited" if plan.agent_epsilon is None else plan.agent_epsilon
@@ -225,6 +277,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
             tasks="any",
             methods=("knn", "reverse-knn"),
             max_queries_per_day=MAX_QUERIES_PER_DAY,
+            max_noise_contributors=len(agents),
             approval=False,
         ),
         talliers=pins,
@@ -257,7 +310,8 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
     if plan.agents not in (None, state.agents):
         raise InvalidSetting(
             f"the federation in {home} has {state.agents} agents, not {plan.agents}; add one with `labeler agent init` "
-            "and `labeler keys enrol`, or make another federation with --home"
+            "and `labeler keys enrol`, and raise max_noise_contributors in agents/*/policy.toml; or make another "
+            "federation with --home"
         )
     asked = [
         option

@@ -96,7 +96,13 @@ def _label_batch(
             {"id": batch.digest, "queries": len(batch), "charge_nano": charge, "contributors": sorted(contributors)}
         )
 
-    release = run_round(prepared.task, batch, agents, post_charge=post, progress=progress)
+    # Loaded where it is wanted: a histogram needs none of it.
+    engine = None
+    if prepared.job.winner == "mpyc" and prepared.task.release == "winner":
+        from workers.winner.in_process import ThreeProcesses
+
+        engine = ThreeProcesses()
+    release = run_round(prepared.task, batch, agents, post_charge=post, progress=progress, winner_engine=engine)
     folder.store_release(number, release)
     return release
 

@@ -43,7 +43,12 @@ def make_plan(request: PlanRequest) -> dict[str, Any]:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
     task = solve_request(request)
-    return price(task).to_json() | {"k": task.k, "agents": task.agents}
+    return price(task).to_json() | {
+        "k": task.k,
+        "agents": task.agents,
+        "colluding_agents": task.colluding_agents,
+        "max_dropouts": task.max_dropouts,
+    }
 
 
 def solve_request(request: PlanRequest) -> Task:

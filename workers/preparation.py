@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class LabellingJob:
             always votes, since a refusal would tell the others how few records it has.
         seed: makes noise and ids reproducible; a simulation that protects nobody.
         engine, memory_limit_bytes: see feature_store.index.build_index.
+        winner: how winners are found: "plain" puts the sums together in this process, which sees everything
+            anyway; "mpyc" computes them in three processes, as talliers that distrust each other do.
     """
 
     file: TaskFile
@@ -57,6 +59,7 @@ class LabellingJob:
     seed: int | None = None
     engine: str = "auto"
     memory_limit_bytes: int | None = None
+    winner: Literal["plain", "mpyc"] = "plain"
 
 
 @dataclass(frozen=True, eq=False)

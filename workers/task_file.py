@@ -38,7 +38,8 @@ class TaskTable(_Table):
         max_dropouts: agents that may fail to answer before nothing is opened.
         max_agent_records: public bound on an agent's records, for a finite agent-level price of
             reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
-        talliers: 2 or 3 parties that hold one share each.
+        abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
+        talliers: 2 or 3 parties that hold one share each; the winner needs 3.
         grid_scale: grid units per vote; chosen when absent.
         classes: public class names in label order; taken from the shards' manifests when absent.
     """
@@ -53,6 +54,7 @@ class TaskTable(_Table):
     colluding_agents: int = 0
     max_dropouts: int = 0
     max_agent_records: int | None = None
+    abstain_below: int | None = None
     talliers: Literal[2, 3] = 3
     grid_scale: int | None = None
     classes: tuple[str, ...] | None = None

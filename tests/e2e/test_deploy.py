@@ -226,10 +226,18 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             ('^# (?=tasks = "any")', ""),
             ("^# (?=methods)", ""),
             ("^# (?=max_queries_per_day)", ""),
+            ("^# (?=max_noise_contributors)", ""),
             ("^# (?=approval)", ""),
             ("^# tallier-0.*", "\n".join(pins)),
             ("^# verify_key.*", f'verify_key = "{coordinator["verify_key"]}"'),
         )
+        agent = json.loads((tmp_path / "agent" / "keys.public.json").read_text())
+        for number in range(3):
+            replace(
+                tmp_path / f"tallier-{number}" / "tallier.toml",
+                (r"^# \[agents\]", "[agents]"),
+                ("^# hospital-a.*", f'hospital-a = "{agent["verify_key"]}"'),
+            )
         # 4. Enrol
         wait_until_alive(int(port))
         for home in ("tallier-0", "tallier-1", "tallier-2", "agent"):
@@ -259,7 +267,9 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
 def is_ready(labeler: Any) -> bool:
     from api.client import Client
 
-    with Client(os.environ["LABELER_URL"], "x", ca_file=Path(os.environ["LABELER_CA_FILE"])) as client:
+    with Client(
+        os.environ["LABELER_URL"], os.environ["LABELER_TOKEN"], ca_file=Path(os.environ["LABELER_CA_FILE"])
+    ) as client:
         return client.readiness().ready
 
 

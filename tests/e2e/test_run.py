@@ -53,6 +53,40 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
     assert all("noisy_votes" not in release for release in stored)
 
 
+def test_three_processes_find_the_winners_that_one_finds(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, release="winner", abstain_below=5)
+    arguments = [*federation.run_arguments, "--seed", "3"]
+    tables = []
+    for winner in ("plain", "mpyc"):
+        result = labeler("run", task, *arguments, "--winner", winner, "--out", tmp_path / winner)
+        assert result.code == 0, result.err
+        tables.append(pq.read_table(tmp_path / winner / "pseudo_labels.parquet")["label"].to_pylist())
+    assert tables[0] == tables[1]
+
+
+def test_queries_whose_best_noisy_count_is_too_low_stay_without_an_answer(labeler, federation, tmp_path) -> None:
+    """Two agents with five votes each: nine of ten votes for one class is what is asked for."""
+    arguments = [*federation.run_arguments, "--seed", "7", "--json"]
+    everything = labeler("run", federation.task_file(tmp_path, release="winner"), *arguments, "--out", tmp_path / "all")
+    task = federation.task_file(tmp_path, release="winner", abstain_below=9)
+    result = labeler("run", task, *arguments, "--out", tmp_path / "sure")
+    assert (everything.code, result.code) == (0, 0), result.err
+    counted = json.loads(result.out)["labels"]
+    assert 10 < counted["abstained"] < 110
+    assert counted["abstained"] + counted["answered"] == 120
+    table = pq.read_table(tmp_path / "sure" / "pseudo_labels.parquet").to_pylist()
+    assert all((row["label"] == -1) == (row["status"] == "abstained") for row in table)
+    assert all(row["label_name"] is None for row in table if row["label"] == -1)
+    assert json.loads(result.out)["privacy"]["instance"] == json.loads(everything.out)["privacy"]["instance"]
+
+
+def test_a_threshold_without_the_winner_is_refused_with_the_reason(labeler, federation, tmp_path) -> None:
+    task = federation.task_file(tmp_path, abstain_below=9)
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code != 0
+    assert "whoever has the histogram sees its best noisy count" in " ".join(result.err.split())
+
+
 def test_clusters_of_a_folder_of_images_can_be_asked_about(labeler, federation, tmp_path) -> None:
     task = federation.task_file(
         tmp_path, method="reverse-knn", k=1, sigma_votes=2.0, queries='strategy = "clustered"\ncount = 12'

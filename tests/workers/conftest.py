@@ -83,6 +83,7 @@ class Relay:
         self.keys = PartyKeys.generate()
         self.inbox: list[Message] = []
         self.polls: list[Poll] = []
+        self.proofs: list[Message | None] = []
         self.enrolled: dict[str, PublicKeys] = {}
         self.failures: list[tuple[int, dict[str, str], bytes]] = []
         self.lost_answers = 0
@@ -154,7 +155,7 @@ class Relay:
         return Response(b'{"taken": 1}', 202)
 
     async def _poll(self, request: Request) -> Response:
-        (message,) = read_frames(await request.body(), max_messages=1)
+        message, *proof = read_frames(await request.body(), max_messages=2)
         if self.failures:
             status, headers, body = self.failures.pop(0)
             return Response(body, status, headers)
@@ -162,6 +163,7 @@ class Relay:
         verify(message, self.enrolled[party].verify_key)
         poll = Poll.decode(self.keys.open(message))
         self.polls.append(poll)
+        self.proofs.append(proof[0] if proof else None)
         start = int(poll.after.partition("-")[0] or 0)
         until = time.monotonic() + poll.wait_s
         while len(self._mail[party]) <= start and time.monotonic() < until and not await request.is_disconnected():

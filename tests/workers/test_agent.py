@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import workers.agent
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
@@ -24,7 +26,7 @@ from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task
 from workers.agent import Agent
-from workers.agent_ledger import AgentLedger, InMemoryLedger
+from workers.agent_ledger import AgentLedger, InMemoryLedger, Recipients
 from workers.durable_ledger import DurableLedger
 from workers.policy import Policy
 
@@ -140,6 +142,33 @@ def test_each_record_votes_k_times_in_a_reverse_knn_batch(make_shard, batch) -> 
     assert votes.sum(axis=0).tolist() == [14, 14, 12]
 
 
+@pytest.mark.parametrize("method", ["knn", "reverse-knn"])
+def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, monkeypatch, method) -> None:
+    shard = make_shard("own")
+    task = task_for(shard, method=method, k=7)
+    expected = agent_for(shard).ballots(task, batch)
+    assert len(shard.labels) * 7 > 2 * expected.size
+    monkeypatch.setattr(workers.agent, "NEIGHBORS_AT_ONCE", 20)
+    assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
+    monkeypatch.setattr(workers.agent, "NEIGHBORS_AT_ONCE", 1)
+    assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "faiss", "torch"])
+def test_a_million_neighbours_of_sixty_records_take_no_more_memory_than_sixty(make_shard, engine) -> None:
+    shard = make_shard("own")
+    queries = QueryBatch(np.tile(make_shard("public", records=8, seed=99, public=True).features[:], (512, 1)))
+    task = task_for(shard, k=1_000_000, sigma_votes=4000.0, max_queries=4096)
+    agent = agent_for(shard, engine=engine)
+    agent.ballots(task, QueryBatch(queries.features[:8]))
+    tracemalloc.start()
+    votes = agent.ballots(task, queries)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert votes.sum(axis=1).tolist() == [60] * 4096
+    assert peak < 64 << 20
+
+
 def test_a_cap_on_records_holds(make_shard, batch) -> None:
     shard = make_shard("own", records=20)
     task = task_for(shard, method="reverse-knn", k=1, max_agent_records=8)
@@ -210,7 +239,7 @@ def test_nothing_private_prints(make_shard, batch) -> None:
 CAPS = {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5}
 
 
-def policy_with(**budget: object) -> Policy:
+def policy_with(*, max_queries_per_day: int = 100, **budget: object) -> Policy:
     return Policy.model_validate(
         {
             "budget": CAPS | budget,
@@ -218,7 +247,8 @@ def policy_with(**budget: object) -> Policy:
                 "backbones": ["backbone"],
                 "tasks": "any",
                 "methods": ["knn", "reverse-knn"],
-                "max_queries_per_day": 100,
+                "max_queries_per_day": max_queries_per_day,
+                "max_noise_contributors": 1,
                 "approval": False,
             },
             "talliers": {},
@@ -276,10 +306,30 @@ def twin(request: pytest.FixtureRequest, durable: DurableParts) -> Twin:
     return Twin(ledger, lambda: ledger.accounts["instance"].spent, cap)
 
 
-def charge(ledger: AgentLedger, amount: int | None, *, name: str = "r", version: str = "v", queries: int = 9) -> None:
+TALLIERS: Recipients = (("tallier-0", "a" * 64), ("tallier-1", "b" * 64))
+
+
+def charge(
+    ledger: AgentLedger,
+    amount: int | None,
+    *,
+    name: str = "r",
+    version: str = "v",
+    queries: int = 9,
+    nonce: str = "",
+    recipients: Recipients = TALLIERS,
+) -> None:
     charges: dict[Level, int] = {} if amount is None else {"instance": amount}
     task = parse_task(
-        {"name": "t", "classes": ["a", "b"], "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 900, "agents": 1}
+        {
+            "name": "t",
+            "classes": ["a", "b"],
+            "sigma_votes": 4.0,
+            "delta": 1e-4,
+            "max_queries": 900,
+            "agents": 1,
+            "nonce": nonce,
+        }
     )
     ledger.charge(
         round_digest=sha256(name.encode()).hexdigest(),
@@ -288,6 +338,7 @@ def charge(ledger: AgentLedger, amount: int | None, *, name: str = "r", version:
         charges=charges,
         task=task,
         num_queries=queries,
+        recipients=recipients,
     )
 
 
@@ -303,6 +354,39 @@ def test_a_round_is_refused_once_its_records_have_changed(twin: Twin) -> None:
         charge(twin.ledger, 5, version="w")
     charge(twin.ledger, 5)
     assert twin.spent() == 5
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        TALLIERS[::-1],
+        (TALLIERS[0], ("tallier-2", "c" * 64)),
+        (TALLIERS[0], ("tallier-1", "c" * 64)),
+        (("tallier-2", "c" * 64), ("tallier-3", "d" * 64)),
+        TALLIERS[:1],
+    ],
+    ids=["another order", "another tallier", "another key", "two others", "one less"],
+)
+def test_a_round_is_answered_to_the_same_talliers_in_the_same_order_for_ever(twin: Twin, others: Recipients) -> None:
+    charge(twin.ledger, 5)
+    with pytest.raises(PrivacyRefusal, match="answered for other talliers"):
+        charge(twin.ledger, 5, recipients=others)
+    charge(twin.ledger, 5)
+    charge(twin.ledger, 5, name="another round", recipients=others)
+    assert twin.spent() == 10
+
+
+def test_the_rounds_of_a_task_hold_no_more_queries_than_it_has(durable: DurableParts, twin: Twin) -> None:
+    durable.policy = policy_with(max_queries_per_day=10**6)
+    charge(twin.ledger, 1, name="first", queries=600)
+    with pytest.raises(PrivacyRefusal, match="the task has 900 queries, and with this round 901 of it"):
+        charge(twin.ledger, 1, name="second", queries=301)
+    charge(twin.ledger, 1, name="first", queries=600)
+    charge(twin.ledger, 1, name="second", queries=300)
+    with pytest.raises(PrivacyRefusal, match="ask in a new task"):
+        charge(twin.ledger, 1, name="third", queries=1)
+    charge(twin.ledger, 1, name="third", queries=1, nonce="a new task")
+    assert twin.spent() == 3
 
 
 def test_the_cap_can_be_spent_to_the_last_unit_and_not_beyond(twin: Twin) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.bodies import Ask, Refusal, TallierKey, share_from_bytes
-from labeler.errors import BadData, PolicyRefusal
+from labeler.errors import BadData, JournalBehind, PolicyRefusal
 from labeler.messages import Message
 from labeler.planning import price
 from labeler.sharing import ShareVector, unshard
@@ -54,6 +55,7 @@ class Site:
             "tasks": "any",
             "methods": ["knn", "reverse-knn"],
             "max_queries_per_day": 1000,
+            "max_noise_contributors": 3,
             "approval": False,
         }
         return Policy.model_validate(
@@ -179,6 +181,8 @@ def test_asks_that_pile_up_for_one_round_are_answered_once(site: Site) -> None:
         ({"backbones": ["0" * 64]}, {}, "allow.backbones"),
         ({"tasks": ["0" * 64]}, {}, "allow.tasks"),
         ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
+        ({"max_noise_contributors": 1}, {}, "allow.max_noise_contributors"),
+        ({}, {"agents": 2000, "sigma_votes": 100.0}, "allow.max_noise_contributors"),
         ({}, {"talliers": {"tallier-1": PartyKeys.generate().public.seal_key}}, "talliers.tallier-1"),
         ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level"),
         ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),
@@ -225,6 +229,114 @@ def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
     site.send(ask)
     assert not site.refusals(2)[1].is_final
     running.end()
+
+
+def test_a_coordinator_and_one_tallier_cannot_collect_the_shares_of_one_answer(site: Site) -> None:
+    """Every order of the talliers would hand each of them another share of the same split."""
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    for turn in (1, 2):
+        site.send(replace(ask, talliers=ask.talliers[turn:] + ask.talliers[:turn]))
+        assert "in another order" in site.refusals(turn)[-1].sentence
+    site.send(ask)
+    site.relay.wait_for("answered", 2)
+    running.end()
+    spy = site.talliers["tallier-0"]
+    held = [share_from_bytes(spy.open(message), max_entries=10_000) for message in site.relay.mail_of("tallier-0")]
+    assert len({share.fingerprint() for share in held}) == 1
+    assert len(held) == 2
+
+
+def test_no_two_sets_of_talliers_get_shares_of_one_round(site: Site) -> None:
+    first = dict(site.talliers)
+    more = first | {f"tallier-{number}": PartyKeys.generate() for number in range(3, 6)}
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    site.talliers = more
+    site.write_policy()
+    everybody = [TallierKey(name, keys.public.seal_key, keys.public.verify_key) for name, keys in more.items()]
+    for number, named in enumerate((everybody[:3], everybody[3:]), start=1):
+        site.send(replace(ask, talliers=tuple(named)))
+        assert "talliers: the site's policy allows shares among all of" in site.refusals(number)[-1].sentence
+    # Also after the site itself has changed whom it trusts.
+    site.talliers = {name: more[name] for name in list(more)[3:]}
+    site.write_policy()
+    site.send(replace(ask, talliers=tuple(everybody[3:])))
+    assert "answered for other talliers" in site.refusals(3)[-1].sentence
+    running.end()
+    assert site.relay.mail_of("tallier-3") == []
+
+
+def test_fewer_talliers_than_the_site_trusts_are_refused(site: Site) -> None:
+    ask = site.ask()
+    site.send(replace(ask, task=ask.task.model_copy(update={"talliers": 2}), talliers=ask.talliers[1:]))
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert "shares among tallier-1, tallier-2 only was asked for" in refusal.sentence
+    assert site.spent() == 0
+
+
+def test_an_approved_task_is_answered_for_its_queries_and_no_more(site: Site) -> None:
+    site.write_policy(approval=True)
+    ask = site.ask()
+    approve(site.home, ask.task.digest)
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    for number in range(1, 4):
+        features = site.batch.features.copy()
+        features[0, 0] ^= number
+        site.send(replace(ask, batch=QueryBatch(features)))
+        assert "the task has 9 queries, and with this round 18 of it" in site.refusals(number)[-1].sentence
+    site.send(ask)
+    site.relay.wait_for("answered", 2)
+    running.end()
+    assert site.spent() == price(ask.task).instance.charge_nano
+
+
+def test_a_task_that_does_not_fit_the_records_never_waits_for_a_person(site: Site) -> None:
+    site.write_policy(approval=True)
+    site.send(site.ask(classes=[f"{number:05d}" for number in range(30_000)]))
+    site.send(site.ask(backbone_fingerprint="0" * 64))
+    running = site.run()
+    assert [refusal.reason for refusal in site.refusals(2)] == ["mixed-shards", "mixed-shards"]
+    running.end()
+    with open_database(site.home / "journal.db", read_only=True) as database:
+        assert AgentMemory(database, Ledger(database, clock=lambda: NOW)).waiting() == []
+
+
+def test_of_a_budget_the_coordinator_hears_only_that_it_does_not_cover_the_round(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.send(site.ask(sigma_votes=0.5))
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert refusal.sentence == (
+        "account 'agent:hospital-1', instance level: the site's budget does not cover this round; how much is left the "
+        "site alone sees (labeler agent budget)"
+    )
+    assert refusal.reason == "budget-exceeded"
+    (logged,) = [record.sentence for record in caplog.records if record.message == "refused"]
+    assert re.search(r"\d{6}", logged)
+
+
+def test_an_agent_without_its_journal_does_not_start_with_a_full_budget(site: Site) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    running.end()
+    for path in site.home.glob("journal*"):
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(JournalBehind, match=r"journal\.db was lost, and with it what this agent has spent"):
+            run_agent(site.home, stop=threading.Event())
 
 
 def test_a_policy_that_cannot_be_read_refuses_everything_until_it_can(site: Site) -> None:

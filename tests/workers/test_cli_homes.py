@@ -22,11 +22,14 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys
-from labeler.errors import PolicyRefusal
+from labeler.errors import BadData, PolicyRefusal
 from labeler.task import Task, parse_task
 from workers.cli import main
+from workers.commands.console import cell, complain, escaped
+from workers.new_homes import read_public
 from workers.party_home import is_approved, read_agent_config, read_tallier_config
 from workers.policy import read_policy
+from workers.tallier_peers import read_group
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ACCOUNT = "agent:hospital-a"
@@ -370,6 +373,43 @@ def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: 
         assert not is_approved(hospital, chosen)
 
 
+def test_what_waits_is_shown_with_its_noise_and_never_obeyed(
+    hospital: Path, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = a_task(name="[/red] :bomb:", agents=7, colluding_agents=2, sigma_votes=31.5)
+    with closing(open_home(hospital)) as database:
+        AgentMemory(database, Ledger(database, clock=lambda: NOW)).request(task, NOW)
+    (waiting,) = labeler("agent", "waiting", "--home", hospital, "--json").document
+    assert (waiting["agents"], waiting["colluding_agents"], waiting["noise_contributors"]) == (7, 2, 5)
+    assert waiting["sigma_votes"] == 31.5
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = labeler("agent", "waiting", "--home", hospital)
+    assert shown.code == 0
+    assert "[/red] :bomb:" in shown.out
+    assert "31.5" in shown.out
+
+
+def test_a_terminal_obeys_no_text_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert escaped("x\x1b[2K\r\n\u202e\ud800") == "x\\x1b[2K\\r\\n\\u202e\\ud800"
+    assert cell("[bold]x\x07").plain == "[bold]x\\x07"
+    complain("the other side says \x1b]0;owned\x07 [/x]")
+    assert "says \\x1b]0;owned\\x07 [/x]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes", [{"party_id": "a\x1b[1A\x1b[2Kb"}, {"role": "agent)\x1b[8m"}, {"party_id": 7}, {"role": None}]
+)
+def test_a_file_of_keys_cannot_write_over_the_fingerprint_it_is_shown_with(
+    hospital: Path, changes: dict[str, Any]
+) -> None:
+    path = hospital / "keys.public.json"
+    document = json.loads(path.read_text())
+    assert read_public(path) == document
+    path.write_text(json.dumps(document | changes))
+    with pytest.raises(BadData, match="no file of public keys"):
+        read_public(path)
+
+
 def test_an_agent_that_never_ran_has_nothing_to_show(hospital: Path, labeler: Labeler) -> None:
     fill_in(hospital / "policy.toml")
     for command in ("waiting", "budget"):
@@ -401,3 +441,34 @@ def test_every_command_has_a_help_with_an_example() -> None:
     assert len(found) > 25
     for path, text in found.items():
         assert re.search(rf"`{path}\b", text), path
+
+
+def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
+    tmp_path: Path, coordinator: Path, labeler: Labeler
+) -> None:
+    homes = [tmp_path / f"t{number}" for number in range(3)]
+    for number, home in enumerate(homes):
+        arguments = ("--id", f"site-{number}", "--number", number, "--coordinator", "https://x")
+        # The last one is made without, and is given its address later.
+        listen = () if number == 2 else ("--listen", f"127.0.0.1:{7700 + number}")
+        keys = ("--coordinator-keys", coordinator / "keys.public.json")
+        made = labeler("tallier", "init", "--home", home, *arguments, *keys, *listen)
+        assert made.code == 0, made.err
+    assert "certificate" not in read_public(homes[2] / "keys.public.json")
+    refused = labeler("tallier", "peers", "--home", homes[0], *(home / "keys.public.json" for home in homes[1:]))
+    assert "its site makes them with labeler tallier init --listen HOST:PORT" in refused.err
+    assert labeler("tallier", "listen", "0.0.0.0:7702", "--home", homes[2]).code != 0
+    assert labeler("tallier", "listen", "127.0.0.1:7702", "--home", homes[2]).code == 0
+    shown = labeler("keys", "show", "--home", homes[2], "--json").document
+    assert shown == read_public(homes[2] / "keys.public.json")
+    assert shown["listen"] == "127.0.0.1:7702"
+    for number, home in enumerate(homes):
+        others = [other / "keys.public.json" for other in homes if other != home]
+        pinned = labeler("tallier", "peers", "--home", home, *others, "--json")
+        assert pinned.code == 0, pinned.err
+        assert [peer["party_id"] for peer in pinned.document] == [f"site-{one}" for one in range(3) if one != number]
+        assert stat.S_IMODE((home / "winner.pem").stat().st_mode) == 0o600
+    groups = [read_group(home, own_verify_key=PartyKeys.load(home / "keys.json").public.verify_key) for home in homes]
+    assert len({(group.digest, group.addresses, group.verify_keys) for group in groups if group is not None}) == 1
+    again = labeler("tallier", "peers", "--home", homes[0], homes[1] / "keys.public.json")
+    assert "this is tallier 0: name the files of talliers 1 and 2, each once; found 1" in again.err

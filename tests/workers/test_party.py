@@ -21,8 +21,8 @@ from cryptography.x509.oid import NameOID
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys
-from labeler.bodies import holdings_to_bytes
+from feature_store.keys import PartyKeys, verify
+from labeler.bodies import Mail, holdings_to_bytes
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -129,9 +129,9 @@ def test_a_post_whose_answer_was_lost_is_sent_with_new_numbers(make_link: MakeLi
     assert len({message.header.sequence for message in relay.inbox}) == 4
 
 
-def test_a_number_that_was_seen_before_is_replaced(make_link: MakeLink, relay: Any) -> None:
+def test_a_number_that_was_seen_before_is_replaced(make_link: MakeLink, relay: Any, database: Database) -> None:
     relay._taken["me", COORDINATOR] = 2
-    make_link().post([DRAFT])
+    make_link(sequences=Sequences(database, clock=lambda: datetime.fromtimestamp(0, tz=UTC))).post([DRAFT])
     assert [message.header.sequence for message in relay.inbox] == [3]
 
 
@@ -216,6 +216,37 @@ def test_a_coordinator_that_lost_part_of_its_journal_is_left_alone(make_link: Ma
         restarted.poll()
     relay.head = (8, "e" * 64)
     assert len(restarted.poll()) == 1
+
+
+def test_a_poll_carries_the_coordinators_own_word_for_the_furthest_head(
+    make_link: MakeLink, relay: Any, tmp_path: Path
+) -> None:
+    link = make_link()
+    relay.head = (7, "c" * 64)
+    link.poll()
+    relay.head = (8, "d" * 64)
+    link.poll()
+    link.poll()
+    make_link().poll()
+    first, *others = relay.proofs
+    assert first is None
+    for proof in others:
+        verify(proof, relay.keys.public.verify_key)
+    assert [Mail.decode(proof.body).coordinator_seq for proof in others] == [7, 8, 8]
+    assert (tmp_path / "coordinator.proof").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"half of a message", b"\0" * 100_000])
+def test_a_damaged_proof_is_left_out_and_made_anew(
+    make_link: MakeLink, relay: Any, tmp_path: Path, damage: bytes
+) -> None:
+    relay.head = (7, "c" * 64)
+    make_link().poll()
+    (tmp_path / "coordinator.proof").write_bytes(damage)
+    link = make_link()
+    link.poll()
+    link.poll()
+    assert [proof is not None for proof in relay.proofs] == [False, False, True]
 
 
 def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, relay: Any, start: Any) -> None:

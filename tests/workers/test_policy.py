@@ -35,6 +35,7 @@ def fields(**changes: Any) -> dict[str, Any]:
             "tasks": "any",
             "methods": ["knn"],
             "max_queries_per_day": 10,
+            "max_noise_contributors": 3,
             "approval": False,
         },
         "talliers": {name: keys.seal_key for name, keys in TALLIERS.items()},
@@ -53,7 +54,7 @@ def policy(**changes: Any) -> Policy:
     return Policy.model_validate(fields(**changes))
 
 
-def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, **changes: Any) -> Ask:
+def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, talliers_of: int = 3, **changes: Any) -> Ask:
     seal_keys = {name: keys.seal_key for name, keys in TALLIERS.items()} | (talliers or {})
     task = parse_task(
         {
@@ -64,13 +65,14 @@ def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, **changes: 
             "max_queries": 100,
             "agents": 3,
             "backbone_fingerprint": FINGERPRINT,
+            "talliers": talliers_of,
         }
         | changes
     )
     features = quantize(np.random.default_rng(1).normal(size=(queries, 8)))
     keys = tuple(
         TallierKey(name, key, TALLIERS[name].verify_key if name in TALLIERS else PartyKeys.generate().public.verify_key)
-        for name, key in list(seal_keys.items())[-3:]
+        for name, key in list(seal_keys.items())[-talliers_of:]
     )
     return Ask(task, QueryBatch(features), keys, expires_at=2e9)
 
@@ -108,6 +110,7 @@ def test_what_the_policy_allows_passes() -> None:
     check(policy(), ask())
     check(policy(allow__approval=True), ask(), is_approved=True)
     check(policy(allow__tasks=[ask().task.digest]), ask())
+    check(policy(allow__max_noise_contributors=1), ask(colluding_agents=2))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,21 @@ def test_what_the_policy_allows_passes() -> None:
             ask,
             "allow.max_queries_per_day: the site's policy allows 3, and 4 at once",
         ),
+        (
+            {"allow__max_noise_contributors": 2},
+            ask,
+            "allow.max_noise_contributors: the site's policy allows noise divided among 2 agents, and noise divided "
+            "among 3 was asked for",
+        ),
+        ({}, lambda: ask(agents=2000), "and noise divided among 2000 was asked for"),
+        ({}, lambda: ask(agents=2000, colluding_agents=1990, max_dropouts=6), "and noise divided among 4 was asked"),
         ({"talliers": {}}, ask, "talliers: the site's policy allows none, and tallier-0"),
+        (
+            {},
+            lambda: ask(talliers_of=2),
+            "talliers: the site's policy allows shares among all of tallier-0, tallier-1, tallier-2, and shares among "
+            "tallier-1, tallier-2 only was asked for",
+        ),
         ({}, lambda: ask(talliers={"stranger": "9" * 64}), "talliers: the site's policy allows tallier-0, tallier-1"),
         ({}, lambda: ask(talliers={"tallier-1": "9" * 64}), "talliers.tallier-1: the site's policy allows the key"),
         ({"coordinator__verify_key": "2" * 64}, ask, "coordinator.verify_key"),
@@ -160,6 +177,11 @@ def test_caps_are_the_whole_numbers_of_the_ledger() -> None:
         ("", "Field required"),
         (policy_toml(policy()) + "x = 1\n", "unknown field"),
         (policy_toml(policy()).replace("max_queries_per_day = 10\n", ""), "allow.max_queries_per_day: Field required"),
+        (
+            policy_toml(policy()).replace("max_noise_contributors = 3\n", ""),
+            "allow.max_noise_contributors: Field required",
+        ),
+        (policy_toml(policy()).replace("contributors = 3", "contributors = 0"), "allow.max_noise_contributors"),
         (policy_toml(policy()).replace("approval = false", 'approval = "no"'), "allow.approval"),
         (policy_toml(policy()).replace('agent_epsilon = "unlimited"', "agent_epsilon = inf"), "budget.agent_epsilon"),
         (policy_toml(policy()).replace("instance_epsilon = 2.0", "instance_epsilon = -1"), "budget.instance_epsilon"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,8 @@ from labeler.messages import Message
 from labeler.randomness import seeded_source
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
-from workers.party_home import TallierConfig, create_tallier_home
+from workers import tallier_service
+from workers.party_home import TallierConfig, create_tallier_home, read_tallier_config
 from workers.tallier_service import SUM_KEPT_S, run_tallier
 
 ME = "tallier-1"
@@ -181,6 +183,118 @@ def test_an_agent_that_sends_two_different_shares_is_excluded_also_after_a_resta
     assert set(table.relay_holdings(round)) == {"a", "c"}
     table.through(lambda: table.share("b", round))
     assert set(table.relay_holdings(round)) == {"a", "c"}
+
+
+def test_a_retry_of_a_share_that_was_not_summed_is_told_from_a_late_and_from_another_one_also_after_a_restart(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through(lambda: table.sum(round, ("a", "b")))
+
+    def refusals(agent: str, *, seed: str = "") -> list[str]:
+        caplog.clear()
+        table.through(lambda: table.share(agent, round, seed=seed))
+        return [record.problem for record in caplog.records if record.message == "message refused"]
+
+    assert refusals("c") == []
+    assert refusals("a") == []
+    assert refusals("c", seed="another") == ["duplicate-agent"]
+    assert refusals("b", seed="another") == ["duplicate-agent"]
+    assert refusals("c") == []
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert {aggregate.contributors for aggregate in table.sums(2)} == {frozenset({"a", "b"})}
+
+
+def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
+    table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tallier_service, "MAX_OPEN_ROUNDS", 2)
+    first, second, third = (table.round(number) for number in range(3))
+    table.open(first)
+    table.open(second)
+    for agent in AGENTS:
+        table.share(agent, first)
+    running = table.run()
+    table.relay_holdings(second)
+    table.open(third)
+    table.sum(first, AGENTS)
+    table.sums(1)
+    assert [record.problem for record in caplog.records if record.message == "message refused"] == ["too-large"]
+    (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
+    assert "2 rounds are open at this tallier and were not summed, at most 2 may be" in refusal
+    # One was summed, so there is room when the coordinator asks again; and a known round may always be opened again.
+    table.open(third)
+    table.relay_holdings(third)
+    table.open(second)
+    monkeypatch.setattr(tallier_service, "MAX_OPEN_ROUNDS", 10)
+    monkeypatch.setattr(tallier_service, "MAX_OPEN_BYTES", 2 * 3 * 8 * 3 * 3 - 1)
+    caplog.clear()
+    fourth = table.round(4)
+    table.open(fourth)
+    table.sum(first, AGENTS)
+    table.sums(2)
+    running.end()
+    (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
+    assert "could come to 144 bytes and those of 2 open rounds to 288" in refusal
+
+
+def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invented(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {name: keys.public.verify_key for name, keys in table.agents.items()}
+    create_tallier_home(table.home, read_tallier_config(table.home).model_copy(update={"agents": known}))
+    invented, impostor = table.round(1), table.round(2)
+    table.open(invented, participants={"a": known["a"], "x": PartyKeys.generate().public.verify_key})
+    table.open(impostor, participants=known | {"b": PartyKeys.generate().public.verify_key})
+    table.share("a", invented)
+    table.through()
+    sentences = [record.sentence for record in caplog.records if record.message == "message refused"]
+    assert "names 3 agents and their keys, and the round names 'x' with the key" in sentences[0]
+    assert "the round names 'b' with the key" in sentences[1]
+    round = table.round()
+    table.open(round, participants={name: known[name] for name in ("a", "b")})
+    table.share("a", round)
+    table.share("b", round)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert [aggregate.contributors for aggregate in table.sums(1)] == [frozenset({"a", "b"})]
+
+
+def test_a_round_opened_before_the_agents_were_named_is_not_summed_over_others(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    round = table.round()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through()
+    known = {name: table.agents[name].public.verify_key for name in ("a", "b")}
+    create_tallier_home(table.home, read_tallier_config(table.home).model_copy(update={"agents": known}))
+    table.sum(round, AGENTS)
+    running = table.run()
+    end = time.monotonic() + 20
+    while not any("the round names 'c'" in record.__dict__.get("sentence", "") for record in caplog.records):
+        assert time.monotonic() < end, "waited 20 s for the refusal"
+        time.sleep(0.02)
+    running.end()
+    assert table.relay.received("aggregate-share") == []
+
+
+def test_an_impostor_with_the_highest_number_does_not_silence_an_agent(table: Table) -> None:
+    round = table.round(1)
+    impostor = PartyKeys.generate()
+    table.open(round, participants={"b": impostor.public.verify_key})
+    table.share("b", round, keys=impostor, sequence=2**62)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"b"}
+    second = table.round(2)
+    table.open(second)
+    for agent in AGENTS:
+        table.share(agent, second)
+    table.through()
+    assert set(table.relay_holdings(second)) == set(AGENTS)
 
 
 def test_the_same_share_again_counts_once(table: Table) -> None:

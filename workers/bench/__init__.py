@@ -5,13 +5,68 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from labeler.errors import InvalidSetting
 from workers.bench.rows import BenchRow, bench_document
 from workers.progress import ProgressCallback, silent
 
-Bench = Callable[..., list[BenchRow]]
+
+def _office_caltech(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.office_caltech import bench_office_caltech
+
+    return bench_office_caltech(data=data, full=full, progress=progress)
+
+
+def _digits(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.digits import bench_digits
+
+    return bench_digits(full=full, progress=progress)
+
+
+def _speed(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.speed import bench_speed
+
+    return bench_speed(full=full, progress=progress)
+
+
+def _ledger(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.ledger import bench_ledger
+
+    return bench_ledger(data=data, full=full, progress=progress)
+
+
+def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.service import bench_service
+
+    return bench_service(data=data, full=full, progress=progress)
+
+
+def _winner(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.winner import bench_winner
+
+    return bench_winner(full=full, progress=progress)
+
+
+def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.delayed_links import bench_winner_delay
+
+    return bench_winner_delay(full=full, progress=progress)
+
+
+BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
+    "office-caltech": _office_caltech,
+    "digits": _digits,
+    "speed": _speed,
+    "ledger": _ledger,
+    "service": _service,
+    "winner": _winner,
+    "winner-delay": _winner_delay,
+}
+"""Every bench by its name. Each is loaded when it is run, so that naming them loads no library."""
+
+NAMES: Final = f"{', '.join(list(BENCHES)[:-1])} or {list(BENCHES)[-1]}"
+"""All names in words, for help and refusals."""
 
 
 def run_bench(
@@ -20,8 +75,8 @@ def run_bench(
     """Run a bench.
 
     Args:
-        name: office-caltech, digits, speed or ledger.
-        data: folder of the real data sets, where the bench needs one.
+        name: one of BENCHES.
+        data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
         progress: told how far it is.
 
@@ -31,26 +86,11 @@ def run_bench(
     Raises:
         InvalidSetting: no such bench, or it needs data that is not there.
     """
+    if name not in BENCHES:
+        raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
     started = time.perf_counter()
-    if name == "speed":
-        from workers.bench.speed import bench_speed
-
-        rows = bench_speed(full=full, progress=progress)
-    elif name == "office-caltech":
-        from workers.bench.office_caltech import bench_office_caltech
-
-        rows = bench_office_caltech(data=data, full=full, progress=progress)
-    elif name == "digits":
-        from workers.bench.digits import bench_digits
-
-        rows = bench_digits(full=full, progress=progress)
-    elif name == "ledger":
-        from workers.bench.ledger import bench_ledger
-
-        rows = bench_ledger(data=data, full=full, progress=progress)
-    else:
-        raise InvalidSetting(f"no bench is called {name!r}; choose office-caltech, digits or speed, or ledger")
+    rows = BENCHES[name](data, full, progress)
     return bench_document(name, rows, time.perf_counter() - started)
 
 
-__all__ = ["BenchRow", "run_bench"]
+__all__ = ["BENCHES", "NAMES", "BenchRow", "run_bench"]

@@ -91,6 +91,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One federation of three agents for tests that harm it and leave it whole."""
+    with running(tmp_path_factory.mktemp("harmed") / "federation") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
 def digit_features() -> np.ndarray:
     """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
     from feature_store.backbones import load_backbone

@@ -15,7 +15,8 @@ from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
-from labeler.task import parse_task
+from labeler.release import Release
+from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
@@ -23,6 +24,9 @@ from workers.round import run_round
 
 QUERIES = 6
 AGENTS = 3
+WINNER_STEPS = ("tallier.computed",)
+"""Steps of a round that opens winners; all others are shown on one that opens the histogram."""
+
 KILL_REDIS_AT = ("coordinator.reserved", "coordinator.asked", "agent.computed", "tallier.stored", "coordinator.posted")
 KILLS = [(name.split(".")[0], name) for name in FAULT_POINTS] + [("redis", name) for name in KILL_REDIS_AT]
 # Victims take turns: who dies again soon after it was started waits longer for its next start.
@@ -35,7 +39,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-def expected_votes(service: Service, task_fields: dict[str, object], batch: QueryBatch) -> np.ndarray:
+def expected_release(service: Service, task_fields: dict[str, object], batch: QueryBatch) -> Release:
     """What the agents' durable noise secrets determine for this batch, computed in this process."""
     task = parse_task(task_fields)
     agents = []
@@ -49,9 +53,7 @@ def expected_votes(service: Service, task_fields: dict[str, object], batch: Quer
                 ledger=InMemoryLedger({"instance": Account(home.name, "instance", 10**15)}),
             )
         )
-    release = run_round(task, batch, agents, post_charge=lambda _: None)
-    assert release.noisy_votes is not None
-    return release.noisy_votes
+    return run_round(task, batch, agents, post_charge=lambda _: None)
 
 
 @pytest.mark.slow
@@ -62,9 +64,18 @@ def test_a_killed_process_costs_time_and_nothing_else(
 ) -> None:
     number = CELLS.index((victim, point))
     features = digit_features[number * QUERIES : (number + 1) * QUERIES]
+    release: ReleaseKind = "winner" if point in WINNER_STEPS else "histogram"
     with fragile.client() as client:
         task = client.create_task(
-            TaskRequest(name=f"{victim} {point}", method="knn", k=5, sigma_votes=20.0, delta=1e-5, max_queries=QUERIES)
+            TaskRequest(
+                name=f"{victim} {point}",
+                method="knn",
+                k=5,
+                sigma_votes=20.0,
+                delta=1e-5,
+                max_queries=QUERIES,
+                release=release,
+            )
         )
         before = {(one.account, one.level): one for one in client.budget().accounts}
         pid = f"\n{fragile.pid('redis')}" if victim == "redis" else ""
@@ -82,10 +93,12 @@ def test_a_killed_process_costs_time_and_nothing_else(
                 assert balance.posted_nano - before[key].posted_nano == charge
                 assert balance.reserved_nano == 0
         table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
-        votes = np.array(table["noisy_votes"].to_pylist())
     # The service quantises what it is sent, and rounding what was rounded may move an entry.
     batch = QueryBatch(quantize(features.astype(np.float64)), first_query=0)
-    assert np.array_equal(votes, expected_votes(fragile, task.task, batch))
+    expected = expected_release(fragile, task.task, batch)
+    assert table["label"].to_pylist() == expected.labels.tolist()
+    if expected.noisy_votes is not None:
+        assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
 
 
 def row(victim: str, point: str) -> str:

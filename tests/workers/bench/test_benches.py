@@ -9,7 +9,7 @@ import pytest
 
 from labeler.errors import InvalidSetting
 from workers.bench import office_caltech as office
-from workers.bench import run_bench
+from workers.bench import run_bench, winner
 from workers.bench.office_caltech import Arena, Setting
 
 ROW_KEYS = {
@@ -27,7 +27,7 @@ def test_the_speed_bench_reports_every_target() -> None:
 
 
 def test_an_unknown_bench_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="choose office-caltech, digits or speed"):
+    with pytest.raises(InvalidSetting, match="choose office-caltech, digits, speed, ledger, service, winner or winner-delay"):
         run_bench("sleep")
 
 
@@ -56,3 +56,18 @@ def test_real_photos_are_labelled_well_at_a_small_price(
     assert row.value > 70
     again = arena.measure("webcam", Setting("reverse-knn", 1, 10), epsilon=2.0, splits=3)
     assert again.value == row.value
+
+
+@pytest.mark.slow
+def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winner, "SIZES", ((20, 3), (40, 3)))
+    document = run_bench("winner")
+    assert all(set(row) == ROW_KEYS for row in document["rows"])
+    metrics = {row["metric"] for row in document["rows"]}
+    assert {
+        "seconds",
+        "milliseconds per label",
+        "time ratio",
+        "accuracy of answered labels, %",
+        "answered, %",
+    } <= metrics

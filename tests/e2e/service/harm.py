@@ -1,0 +1,132 @@
+"""What tests do to a running federation and put right again: pause a process, narrow a policy, see what was spent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from api.client import Client
+from api.schema import JobView, TaskRequest, TaskView
+from tests.e2e.service.conftest import Service
+from workers.site import site_budget
+
+Account = tuple[str, str]
+
+QUERIES = 6
+
+
+def new_task(client: Client, name: str, **changes: Any) -> TaskView:
+    """A task of a few queries, cheap enough for dozens of them."""
+    fields: dict[str, Any] = {"method": "knn", "k": 5, "sigma_votes": 20.0, "delta": 1e-5, "max_queries": QUERIES}
+    return client.create_task(TaskRequest(name=name, **fields | changes))
+
+
+def submit(client: Client, task: TaskView, features: np.ndarray) -> JobView:
+    """All queries of a task as one job."""
+    fingerprint = task.task["backbone_fingerprint"]
+    return client.submit(task.task_id, features=features[:QUERIES], backbone_fingerprint=fingerprint)
+
+
+def posted(client: Client) -> dict[Account, int]:
+    """What every account of the coordinator has paid; nothing may be reserved."""
+    accounts = client.budget().accounts
+    assert [one.account for one in accounts if one.reserved_nano] == []
+    return {(one.account, one.level): one.posted_nano for one in accounts}
+
+
+def paid_at_instance_level(client: Client, before: dict[Account, int]) -> dict[str, int]:
+    """What each account has paid since, by name; those of revoked agents that paid nothing are left out."""
+    after = posted(client)
+    assert all(after[key] >= paid for key, paid in before.items())
+    return {account: after[account, level] - before.get((account, level), 0)
+            for account, level in after
+            if level == "instance" and after[account, level] != before.get((account, level), 0)}  # fmt: skip
+
+
+def spent_at_sites(service: Service) -> dict[str, int]:
+    """What every agent has spent by its own ledger, instance level."""
+    return {home.name: spent_at(home) for home in sorted((service.home / "agents").iterdir())}
+
+
+def spent_at(home: Path) -> int:
+    """What one agent has spent by its own ledger, instance level."""
+    return next(int(one["spent_nano"]) for one in site_budget(home) if one["level"] == "instance")
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """A process that does nothing, as behind a cut cable."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def policy(home: Path, pattern: str, line: str) -> Iterator[None]:
+    """One line of a site's policy replaced; agents read it at every ask."""
+    path = home / "policy.toml"
+    whole = path.read_text()
+    text, count = re.subn(pattern, line, whole, count=1, flags=re.MULTILINE)
+    assert count == 1, pattern
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(whole)
+
+
+@contextmanager
+def without_policy(*homes: Path) -> Iterator[None]:
+    """Sites whose policy is gone."""
+    for home in homes:
+        (home / "policy.toml").rename(home / "put-aside.toml")
+    try:
+        yield
+    finally:
+        for home in homes:
+            (home / "put-aside.toml").rename(home / "policy.toml")
+
+
+@contextmanager
+def redis_of(service: Service) -> Iterator[Any]:
+    """The federation's own redis."""
+    settings = tomllib.loads((service.home / "coordinator" / "coordinator.toml").read_text())
+    with redis.Redis.from_url(settings["redis_url"]) as store:
+        yield store
+
+
+def run_labeler(*arguments: object) -> tuple[int, str]:
+    """A command as a process of its own, to its end: exit code, and what it said on standard error, on one line."""
+    command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ended.returncode, " ".join(ended.stderr.split())
+
+
+@contextmanager
+def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A role as a process of its own, until the block ends."""
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,230 @@
+"""An enrolled agent turns on the running service: each attack is refused by name, and the round goes on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from api.schema import KeysRequest, PartyRequest
+from feature_store.keys import PartyKeys
+from labeler.bodies import Ask, Poll, share_to_bytes
+from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
+from labeler.randomness import seeded_source
+from labeler.sharing import ShareVector, split
+from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, redis_of, submit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+HONEST = ("agent-1", "agent-2", "agent-3")
+
+
+class Attacker:
+    """An enrolled agent of which every byte is chosen by the test."""
+
+    def __init__(self, name: str, url: str, fingerprint: str, classes: tuple[str, ...]) -> None:
+        self.name = name
+        self.keys = PartyKeys.generate()
+        self.http = httpx2.Client(base_url=url, headers={"Content-Type": "application/octet-stream"}, timeout=60)
+        self.facts = {"backbone_fingerprint": fingerprint, "classes": list(classes)}
+        self.ask: Ask | None = None
+        self._number = 0
+        self._after = ""
+
+    def message(self, kind: Kind, body: bytes, *, to: str = COORDINATOR, **changes: Any) -> Message:
+        self._number += 1
+        fields: dict[str, Any] = {"sender": self.name, "recipient": to, "sequence": self._number, "body": body}
+        if self.ask is not None:
+            fields |= {"task_digest": self.ask.task.digest, "round_digest": self.ask.round.digest}
+        keys = changes.pop("keys", self.keys)
+        message: Message = keys.message(kind, **fields | changes)
+        return message
+
+    def poll(self, *, wait_s: float = 0.0) -> list[Message]:
+        body = Poll(
+            after=self._after,
+            wait_s=wait_s,
+            journal_seq=0,
+            journal_hash="",
+            coordinator_seq=0,
+            coordinator_hash="",
+            version="labeler/0.1",
+            facts=self.facts,
+        ).encode()
+        asking = self.message("poll", body, task_digest="", round_digest="")
+        answer = self.http.post("/v1/messages:poll", content=frame([asking]))
+        assert answer.status_code == 200, answer.text
+        first, *mail = read_frames(answer.content, max_messages=100)
+        self._after = json.loads(self.keys.open(first))["after"]
+        return mail
+
+    def await_ask(self) -> Ask:
+        """Poll until a question comes, as an honest agent does."""
+        for _ in range(20):
+            for message in self.poll(wait_s=5.0):
+                if message.header.kind == "ask":
+                    self.ask = Ask.decode(self.keys.open(message))
+                    return self.ask
+        raise AssertionError("nobody asked")
+
+    def share(self, tallier: int, share: ShareVector | bytes) -> Message:
+        """A share, or any bytes in its place, sealed to a tallier."""
+        assert self.ask is not None
+        body = share if isinstance(share, bytes) else share_to_bytes(share)
+        known = self.ask.talliers[tallier]
+        return self.message("input-share", body, to=known.tallier_id, seal_to=known.seal_key)
+
+    def split(self, seed: bytes) -> tuple[ShareVector, ...]:
+        """Shares of votes of its own making, a hundred for everything."""
+        assert self.ask is not None
+        votes = np.full((len(self.ask.batch), self.ask.task.num_classes), 100, dtype=np.int64)
+        return split(votes, num_talliers=len(self.ask.talliers), source=seeded_source(seed))
+
+    def refused(self, *messages: Message) -> tuple[int, str]:
+        """Hand messages in; the status and the name of the refusal."""
+        return self.refused_bytes(frame(messages))
+
+    def refused_bytes(self, data: bytes) -> tuple[int, str]:
+        answer = self.http.post("/v1/messages", content=data)
+        assert answer.headers["Content-Type"] == "application/problem+json", answer.text
+        problem = answer.json()
+        assert len(problem["detail"]) > 20
+        return answer.status_code, problem["type"].removeprefix("urn:labeler:problem:")
+
+    def taken(self, *messages: Message) -> None:
+        answer = self.http.post("/v1/messages", content=frame(messages))
+        assert (answer.status_code, answer.json()) == (202, {"taken": len(messages)})
+
+
+@pytest.fixture
+def attacker(harmed: Service) -> Iterator[Attacker]:
+    with harmed.client() as client:
+        facts = next(one for one in client.parties().parties if one.party_id == "agent-1")
+        assert facts.backbone_fingerprint is not None
+        name = f"mallory-{secrets.token_hex(4)}"
+        attacker = Attacker(name, harmed.url, facts.backbone_fingerprint, tuple(facts.classes))
+        public = attacker.keys.public
+        client.enrol(PartyRequest(party_id=name, role="agent", verify_key=public.verify_key, seal_key=public.seal_key))
+        with attacker.http:
+            attacker.poll()
+            yield attacker
+        client.revoke_party(attacker.name)
+
+
+def test_attacks_of_an_enrolled_agent_are_refused_by_name_and_the_round_goes_on(
+    harmed: Service, attacker: Attacker, digit_features: np.ndarray
+) -> None:
+    with harmed.client() as client:
+        before = posted(client)
+        # One honest agent is held up, so that the round waits until every attack was made.
+        with paused(harmed.pid("agent-3")):
+            job = submit(client, new_task(client, "attacked", max_dropouts=1), digit_features)
+            attacker.await_ask()
+            send_what_is_refused(attacker, harmed.url)
+            send_two_different_shares(attacker, harmed)
+        done = client.wait(job.job_id)
+        assert done.state == "completed"
+        assert done.rounds[0].answered == HONEST, "two different shares of one agent: neither counts"
+        assert attacker.refused(attacker.share(0, attacker.split(b"one")[0])) == (409, "wrong-digest"), "a late share"
+        accounts = ("federation", *(f"agent:{name}" for name in (*HONEST, attacker.name)))
+        assert paid_at_instance_level(client, before) == dict.fromkeys(accounts, done.price.instance_charge_nano)
+        assert client.readiness().ready
+
+        # Old keys after a rotation, and any after it was revoked, get it nowhere.
+        new = PartyKeys.generate()
+        client.rotate(attacker.name, KeysRequest(verify_key=new.public.verify_key, seal_key=new.public.seal_key))
+        assert attacker.refused(attacker.message("answered", b"{}")) == (403, "forged")
+        client.revoke_party(attacker.name)
+        assert attacker.refused(attacker.message("answered", b"{}", keys=new)) == (403, "not-enrolled")
+
+
+def send_what_is_refused(attacker: Attacker, url: str) -> None:
+    """Messages of which each is refused at the door."""
+    assert attacker.ask is not None
+    stranger, other = PartyKeys.generate(), "0" * 64
+    nan = b'{"is_final":true,"reason":NaN,"sentence":"x","version":"labeler-refused/1"}'
+    elsewhere = attacker.ask.talliers[0].seal_key
+    send = attacker.message
+    refusals = {
+        "signed with other keys": (send("answered", b"{}", keys=stranger), (403, "forged")),
+        "in another's name": (send("answered", b"{}", sender="agent-1"), (403, "forged")),
+        "by a stranger": (send("answered", b"{}", sender="eve", keys=stranger), (403, "not-enrolled")),
+        "of a round never opened": (send("answered", b"{}", round_digest=other), (409, "wrong-digest")),
+        "of another task": (send("answered", b"{}", task_digest=other), (409, "wrong-digest")),
+        "a tallier's report": (send("holdings", b"{}"), (409, "protocol-violation")),
+        "a share for an agent": (
+            send("input-share", b"x", to="agent-1", seal_to=elsewhere),
+            (409, "protocol-violation"),
+        ),
+        "NaN in a refusal": (send("refused", nan), (409, "protocol-violation")),
+    }
+    for what, (message, expected) in refusals.items():
+        assert attacker.refused(message) == expected, what
+    huge = (200).to_bytes(4, "big") + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "big")
+    assert attacker.refused_bytes(huge) == (413, "too-large")
+    assert announced(url, MAX_MESSAGE_BYTES + 1) == 413
+    assert attacker.refused_bytes(frame([send("answered", b"{}")])[:-1]) == (409, "protocol-violation")
+
+
+def send_two_different_shares(attacker: Attacker, service: Service) -> None:
+    """First what only a tallier can see to be no share, then two splits, and each message a second time."""
+    assert attacker.ask is not None
+    good, twin = attacker.split(b"one"), attacker.split(b"another")
+    floats = np.full((len(attacker.ask.batch), attacker.ask.task.num_classes), np.nan)
+    attacker.taken(attacker.share(1, b"no share"), attacker.share(2, floats.tobytes()))
+    share = attacker.share(0, good[0])
+    attacker.taken(share, attacker.share(0, twin[0]))
+    assert attacker.refused(share) == (409, "replayed")
+    wait_until_read(service, "tallier-0")
+    attacker.taken(attacker.share(1, good[1]), attacker.share(2, good[2]))
+    answered = attacker.message("answered", b"{}")
+    attacker.taken(answered)
+    assert attacker.refused(answered) == (409, "replayed")
+
+
+def test_a_second_share_behind_the_agreement_ends_the_job_instead_of_holding_it_up(
+    harmed: Service, attacker: Attacker, digit_features: np.ndarray
+) -> None:
+    with harmed.client() as client:
+        before = posted(client)
+        job = submit(client, new_task(client, "held up", colluding_agents=1), digit_features)
+        attacker.await_ask()
+        good, twin = attacker.split(b"one"), attacker.split(b"another")
+        attacker.taken(attacker.share(0, good[0]), attacker.share(1, good[1]))
+        wait_until(lambda: client.job(job.job_id).rounds[0].answered == HONEST, what="the honest agents")
+        wait_until_read(harmed, "tallier-0")
+        with paused(harmed.pid("tallier-0")):
+            attacker.taken(attacker.share(0, twin[0]), attacker.share(2, good[2]))
+            wait_until(lambda: client.job(job.job_id).rounds[0].state == "posted", what="the agreement")
+        done = client.wait(job.job_id)
+        assert done.state == "failed"
+        assert done.problem is not None
+        assert f"tallier-0 shut out {attacker.name}, who sent it two different shares" in done.problem.detail
+        accounts = ("federation", *(f"agent:{name}" for name in (*HONEST, attacker.name)))
+        assert paid_at_instance_level(client, before) == dict.fromkeys(accounts, done.price.instance_charge_nano)
+
+
+def wait_until_read(service: Service, party_id: str) -> None:
+    """Until a party has taken all its mail: what it has taken is dropped when it asks for more."""
+    with redis_of(service) as store:
+        wait_until(lambda: store.xlen(f"mail:{party_id}") == 0, what="mail to be read")
+
+
+def announced(url: str, size: int) -> int:
+    """The answer to a request that only says how much it would send."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    with closing(connection):
+        connection.putrequest("POST", "/v1/messages")
+        connection.putheader("Content-Type", "application/octet-stream")
+        connection.putheader("Content-Length", str(size))
+        connection.endheaders()
+        with connection.getresponse() as answer:
+            return answer.status

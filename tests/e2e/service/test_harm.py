@@ -1,0 +1,190 @@
+"""What goes wrong around a running federation is refused or outlived in words: nothing lost, nothing paid twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.client import Client
+from api.schema import PartyRequest
+from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.harm import (
+    new_task,
+    paid_at_instance_level,
+    paused,
+    policy,
+    posted,
+    redis_of,
+    run_labeler,
+    spent_at,
+    spent_at_sites,
+    started,
+    submit,
+    without_policy,
+)
+from workers.journal_care import backup_home
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+AGENTS = ("agent-1", "agent-2", "agent-3")
+EVERYBODY = {"federation", *(f"agent:{name}" for name in AGENTS)}
+
+
+@pytest.fixture
+def client(harmed: Service) -> Any:
+    with harmed.client() as client:
+        yield client
+
+
+# Redis
+
+
+def test_redis_emptied_in_the_middle_of_a_round_costs_time_and_nothing_else(
+    harmed: Service, client: Client, digit_features: Any
+) -> None:
+    task = new_task(client, "redis emptied")
+    before, own = posted(client), spent_at_sites(harmed)
+    with redis_of(harmed) as store, paused(harmed.pid("tallier-0")):
+        job = submit(client, task, digit_features)
+        wait_until(lambda: store.xlen("mail:tallier-0") >= 4, what="shares in the mail of a tallier")
+        store.flushall()
+    done = client.wait(job.job_id)
+    assert done.state == "completed"
+    charge = done.price.instance_charge_nano
+    assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, charge)
+    # Asked twice, every site has answered twice the same, and paid once.
+    assert {name: spent - own[name] for name, spent in spent_at_sites(harmed).items()} == dict.fromkeys(AGENTS, charge)
+
+
+def test_redis_that_may_evict_is_refused_at_the_start_and_named_while_running(
+    harmed: Service, client: Client, tmp_path: Path
+) -> None:
+    backup_home(harmed.home / "coordinator", tmp_path / "copy")
+    with redis_of(harmed) as store:
+        store.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            code, said = run_labeler("serve", "--home", tmp_path / "copy", "--port", 0)
+            ready = client.readiness()
+        finally:
+            store.config_set("maxmemory-policy", "noeviction")
+    assert code == 1
+    assert "maxmemory-policy 'allkeys-lru'" in said
+    assert "set maxmemory-policy to noeviction" in said
+    assert not ready.ready
+    assert [(one.name, "set maxmemory-policy to noeviction" in one.detail) for one in ready.checks if not one.ok] == [
+        ("redis", True)
+    ]
+    assert client.readiness().ready
+
+
+# Policies of sites
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "reason"),
+    [
+        ("^instance_epsilon = .*", "instance_epsilon = 0.0001", "agent:agent-1"),
+        ("^methods = .*", 'methods = ["reverse-knn"]', "allow.methods: the site's policy allows reverse-knn, and knn"),
+        ("^backbones = .*", 'backbones = ["another"]', "allow.backbones: the site's policy allows another"),
+        ("^max_queries_per_day = .*", "max_queries_per_day = 5", "allow.max_queries_per_day"),
+        ("^approval = .*", "aproval = false", "allows nothing as it is"),
+    ],
+    ids=["epsilon", "method", "backbone", "queries a day", "unknown field"],
+)
+def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
+    harmed: Service, client: Client, digit_features: Any, pattern: str, line: str, reason: str
+) -> None:
+    task = new_task(client, "beyond a site's policy")
+    before, own = posted(client), spent_at(harmed.home / "agents" / "agent-1")
+    with policy(harmed.home / "agents" / "agent-1", pattern, line):
+        done = client.wait(submit(client, task, digit_features).job_id)
+    assert done.state == "failed"
+    assert done.problem is not None
+    assert done.problem.type.endswith("quorum-not-reached")
+    assert "1 of 3 agents refused" in done.problem.detail
+    assert reason in done.rounds[0].refused["agent-1"]
+    # The other two were asked, so what they may have sent is paid for; the site that refused spent nothing.
+    assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
+    assert spent_at(harmed.home / "agents" / "agent-1") == own
+
+
+def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
+    harmed: Service, client: Client, digit_features: Any
+) -> None:
+    task = new_task(client, "no policy anywhere")
+    before = posted(client)
+    with without_policy(*(harmed.home / "agents" / name for name in AGENTS)):
+        job = submit(client, task, digit_features)
+        done = client.wait(job.job_id)
+    assert done.state == "failed"
+    for name in AGENTS:
+        assert "policy.toml allows nothing as it is" in done.rounds[0].refused[name]
+    # All have refused before answering, which proves that nothing left.
+    assert paid_at_instance_level(client, before) == {}
+
+
+def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(
+    harmed: Service, client: Client, digit_features: Any, labeler: Any
+) -> None:
+    home = harmed.home / "agents" / "agent-1"
+    task = new_task(client, "awaits a person")
+    before, own = posted(client), spent_at(home)
+    with policy(home, "^approval = .*", "approval = true"):
+        job = submit(client, task, digit_features)
+        wait_until(lambda: bool(client.job(job.job_id).rounds[0].refused), what="the reason")
+        assert "has to approve task" in client.job(job.job_id).rounds[0].refused["agent-1"]
+        waiting = json.loads(labeler("agent", "waiting", "--home", home, "--json").out)
+        assert [(one["task_id"], one["name"]) for one in waiting] == [(task.task_id, "awaits a person")]
+        assert spent_at(home) == own
+        assert labeler("agent", "approve", task.task_id[:12], "--home", home).code == 0
+        done = client.wait(job.job_id)
+        assert json.loads(labeler("agent", "waiting", "--home", home, "--json").out) == []
+    assert done.state == "completed"
+    assert done.rounds[0].answered == AGENTS
+    assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
+
+
+# Agents that come and go
+
+
+def test_an_agent_enrolled_later_takes_part_and_catches_up_after_it_was_away(
+    harmed: Service, client: Client, digit_features: Any, labeler: Any, tmp_path: Path
+) -> None:
+    home, first = tmp_path / "agent-4", harmed.home / "agents" / "agent-1"
+    shard = tomllib.loads((first / "agent.toml").read_text())["shard"]
+    arguments = ("--id", "agent-4", "--coordinator", harmed.url, "--shard", first / shard, "--engine", "numpy")
+    made = labeler("agent", "init", "--home", home, *arguments)
+    assert made.code == 0, made.err
+    shutil.copy2(first / "policy.toml", home / "policy.toml")
+    public = json.loads((home / "keys.public.json").read_text())
+    fields = {name: public[name] for name in ("party_id", "role", "verify_key", "seal_key")}
+    client.enrol(PartyRequest(**fields))
+    with ExitStack() as held:
+        held.callback(client.revoke_party, "agent-4")
+        with started(tmp_path / "agent-4.log", "agent", "run", "--home", home) as process:
+            wait_until(lambda: is_live(client, "agent-4"), what="the new agent")
+            task = new_task(client, "with a new agent", max_queries=12, colluding_agents=1)
+            done = client.wait(submit(client, task, digit_features).job_id)
+            assert done.state == "completed"
+            assert done.rounds[0].answered == (*AGENTS, "agent-4")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=15) == 0
+        job = submit(client, task, digit_features[6:])
+        wait_until(lambda: len(client.job(job.job_id).rounds[0].answered) == 3, what="the others")
+        assert client.job(job.job_id).stage == "waiting for 1 of 4 agents: agent-4"
+        with started(tmp_path / "agent-4.log", "agent", "run", "--home", home):
+            again = client.wait(job.job_id)
+    assert again.state == "completed"
+    assert again.rounds[0].answered == (*AGENTS, "agent-4")
+    assert spent_at(home) == done.price.instance_charge_nano + again.price.instance_charge_nano
+
+
+def is_live(client: Client, party_id: str) -> bool:
+    return any(one.party_id == party_id and one.is_live for one in client.parties().parties)

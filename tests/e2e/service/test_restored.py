@@ -1,0 +1,228 @@
+"""A coordinator's journal that was edited, cut off or restored from an older copy is not served; and the way back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import time
+import tomllib
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.client import Client
+from api.client_http import ServiceProblem
+from feature_store.journal.anchor import Anchor
+from labeler.errors import JournalBehind
+from tests.e2e.service.conftest import running, wait_until
+from tests.e2e.service.harm import new_task, run_labeler, spent_at, started, submit
+from workers.journal_care import accept_restored_journal, backup_home, verify_journal
+from workers.redis_server import RedisServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+AGENTS = ("agent-1", "agent-2")
+TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A federation that has ended, and a copy of its coordinator's home from before its last job.
+
+    Attributes:
+        home: its folder.
+        url: where its coordinator listened.
+        token: of its administrator.
+        older: the copy.
+        paid: what each job has cost every account, nano-units at instance level.
+    """
+
+    home: Path
+    url: str
+    token: str
+    older: Path
+    paid: int
+
+    @property
+    def coordinator(self) -> Path:
+        return self.home / "coordinator"
+
+    @property
+    def parties(self) -> dict[str, Path]:
+        agents = {name: self.home / "agents" / name for name in AGENTS}
+        return agents | {name: self.home / "talliers" / name for name in TALLIERS}
+
+    def client(self) -> Client:
+        return Client(self.url, self.token, patience_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, digit_features: np.ndarray) -> Stopped:
+    folder = tmp_path_factory.mktemp("restored")
+    with running(folder / "federation", agents=len(AGENTS)) as service, service.client() as client:
+        paid = []
+        for number in range(2):
+            if number == 1:
+                backup_home(service.home / "coordinator", folder / "older")
+            done = client.wait(submit(client, new_task(client, f"job {number}"), digit_features[6 * number :]).job_id)
+            assert done.state == "completed"
+            paid.append(done.price.instance_charge_nano)
+        # In the second job every party has seen more of the journal than the copy holds.
+        assert paid[0] == paid[1]
+        copied = verify_journal(folder / "older")["entries"]
+        homes = [*(service.home / "agents").iterdir(), *(service.home / "talliers").iterdir()]
+        wait_until(lambda: all(seen(home) > copied for home in homes), what="everybody's next poll")
+    return Stopped(service.home, service.url, service.token, folder / "older", int(paid[0] or 0))
+
+
+@pytest.fixture
+def copy(stopped: Stopped, tmp_path: Path) -> Path:
+    """The coordinator's home, to be damaged."""
+    shutil.copytree(stopped.coordinator, tmp_path / "coordinator")
+    return tmp_path / "coordinator"
+
+
+def seen(home: Path) -> int:
+    """Up to which entry a party has seen the coordinator's journal."""
+    head = Anchor(home / "coordinator.head").read()
+    return 0 if head is None else head.seq
+
+
+def edit(home: Path, older: Path) -> None:
+    """Change what one entry charges, with the triggers out of the way."""
+    with closing(sqlite3.connect(home / "journal.db")) as connection, connection:
+        for name in ("stay", "remain", "follow"):
+            connection.execute(f"DROP TRIGGER ledger_entries_{name}")
+        assert connection.execute("UPDATE ledger_entries SET amount = amount + 1 WHERE seq = 9").rowcount == 1
+
+
+def cut_off(home: Path, older: Path) -> None:
+    path = home / "journal.db"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def go_back(home: Path, older: Path) -> None:
+    """An older copy of the journal, beside an anchor that remembers better."""
+    for name in ("journal.db-wal", "journal.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    shutil.copy2(older / "journal.db", home / "journal.db")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (edit, "entry 9"),
+        (cut_off, "malformed|damaged|cannot be read"),
+        (go_back, "this is an older copy, and what was charged since is missing from it. Restore the newest backup"),
+    ],
+    ids=["edited", "cut off", "older"],
+)
+def test_a_journal_that_cannot_be_trusted_is_not_served_and_said_why(
+    stopped: Stopped, copy: Path, labeler: Any, harm: Any, sentence: str
+) -> None:
+    harm(copy, stopped.older)
+    code, said = run_labeler("serve", "--home", copy, "--port", 0)
+    assert code == 1
+    assert re.search(sentence, said), said
+    verified = labeler("journal", "verify", "--home", copy)
+    assert verified.code == 1
+    assert re.search(sentence, verified.err), verified.err
+
+
+def test_a_journal_that_does_not_hold_by_itself_cannot_be_accepted(stopped: Stopped, copy: Path, labeler: Any) -> None:
+    edit(copy, stopped.older)
+    refused = labeler("journal", "accept-restored", "--home", copy, "--reason", "wishful thinking")
+    assert refused.code == 1
+    assert "entry 9" in refused.err
+
+
+@pytest.fixture
+def restored(stopped: Stopped) -> tuple[str, str]:
+    """The older journal in its place and accepted; the head at which it goes on, and one nobody ever saw."""
+    go_back(stopped.coordinator, stopped.older)
+    with pytest.raises(JournalBehind):
+        verify_journal(stopped.coordinator)
+    accepted = accept_restored_journal(stopped.coordinator, reason="the disk was lost; backup of the morning")
+    return accepted["head"], f"{accepted['entries']}:{'1' * 64}"
+
+
+def test_a_restored_journal_has_nothing_left_and_serves_only_sites_that_consent_to_it(
+    stopped: Stopped, restored: tuple[str, str], digit_features: np.ndarray, labeler: Any
+) -> None:
+    head, wrong = restored
+    own = {name: spent_at(stopped.parties[name]) for name in AGENTS}
+    assert set(own.values()) == {2 * stopped.paid}
+    found = labeler("journal", "trust-restored", "--home", stopped.parties["tallier-0"], "--head", wrong)
+    assert found.code == 0, found.err
+    with RedisServer(stopped.home / "redis"), ExitStack() as held, stopped.client() as client:
+        with serving(stopped):
+            for name, home in stopped.parties.items():
+                role = "agent" if name in AGENTS else "tallier"
+                held.enter_context(started(stopped.home / "logs" / f"{name}.log", role, "run", "--home", home))
+            wait_until(lambda: failing(client)["journal"] != "", what="a witness")
+            said = failing(client)["journal"]
+            assert re.search(r"(agent|tallier)-\d has seen entry \d+ of the coordinator's journal", said), said
+            with pytest.raises(ServiceProblem, match="charges are missing") as refusal:
+                submit(client, new_task(client, "before anybody consented"), digit_features)
+            assert (refusal.value.status, refusal.value.type) == (503, "urn:labeler:problem:journal-behind")
+            assert {one.left_nano for one in client.budget().accounts if one.cap_nano is not None} == {0}
+
+            for name, home in stopped.parties.items():
+                assert not client.readiness().ready, f"ready before {name} had consented"
+                consent = labeler("journal", "trust-restored", "--home", home, "--head", head)
+                assert consent.code == 0, consent.err
+                assert head.split(":")[1][:16] in consent.out
+                assert len(list(home.glob("coordinator.head.*"))) == (2 if name == "tallier-0" else 1)
+            wait_until(lambda: client.readiness().ready, what="everybody's next poll")
+            with pytest.raises(ServiceProblem) as refusal:
+                submit(client, new_task(client, "with nothing left"), digit_features)
+            assert (refusal.value.status, refusal.value.type) == (409, "urn:labeler:problem:budget-exceeded")
+            assert refusal.value.members["left_nano"] == 0
+
+        # What may still be spent is for a person to say, after comparing with the sites.
+        settings = stopped.coordinator / "coordinator.toml"
+        settings.write_text(
+            re.sub("^instance_epsilon = .*", "instance_epsilon = 50.0", settings.read_text(), flags=re.M)
+        )
+        with serving(stopped):
+            wait_until(lambda: is_ready(client), what="the coordinator")
+            done = client.wait(submit(client, new_task(client, "afterwards"), digit_features[12:]).job_id)
+            assert done.state == "completed"
+    assert {name: spent_at(stopped.parties[name]) for name in AGENTS} == dict.fromkeys(AGENTS, 3 * stopped.paid)
+    assert verify_journal(stopped.coordinator)["entries"] > int(head.split(":")[0])
+
+
+def serving(stopped: Stopped) -> Any:
+    """The coordinator, and with the embedder what a job needs beside its parties, where they were before."""
+    port = tomllib.loads((stopped.coordinator / "coordinator.toml").read_text())["public_url"].rsplit(":", 1)[1]
+    held = ExitStack()
+    logs = stopped.home / "logs"
+    held.enter_context(started(logs / "coordinator.log", "serve", "--home", stopped.coordinator, "--port", port))
+    held.enter_context(started(logs / "embedder.log", "embedder", "--home", stopped.coordinator))
+    with stopped.client() as client:
+        wait_until(lambda: answers(client), what="the coordinator")
+    return held
+
+
+def answers(client: Client) -> bool:
+    try:
+        client.readiness()
+    except ServiceProblem:
+        time.sleep(0.1)
+        return False
+    return True
+
+
+def is_ready(client: Client) -> bool:
+    return answers(client) and client.readiness().ready
+
+
+def failing(client: Client) -> dict[str, str]:
+    """What /readyz finds wrong, by the name of the part; empty where nothing is."""
+    return {one.name: "" if one.ok else one.detail for one in client.readiness().checks}

@@ -1,0 +1,182 @@
+"""Release winner through real processes: the answer the agents' noise secrets determine, and nothing but labels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load
+
+from api.client import Client
+from api.schema import TaskRequest, TaskView
+from labeler.batch import QueryBatch
+from tests.e2e.service.conftest import Service, running, wait_until
+from tests.e2e.service.test_crash_matrix import expected_release
+
+AGENTS = 3
+AT_ONCE = 8
+
+
+@pytest.fixture(scope="module")
+def winning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(
+        tmp_path_factory.mktemp("winning") / "federation", "--instance-epsilon", "unlimited", agents=AGENTS
+    ) as service:
+        yield service
+
+
+def make_task(client: Client, queries: int, **fields: Any) -> TaskView:
+    request = {"name": "w", "method": "knn", "k": 5, "sigma_votes": 20.0, "delta": 1e-5, "max_queries": queries}
+    return client.create_task(TaskRequest.model_validate(request | {"release": "winner"} | fields))
+
+
+def submit(client: Client, task: TaskView, features: np.ndarray) -> str:
+    fingerprint = task.task["backbone_fingerprint"]
+    return client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint).job_id
+
+
+def expected(service: Service, task: TaskView, job_id: str) -> list[int]:
+    """The labels of the reference, for the questions that the service made of what it was sent, batch by batch."""
+    questions = load((service.home / "coordinator" / "jobs" / job_id / "questions.safetensors").read_bytes())
+    with service.client() as client:
+        sizes = [one.queries for one in client.job(job_id).rounds]
+    labels: list[int] = []
+    for size in sizes:
+        batch = QueryBatch(questions["features"][len(labels) : len(labels) + size], first_query=len(labels))
+        labels += expected_release(service, task.task, batch).labels.tolist()
+    return labels
+
+
+def labels_of(client: Client, job_id: str, folder: Path) -> Any:
+    return pq.read_table(client.labels(job_id, folder / f"{job_id}.parquet"))
+
+
+def posted(client: Client) -> dict[str, int]:
+    return {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
+
+
+@pytest.mark.parametrize("queries", [500, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
+    winning: Service, digit_features: np.ndarray, tmp_path: Path, queries: int
+) -> None:
+    features = np.resize(digit_features, (queries, digit_features.shape[1]))
+    with winning.client() as client:
+        task = make_task(client, queries)
+        job = submit(client, task, features)
+        assert client.wait(job).state == "completed"
+        table = labels_of(client, job, tmp_path)
+    reference = expected(winning, task, job)
+    assert table["label"].to_pylist() == reference
+    assert set(table["status"].to_pylist()) == {"answered"}
+    assert set(table["release"].to_pylist()) == {"winner"}
+    assert table["noisy_votes"].null_count == queries
+
+
+def test_queries_whose_best_noisy_sum_is_below_the_threshold_are_abstained(
+    winning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    features = digit_features[500:620]
+    with winning.client() as client:
+        task = make_task(client, len(features), abstain_below=40)
+        job = submit(client, task, features)
+        assert client.wait(job).state == "completed"
+        table = labels_of(client, job, tmp_path)
+    reference = expected(winning, task, job)
+    assert table["label"].to_pylist() == reference
+    assert table["status"].to_pylist() == ["abstained" if label < 0 else "answered" for label in reference]
+    assert 0 < reference.count(-1) < len(features)
+
+
+def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
+    winning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    features = digit_features[620:660]
+    with winning.client() as client:
+        task = make_task(client, len(features), method="reverse-knn", k=1, sigma_votes=10.0)
+        job = submit(client, task, features)
+        assert client.wait(job).state == "completed"
+        table = labels_of(client, job, tmp_path)
+    assert table["label"].to_pylist() == expected(winning, task, job)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(one) for one in path.read_text().split()]
+    return found
+
+
+def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
+    winning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    features = digit_features[:1500]
+    with winning.client() as client:
+        task = make_task(client, len(features))
+        before = posted(client)
+        job = submit(client, task, features)
+        victim = winning.pid("tallier-1")
+        wait_until(lambda: bool(children(victim)), what="the process of the computation")
+        time.sleep(0.4)
+        assert children(victim)
+        os.kill(victim, signal.SIGKILL)
+        done = client.wait(job)
+        assert done.state == "completed"
+        charged = {name: after - before[name] for name, after in posted(client).items()}
+        assert set(charged.values()) == {done.price.instance_charge_nano}
+        table = labels_of(client, job, tmp_path)
+        assert table["label"].to_pylist() == expected(winning, task, job)
+        # The service stays up: the next job is answered.
+        another = make_task(client, 5)
+        assert client.wait(submit(client, another, digit_features[:5])).state == "completed"
+
+
+def outcome(service: Service, features: np.ndarray, sigma_votes: float, folder: Path) -> tuple[list[int], list[int]]:
+    """The labels of one job, and those of its reference."""
+    with service.client() as client:
+        task = make_task(client, len(features), sigma_votes=sigma_votes)
+        job = submit(client, task, features)
+        assert client.wait(job).state == "completed"
+        found = labels_of(client, job, folder)["label"].to_pylist()
+    return found, expected(service, task, job)
+
+
+def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
+    winning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        pairs = pool.map(
+            lambda number: outcome(winning, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path),
+            range(AT_ONCE),
+        )
+        outcomes = list(pairs)
+    # With this noise each list is as good as unique, so that an exchange of any two would show.
+    assert len({tuple(labels) for _, labels in outcomes}) == AT_ONCE
+    for found, labels in outcomes:
+        assert found == labels
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_jobs_in_a_row_eight_at_a_time_do_not_mix(winning: Service, digit_features: np.ndarray, tmp_path: Path) -> None:
+    """As many as the time allows, at most LABELER_WINNER_JOBS."""
+    most, until = int(os.environ.get("LABELER_WINNER_JOBS", "40")), time.monotonic() + 240
+
+    def one(number: int) -> bool:
+        if time.monotonic() > until:
+            return False
+        found, labels = outcome(winning, np.roll(digit_features, -number, axis=0)[:20], 20.0, tmp_path)
+        assert found == labels
+        return True
+
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        done = list(pool.map(one, range(most)))
+    assert sum(done) >= 40
