@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from feature_store.keys import PartyKeys
@@ -27,6 +28,10 @@ log = logging.getLogger("labeler.tallier")
 
 MEETING_LIMIT_S = 10.0
 """How long a tallier waits for the others to come to a job. All are asked at once; who comes later is asked again."""
+
+MAX_ATTEMPTS = 10_000
+"""Computations of one round while this process lives: more than fit into a day of waiting for the others in vain. Each
+draws new masks, so that m of them tell at most m times what one does (workers.winner.engine)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class WinnerDesk:
         self._keys = keys
         self._engine = engine
         self._current: _Computation | None = None
+        self._attempts: Counter[str] = Counter()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -78,7 +84,8 @@ class WinnerDesk:
 
         Raises:
             Unavailable: no other talliers are pinned here.
-            ProtocolViolation: the round has no winners, or names this tallier by another number than its site does.
+            ProtocolViolation: the round has no winners, names this tallier by another number than its site does, or
+                was computed too often.
         """
         current = self._current
         if current is not None and current.opening.round.digest == opening.round.digest:
@@ -86,6 +93,9 @@ class WinnerDesk:
             return False
         job = self._job(opening, aggregate)
         self.close()
+        if self._attempts[job.job_id] >= MAX_ATTEMPTS:
+            raise ProtocolViolation(f"the winners of this round were asked for {MAX_ATTEMPTS} times; it is given up")
+        self._attempts[job.job_id] += 1
         self._current = _Computation(opening, aggregate, job, self._engine)
         return True
 
@@ -100,10 +110,11 @@ class WinnerDesk:
         if current is None or current.answer is None:
             return None
         current.thread.join()
-        if current.is_asked_again and isinstance(current.answer, Refusal) and not current.answer.is_final:
-            self._current = current.again()
-            return None
         self._current = None
+        has_failed = isinstance(current.answer, Refusal) and not current.answer.is_final
+        if has_failed and current.is_asked_again and self._attempts[current.opening.round.digest] < MAX_ATTEMPTS:
+            self.begin(current.opening, current.aggregate)
+            return None
         return Outcome(current.opening, current.answer)
 
     def close(self) -> None:
@@ -161,20 +172,16 @@ class _Computation:
         self.stop = threading.Event()
         self.answer: Winner | Refusal | None = None
         self.is_asked_again = False
-        self._aggregate = aggregate
+        self.aggregate = aggregate
         self._job = job
         self._engine = engine
         self.thread = threading.Thread(target=self._run, name="winner", daemon=True)
         self.thread.start()
 
-    def again(self) -> _Computation:
-        """The same from the beginning."""
-        return _Computation(self.opening, self._aggregate, self._job, self._engine)
-
     def _run(self) -> None:
         try:
-            labels = self._engine.winners(self._job, self._aggregate.words, self.stop, rows=self._aggregate.row_sums)
-            self.answer = self._aggregate.winner(labels)
+            labels = self._engine.winners(self._job, self.aggregate.words, self.stop, rows=self.aggregate.row_sums)
+            self.answer = self.aggregate.winner(labels)
         except LabelerError as error:
             self.answer = refusal_of(error)
         except Exception as error:

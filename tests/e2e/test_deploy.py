@@ -34,13 +34,18 @@ SITES = [f"hospital-{letter}" for letter in "abcde"] + [f"tallier-{number}" for 
 # Compose and images
 
 
-def test_a_site_shares_a_network_with_the_coordinator_and_nobody_else() -> None:
+def test_a_site_shares_a_network_with_the_coordinator_and_talliers_one_with_each_other() -> None:
     services = COMPOSE["services"]
-    for site in SITES:
-        [network] = services[site]["networks"]
-        members = {name for name, service in services.items() if network in service["networks"]}
-        assert members == {site, "coordinator"}
+
+    def members(network: str) -> set[str]:
         assert COMPOSE["networks"][network] == {"internal": True}
+        return {name for name, service in services.items() if network in service["networks"]}
+
+    for site in SITES:
+        own, *shared = services[site]["networks"]
+        assert members(own) == {site, "coordinator"}
+        assert shared == (["winners"] if site.startswith("tallier") else [])
+    assert members("winners") == {"tallier-0", "tallier-1", "tallier-2"}
 
 
 def test_redis_is_in_the_operators_network_alone_and_opens_no_port() -> None:

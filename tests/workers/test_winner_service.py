@@ -146,6 +146,21 @@ def test_the_winners_of_planted_votes_are_opened_with_ties_to_the_lowest_class_a
     assert all(share.data is None for share in kept.shares.values())
 
 
+def test_winners_that_are_asked_for_again_and_again_are_given_up(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.tallier_winner.MAX_ATTEMPTS", 1)
+    round = trio.round(2)
+    trio.open(round)
+    for agent in AGENTS:
+        trio.vote(agent, round, ballots_of([[2, 0, 0, 0], [0, 2, 0, 0]]))
+    trio.ask(round)
+    trio.run()
+    assert [labels.tolist() for labels in trio.winners(3)] == [[0, 1]] * 3
+    trio.ask(round)
+    said = trio.refusals(3).values()
+    assert all(refusal.is_final and "given up" in refusal.sentence for refusal in said)
+    assert len(trio.relay.received("winner")) == 3
+
+
 def test_talliers_told_different_contributors_open_nothing_and_say_who_differs(trio: Trio) -> None:
     round = trio.round(2)
     trio.open(round)

@@ -144,6 +144,14 @@ async def _run(runtime: Any, links: Links, job: WinnerJob, share: Words, rows: W
     chunks = []
     for first in range(0, job.num_queries, height):
         opened = await _open_winners(runtime, job, share[first : first + height])
+        if opened is None:
+            # All three find it; who left at once could take from the others what they need to see it too.
+            await links.finish()
+            raise ProtocolViolation(
+                "the noisy sums of this round lie outside the range that its task allows, so they were not opened and "
+                "the round is void: an agent has sent noise or votes that its task does not allow, or a share of a "
+                "tallier was damaged. Find out which, and submit the task again without it"
+            )
         if min(opened) < ABSTAINED or max(opened) >= job.num_classes:
             raise ProtocolViolation("what was opened is no class of the job, so a share was damaged or of another job")
         chunks.append(np.array(opened, dtype=np.int16))
@@ -191,7 +199,7 @@ def start_runtime(party: int, field: PrimeField, *, bits: int) -> Any:
 
 
 async def _open_winners(runtime: Any, job: WinnerJob, share: Words) -> Any:
-    """The winners of some queries: this party's additive shares in, opened numbers out."""
+    """Winners of some queries: this party's additive shares in, opened numbers out; None outside the range."""
     bits = job.comparison_bits
     secure = runtime.SecInt(bits, p=job.field.modulus).array
     summand = secure(secure.sectype.field.array(share.astype(object), check=False))
@@ -227,11 +235,7 @@ async def _open_winners(runtime: Any, job: WinnerJob, share: Words) -> Any:
         residuals.append(is_below * is_below - is_below)
         answer = (1 - is_below) * (answer + 1) - 1
     if not await runtime.are_all_zero_public(runtime.np_hstack(tuple(residuals))):
-        raise ProtocolViolation(
-            "the noisy sums of this round lie outside the range that its task allows, so nothing was opened and the "
-            "round is void: an agent has sent noise or votes that its task does not allow, or a tallier's share was "
-            "damaged. Find out which, and submit the task again without it"
-        )
+        return None
     return await runtime.output(answer)
 
 
