@@ -28,7 +28,7 @@ types: install
 imports: install
 	$(BIN)/lint-imports
 
-bench: install  ## the measurements of BENCHMARKS.md that need no photo sets
+bench: install  ## the speed table of BENCHMARKS.md
 	$(BIN)/labeler bench speed --full
 
 clean:

@@ -166,8 +166,8 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
     """The release of a round of which each tallier has answered what the three of them opened.
 
     One honest tallier among the three computes only over contributors and sharings all three agreed on, so
-    equal answers are answers to one sum. What a single tallier can do by answering something else is to void
-    the round.
+    equal answers are answers to one sum. A single tallier that answers something else here voids the round; one
+    that deviates inside the computation can change labels (workers.winner.engine).
 
     Args:
         answers: one per tallier, in any order.

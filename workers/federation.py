@@ -276,6 +276,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
             backbones=(data.fingerprint,),
             tasks="any",
             methods=("knn", "reverse-knn"),
+            releases=("histogram", "winner"),
             max_queries_per_day=MAX_QUERIES_PER_DAY,
             max_noise_contributors=len(agents),
             approval=False,

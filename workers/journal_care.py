@@ -27,6 +27,7 @@ from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
 from workers.key_care import journal_of
+from workers.new_homes import PUBLIC_FILE
 from workers.party_home import (
     AGENT_FILE,
     ANCHOR_FILE,
@@ -39,8 +40,12 @@ from workers.party_home import (
     TALLIER_FILE,
 )
 from workers.settings_file import COORDINATOR_FILE
+from workers.tallier_peers import IDENTITY_FILE, PEERS_FILE
 
-BESIDE: Final = (AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE, PROOF_FILE)
+BESIDE: Final = (
+    *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE, PROOF_FILE),
+    *(PUBLIC_FILE, IDENTITY_FILE, PEERS_FILE),
+)
 """What a journal is useless without, in the order in which it is copied."""
 
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")

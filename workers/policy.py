@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from labeler.bodies import Ask
 from labeler.budget import budget_for
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
-from labeler.task import Level, Method, PositiveFinite, describe_validation
+from labeler.task import Level, Method, PositiveFinite, ReleaseKind, describe_validation
 
 MAX_POLICY_BYTES = 1024 * 1024
 
@@ -57,6 +57,8 @@ class AllowTable(_Table):
         backbones: fingerprints of the backbones whose features may be asked about.
         tasks: digests of the tasks, or "any".
         methods: ways of voting.
+        releases: what may be opened. Whoever holds the keys of all talliers can read an agent's noised ballots in a
+            round of the histogram, and of a winner round of knn the ballots themselves, whose noise is shared apart.
         max_queries_per_day: most queries answered in any 24 hours.
         max_noise_contributors: among how many agents, this one included, a task may divide its noise (its h, see
             `Task.noise_contributors`). A task is charged for noise of standard deviation sigma that nobody can
@@ -73,6 +75,7 @@ class AllowTable(_Table):
     backbones: Annotated[tuple[str, ...], Field(strict=False)]
     tasks: Annotated[tuple[HexKey, ...], Field(strict=False)] | Literal["any"]
     methods: Annotated[tuple[Method, ...], Field(strict=False)]
+    releases: Annotated[tuple[ReleaseKind, ...], Field(strict=False)]
     max_queries_per_day: Annotated[int, Field(ge=0)]
     max_noise_contributors: Annotated[int, Field(ge=1)]
     approval: bool
@@ -94,8 +97,8 @@ class Policy(_Table):
     Attributes:
         talliers: whom the site trusts with a share: tallier id -> its public sealing key. Every task is shared among
             exactly these: were there more of them than a task needs, two sets of them could sum one round over
-            different agents, and the difference would be single ballots. Whoever holds all their keys can read this
-            agent's noised ballots.
+            different agents, and the difference would be single ballots. Whoever holds all their keys can read what
+            this agent sends (see `releases`).
     """
 
     budget: BudgetTable
@@ -132,6 +135,8 @@ class Policy(_Table):
             raise _refusal("allow.tasks", _short(allow.tasks), task.digest)
         if task.method not in allow.methods:
             raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
+        if task.release not in allow.releases:
+            raise _refusal("allow.releases", ", ".join(allow.releases) or "none", task.release)
         if task.noise_contributors > allow.max_noise_contributors:
             raise _refusal(
                 "allow.max_noise_contributors",
@@ -195,6 +200,7 @@ def policy_toml(policy: Policy) -> str:
         f"backbones = {toml_value(allow.backbones)}",
         f"tasks = {toml_value(allow.tasks)}",
         f"methods = {toml_value(allow.methods)}",
+        f"releases = {toml_value(allow.releases)}",
         f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
         f"max_noise_contributors = {toml_value(allow.max_noise_contributors)}",
         f"approval = {toml_value(allow.approval)}",

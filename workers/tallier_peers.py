@@ -145,7 +145,7 @@ def pin_peers(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[int, P
     known = read_peers(home)
     if known is None:
         raise InvalidSetting(
-            "this tallier has no certificate and no address yet: labeler tallier init --listen HOST:PORT"
+            "this tallier has no certificate and no address yet: labeler tallier listen HOST:PORT --home HOME"
         )
     peers = {int(document.get("tallier", -1)): _peer(document) for document in documents}
     others = set(range(NUM_PARTIES)) - {known.number}
@@ -227,7 +227,7 @@ def _peer(document: Mapping[str, Any]) -> Peer:
     if document.get("role") != "tallier" or "certificate" not in document or "listen" not in document:
         raise InvalidSetting(
             f"the file of {document.get('party_id', 'somebody')!r} names no certificate and address of a tallier; "
-            "its site makes them with labeler tallier init --listen HOST:PORT"
+            "its site makes them with labeler tallier listen HOST:PORT --home HOME"
         )
     listen, certificate = str(document["listen"]), str(document["certificate"])
     address_of(listen)

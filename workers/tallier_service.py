@@ -267,6 +267,9 @@ class _Bench:
     def _store(self, message: Message, body: bytes, known: _Open) -> None:
         round, agent = known.opening.round, message.header.sender
         share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes, terms=round.terms)
+        if share.is_seeded:
+            # Such a round would be void once it is paid for; this agent's part alone is refused instead.
+            raise ProtocolViolation(f"the share of agent {agent!r} says that its noise came from a known seed")
         fault_point("tallier.received")
         try:
             known.tallier.receive(InputShare(agent, known.opening.tallier, message.header.round_digest, share))
@@ -299,7 +302,7 @@ class _Bench:
         try:
             if self._desk.begin(opening, known.tallier.aggregate_share(known.tallier.contributors)):
                 log.info("winners being computed", extra={"round_digest": opening.round.digest})
-        except (Unavailable, ProtocolViolation) as error:
+        except (Unavailable, ProtocolViolation, InvalidSetting) as error:
             log.warning("winners cannot be computed", extra={"round_digest": opening.round.digest} | _said(error))
             self._post(self._draft(opening, "refused", refusal_of(error).encode()), "refusal sent")
 

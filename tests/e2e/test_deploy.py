@@ -231,6 +231,7 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             ('^# (?=tasks = "any")', ""),
             ("^# (?=methods)", ""),
             ("^# (?=max_queries_per_day)", ""),
+            ("^# (?=releases)", ""),
             ("^# (?=max_noise_contributors)", ""),
             ("^# (?=approval)", ""),
             ("^# tallier-0.*", "\n".join(pins)),

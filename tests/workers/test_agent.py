@@ -248,6 +248,7 @@ def policy_with(*, max_queries_per_day: int = 100, **budget: object) -> Policy:
                 "tasks": "any",
                 "methods": ["knn", "reverse-knn"],
                 "max_queries_per_day": max_queries_per_day,
+                "releases": ["histogram", "winner"],
                 "max_noise_contributors": 1,
                 "approval": False,
             },

@@ -55,6 +55,7 @@ class Site:
             "tasks": "any",
             "methods": ["knn", "reverse-knn"],
             "max_queries_per_day": 1000,
+            "releases": ["histogram", "winner"],
             "max_noise_contributors": 3,
             "approval": False,
         }

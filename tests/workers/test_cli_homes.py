@@ -456,7 +456,7 @@ def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
         assert made.code == 0, made.err
     assert "certificate" not in read_public(homes[2] / "keys.public.json")
     refused = labeler("tallier", "peers", "--home", homes[0], *(home / "keys.public.json" for home in homes[1:]))
-    assert "its site makes them with labeler tallier init --listen HOST:PORT" in refused.err
+    assert "its site makes them with labeler tallier listen HOST:PORT --home HOME" in refused.err
     assert labeler("tallier", "listen", "0.0.0.0:7702", "--home", homes[2]).code != 0
     assert labeler("tallier", "listen", "127.0.0.1:7702", "--home", homes[2]).code == 0
     shown = labeler("keys", "show", "--home", homes[2], "--json").document

@@ -35,6 +35,7 @@ def fields(**changes: Any) -> dict[str, Any]:
             "tasks": "any",
             "methods": ["knn"],
             "max_queries_per_day": 10,
+            "releases": ["histogram"],
             "max_noise_contributors": 3,
             "approval": False,
         },
@@ -121,6 +122,8 @@ def test_what_the_policy_allows_passes() -> None:
         ({"allow__tasks": []}, ask, "allow.tasks: the site's policy allows none"),
         ({"allow__tasks": ["1" * 64]}, ask, "allow.tasks"),
         ({"allow__methods": ["knn"]}, lambda: ask(method="reverse-knn"), "allow.methods: the site's policy allows knn"),
+        ({}, lambda: ask(release="winner"), "allow.releases: the site's policy allows histogram, and winner was asked"),
+        ({"allow__releases": []}, ask, "allow.releases: the site's policy allows none"),
         (
             {"allow__max_queries_per_day": 3},
             ask,

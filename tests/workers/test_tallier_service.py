@@ -23,7 +23,7 @@ from feature_store.keys import PartyKeys, verify
 from labeler.bodies import OpenRound, SumRequest, aggregate_from_bytes, holdings_from_bytes, share_to_bytes
 from labeler.errors import JournalBehind
 from labeler.messages import Message
-from labeler.randomness import seeded_source
+from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
 from workers import tallier_service
@@ -57,8 +57,10 @@ class Table:
         )
         self.relay.send("open-round", ME, opening.encode(), task=round.task_digest, round=round.digest)
 
-    def share_of(self, agent: str, round: Round, *, seed: str = "") -> ShareVector:
-        source = seeded_source(f"{agent} {round.digest} {seed}".encode())
+    def share_of(self, agent: str, round: Round, *, seed: str = "", is_marked: bool = False) -> ShareVector:
+        seeded = seeded_source(f"{agent} {round.digest} {seed}".encode())
+        # Repeatable, and not marked as such: a tallier takes no share that is.
+        source = seeded if is_marked else keyed_source(seeded.bytes(32), is_seeded=False)
         return split(np.full((2, 3), ord(agent), dtype=np.int64), num_talliers=3, source=source)[1]
 
     def share(self, agent: str, round: Round, *, seed: str = "", **changes: Any) -> Message:
@@ -323,6 +325,15 @@ def test_a_bad_share_is_skipped_and_the_next_is_taken(table: Table, bad: dict[st
     round = table.round()
     table.open(round)
     table.share("a", round, **bad)
+    table.share("c", round)
+    table.through()
+    assert set(table.relay_holdings(round)) == {"c"}
+
+
+def test_a_share_whose_noise_came_from_a_known_seed_is_refused_by_itself(table: Table) -> None:
+    round = table.round()
+    table.open(round)
+    table.share("a", round, body=share_to_bytes(table.share_of("a", round, is_marked=True)))
     table.share("c", round)
     table.through()
     assert set(table.relay_holdings(round)) == {"c"}

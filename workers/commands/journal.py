@@ -17,7 +17,7 @@ journal_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    app.add_typer(journal_app, name="journal", help="Verify, back up and restore the ledger of a home.")
+    app.add_typer(journal_app, name="journal", help="Verify and back up a home's ledger; go on after it was lost.")
 
 
 @journal_app.command()

@@ -76,7 +76,7 @@ def _print_embed(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    typer.echo(f"{result['records']} images are in {result['out']}")
+    typer.echo(f"{result['records']} images are in {result['out']}, backbone {result['fingerprint']}")
     for note in result["notes"]:
         typer.echo(note)
     for skipped in result["skipped"]:

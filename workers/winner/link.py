@@ -28,7 +28,9 @@ DONE: Final = -1
 
 _HEADER = struct.Struct("<qI")
 _LENGTH = struct.Struct("<I")
-_MAX_HELLO_BYTES = 1 << 20
+_MAX_HELLO_BYTES = 1 << 26
+"""A hello names every contributor of a round; who sends one has proved to be a pinned tallier."""
+
 _WORD_BYTES = 8
 
 
