@@ -17,7 +17,7 @@ from api.schema import KeysRequest, PartyRequest
 from feature_store.keys import PartyKeys
 from labeler.bodies import Ask, Poll, share_to_bytes
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
-from labeler.randomness import seeded_source
+from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, redis_of, submit
@@ -86,7 +86,9 @@ class Attacker:
         """Shares of votes of its own making, a hundred for everything."""
         assert self.ask is not None
         votes = np.full((len(self.ask.batch), self.ask.task.num_classes), 100, dtype=np.int64)
-        return split(votes, num_talliers=len(self.ask.talliers), source=seeded_source(seed))
+        # Repeatable, and not marked as such: a tallier takes no share that is.
+        source = keyed_source(seeded_source(seed).bytes(32), is_seeded=False)
+        return split(votes, num_talliers=len(self.ask.talliers), source=source)
 
     def refused(self, *messages: Message) -> tuple[int, str]:
         """Hand messages in; the status and the name of the refusal."""

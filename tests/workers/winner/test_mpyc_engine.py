@@ -212,7 +212,8 @@ def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) 
     outcomes = run_three([MpycEngine(), hanging, MpycEngine()], jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
     assert time.monotonic() - began < 15
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
-    assert "no connection with tallier 1" in str(outcomes[0])
+    # Or the other one's time limit came first, and it has left.
+    assert any(said in str(outcomes[0]) for said in ("no connection with tallier 1", "tallier 2 has left"))
 
 
 def test_a_job_that_is_told_to_stop_stops_at_once(make_jobs: MakeJobs) -> None:
