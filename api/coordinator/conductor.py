@@ -565,8 +565,9 @@ def settle_rounds(
 ) -> JobRecord:
     """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
 
-    Nothing left of a round where nobody was asked, or where every participant refused before answering and no tallier
-    holds a share. In every other case shares may be on their way, so the charge stands.
+    Nothing left of a round where nobody was asked, or where every participant refused and no share was ever passed on
+    to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked again under
+    another policy. In every other case shares may be on their way, so the charge stands.
 
     Args:
         job: unfinished.
@@ -582,7 +583,7 @@ def settle_rounds(
             name = reservation_id(job.job_id, one.number)
             if one.state == "waiting":
                 ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
-            elif one.state == "asked" and participants <= one.final_refusals and not any(one.holdings.values()):
+            elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
                 ledger.void(name, NothingLeft(name, "refused"), connection=connection)
             elif one.state in ("asked", "agreed"):
                 detail = {"job": job.job_id, "queries": one.num_queries, "because": f"{state} after agents were asked"}

@@ -220,7 +220,7 @@ class Mailroom:
                 self._check_share(message, current, connection)
                 self._relays.check(message, current, self._part(message.header.task_digest, connection).columns)
         if header.kind == "input-share":
-            self._relay(message)
+            self._relay(message, current)
         else:
             self._act(message, party, current)
         self._wake(current.job_id)
@@ -304,8 +304,11 @@ class Mailroom:
             # The contributors are fixed; a late share could only be refused at the tallier.
             raise WrongDigest("the contributors of this round are fixed; the agent can take part in the next")
 
-    def _relay(self, message: Message) -> None:
+    def _relay(self, message: Message, current: RoundRecord) -> None:
         header = message.header
+        if not current.has_shares:
+            # Durable before it leaves: a charge is given back only where no share did.
+            self._jobs.note_share(current.job_id, current.number)
         with self._lock:
             key = (header.sender, header.recipient)
             if header.sequence <= self._relayed.get(key, 0):

@@ -99,6 +99,7 @@ class RoundRecord:
         final_refusals: those agents among them that will not answer when asked again.
         ledger_seq: the entry that posted the charge.
         participants: agent id -> key its shares must be signed with; empty until it is fixed, then for ever the same.
+        has_shares: whether a share of it was passed on to a tallier, or was about to be.
     """
 
     job_id: str
@@ -114,6 +115,7 @@ class RoundRecord:
     final_refusals: frozenset[str] = frozenset()
     ledger_seq: int | None = None
     participants: Mapping[str, str] = field(default_factory=dict)
+    has_shares: bool = False
 
     def __post_init__(self) -> None:
         if self.state not in ROUND_STATES:

@@ -157,6 +157,17 @@ round_participants = Table(
 stay(round_participants, ("job_id", "number", "verify_keys"))
 remain(round_participants)
 
+round_shares = Table(
+    "round_shares",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", WHOLE, primary_key=True, autoincrement=False),
+    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
+    sqlite_strict=True,
+)
+stay(round_shares, ("job_id", "number"))
+remain(round_shares)
+
 round_holdings = Table(
     "round_holdings",
     metadata,
@@ -227,6 +238,7 @@ JOB_TABLES = (
     idempotency_keys,
     rounds,
     round_participants,
+    round_shares,
     round_holdings,
     round_refusals,
     releases,

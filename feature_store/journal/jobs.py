@@ -192,6 +192,14 @@ class JobStore:
         """Note, before the first question leaves, that it will."""
         self._do(job_id, lambda joined: steps.set_asked(joined, job_id, number), connection)
 
+    def note_share(self, job_id: str, number: int, *, connection: Connection | None = None) -> None:
+        """Note, before the first share of a round is passed on to a tallier, that it will be.
+
+        Raises:
+            NotReady: the job is finished; its charge may have been given back, so nothing may leave any more.
+        """
+        self._do(job_id, lambda joined: steps.note_share(joined, job_id, number), connection)
+
     def report_holdings(
         self,
         job_id: str,

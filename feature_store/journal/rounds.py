@@ -29,6 +29,7 @@ from feature_store.journal.job_tables import (
     round_holdings,
     round_participants,
     round_refusals,
+    round_shares,
     rounds,
 )
 from feature_store.journal.ledger_tables import ledger_entries
@@ -46,6 +47,8 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
     participants: dict[tuple[str, int], dict[str, str]] = {}
     for row in connection.execute(select(round_participants).where(round_participants.c.job_id.in_(in_jobs))):
         participants[row.job_id, row.number] = row.verify_keys
+    of_shares = select(round_shares).where(round_shares.c.job_id.in_(in_jobs))
+    with_shares = {(row.job_id, row.number) for row in connection.execute(of_shares)}
     for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
         if (row.job_id, row.number) in keys:
             holdings[row.job_id, row.number][row.tallier_id] = row.holdings
@@ -69,6 +72,7 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
             refusals=refusals[row.job_id, row.number],
             final_refusals=frozenset(final[row.job_id, row.number]),
             ledger_seq=row.ledger_seq,
+            has_shares=(row.job_id, row.number) in with_shares,
         )
         for row in found
     ]
@@ -132,6 +136,18 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
     if row.round_digest is None:
         raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
     return _step(connection, row, rounds.c.state == "waiting", {"state": "asked"})
+
+
+def note_share(connection: Connection, job_id: str, number: int) -> bool:
+    """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
+    row = _row(connection, job_id, number)
+    table = round_shares
+    this = (table.c.job_id == job_id) & (table.c.number == row.number)
+    if connection.execute(select(table.c.job_id).where(this)).first() is not None:
+        return False
+    _check_live(row)
+    connection.execute(insert(table), {"job_id": job_id, "number": number})
+    return True
 
 
 def report_holdings(

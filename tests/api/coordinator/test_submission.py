@@ -284,6 +284,34 @@ def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> 
     assert house.ledger.balance("agent:west", "instance").spent == round_charges(record.task, BATCH_QUERIES)["instance"]
 
 
+@pytest.mark.parametrize("has_left", [False, True], ids=["no share", "a share"])
+def test_a_round_that_everybody_refused_is_given_back_only_where_no_share_was_ever_passed_on(
+    house: House, has_left: bool
+) -> None:
+    """An agent may answer, be asked again under another policy, and refuse: its refusal is no proof."""
+    view = house.submit(house.task(), 5)
+    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
+    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.jobs.set_asked(view.job_id, 0)
+    if has_left:
+        house.jobs.note_share(view.job_id, 0)
+    for agent in ("east", "north", "west"):
+        house.jobs.report_refusal(view.job_id, 0, agent, "the policy of this site does not allow it", True)
+    submission.cancel(view.job_id, by="tok-1", stores=house.stores)
+    assert house.ledger.state(f"{view.job_id}/0") == ("posted" if has_left else "void")
+
+
+def test_no_share_is_noted_of_a_job_that_has_ended(house: House) -> None:
+    """Whether it was noted first or the job ended first, the two agree on whether something left."""
+    view = house.submit(house.task(), 5)
+    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
+    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.jobs.set_asked(view.job_id, 0)
+    submission.cancel(view.job_id, by="tok-1", stores=house.stores)
+    with pytest.raises(NotReady, match="take no further step"):
+        house.jobs.note_share(view.job_id, 0)
+
+
 def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
     view = house.submit(house.task(), 5)
     house.jobs.change(view.job_id, "failed", expected={"queued"}, problem=problem_of(LabelerError("x")))

@@ -171,9 +171,14 @@ def test_shares_too_large_for_their_round_or_too_many_do_not_reach_redis(own: Se
             answer = http.post("/v1/messages", content=frame([message]), headers=OCTETS)
         return answer.status_code, answer.json().get("type", "").rpartition(":")[2]
 
+    def has_shares() -> bool:
+        return own.coordinator.stores.jobs.rounds(one.job_id)[0].has_shares
+
     assert send(1, 2**20) == (413, "too-large")
+    assert not has_shares()
     answers = [send(number, 1000)[0] for number in range(2, 8)]
     assert answers == [202] * 4 + [409] * 2
+    assert has_shares()
 
 
 def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_frees_its_place(
