@@ -3,12 +3,11 @@
 Bodies come from other parties, so a decoder believes nothing: fields must be exactly those named, types exact
 (true is no number), numbers finite, arrays of exactly the stated type and shape, and whatever digest is stated
 is computed again. A decoder raises only errors of `labeler.errors`, whatever the bytes. How a body is written
-says `labeler.body_format`.
+says `labeler.body_format`. Bodies that hold shares, sums and winners are in `labeler.share_bodies`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -23,16 +22,12 @@ from labeler.batch import QueryBatch
 from labeler.body_format import (
     read_json,
     read_with_array,
-    read_with_arrays,
     write_json,
     write_with_array,
-    write_with_arrays,
 )
 from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation, TooLarge, TryAgain, WrongDigest
 from labeler.messages import MAX_MESSAGE_BYTES
-from labeler.randomness import KEY_BYTES
-from labeler.sharing import SHARING_ID_BYTES, ShareVector
-from labeler.tally import AggregateShare, Round, round_of
+from labeler.tally import Round, round_of
 from labeler.task import Task, parse_task
 from labeler.untrusted import (
     canonical_json,
@@ -46,10 +41,8 @@ from labeler.untrusted import (
     check_public_key,
     check_text,
     check_time,
-    hex_bytes,
 )
-from labeler.wellformed import BallotShare
-from labeler.winner import Winner, WinnerTerms, words_per_query
+from labeler.winner import WinnerTerms, words_per_query
 
 MAX_ENTRIES = (MAX_MESSAGE_BYTES - 64 * 1024) // 8
 """Most entries (queries times classes) of a round: the last tallier's share, 8 bytes each, must fit into a message."""
@@ -218,7 +211,7 @@ class OpenRound:
         return write_json(
             {
                 "version": "labeler-open-round/1",
-                "round": _round_fields(self.round),
+                "round": round_fields(self.round),
                 "tallier": self.tallier,
                 "participants": dict(self.participants),
                 "expires_at": self.expires_at,
@@ -231,7 +224,7 @@ class OpenRound:
         names = ("round", "tallier", "participants", "expires_at")
         content = read_json(data, "an open-round", names, "labeler-open-round/1")
         content["participants"] = check_mapping(content["participants"], "participants of a round")
-        return cls(**content | {"round": _round(content["round"])})
+        return cls(**content | {"round": round_from(content["round"])})
 
 
 @dataclass(frozen=True)
@@ -249,7 +242,7 @@ class SumRequest:
     ledger_hash: str
 
     def __post_init__(self) -> None:
-        _check_contributors(self.contributors, "a sum")
+        check_contributors(self.contributors, "a sum")
         check_integer(self.ledger_seq, "ledger_seq of a sum", least=1)
         check_digest(self.ledger_hash, "ledger_hash of a sum")
 
@@ -391,231 +384,20 @@ class Mail:
         return cls(**read_json(data, "an answer to a poll", [field.name for field in fields(cls)], "labeler-mail/1"))
 
 
-def share_to_bytes(share: ShareVector | BallotShare) -> bytes:
-    """Body of "input-share" before it is sealed. Secret.
-
-    The field in which shares add up is not written: both sides know it from the terms of the round.
-    """
-    if isinstance(share, BallotShare):
-        content = {
-            "version": "labeler-ballot-share/1",
-            "shape": list(share.shape),
-            "ballots_id": share.ballots.sharing_id.hex(),
-            "noise_id": share.noise.sharing_id.hex(),
-            "is_seeded": share.is_seeded,
-        }
-        parts = {"ballots": share.ballots, "noise": share.noise}
-        if share.ballots.seed is None or share.noise.seed is None:
-            return write_with_arrays(content, {f"{name}_words": part.expand() for name, part in parts.items()})
-        seeds = {"ballots_seed": share.ballots.seed, "noise_seed": share.noise.seed}
-        return write_with_arrays(content, {name: np.frombuffer(seed, dtype=np.uint8) for name, seed in seeds.items()})
-    content = {
-        "version": "labeler-share/1",
-        "shape": list(share.shape),
-        "sharing_id": share.sharing_id.hex(),
-        "is_seeded": share.is_seeded,
-    }
-    if share.seed is not None:
-        return write_with_array(content, "seed", np.frombuffer(share.seed, dtype=np.uint8))
-    return write_with_array(content, "words", share.expand())
-
-
-def share_from_bytes(data: bytes, *, max_entries: int, terms: WinnerTerms | None = None) -> ShareVector | BallotShare:
-    """Read a share.
-
-    Args:
-        data: what `share_to_bytes` wrote.
-        max_entries: most numbers the shared vector may have (queries times classes of the round). A seed of 32
-            bytes stands for a vector of any size, so without the bound a short message could fill the memory of
-            a tallier.
-        terms: of the round, in a winner round. They say in which field the words must be residues, and whether
-            ballots and noise come apart.
-
-    Raises:
-        ProtocolViolation: malformed, or not a share of such a round.
-        TooLarge: the shape has more entries.
-    """
-    if terms is not None and terms.row_total is not None:
-        return _ballot_share(data, max_entries, terms)
-    names = ("shape", "sharing_id", "is_seeded")
-    dtypes: dict[str, type[np.generic]] = {"seed": np.uint8, "words": np.uint64}
-    content, name, array = read_with_array(data, "a share", names, "labeler-share/1", dtypes)
-    shape = _share_shape(content["shape"], max_entries)
-    sharing_id = hex_bytes(content["sharing_id"], SHARING_ID_BYTES, "sharing_id of a share")
-    is_seeded = check_flag(content["is_seeded"], "is_seeded of a share")
-    return _vector(name, array, shape, sharing_id, is_seeded, terms)
-
-
-def _ballot_share(data: bytes, max_entries: int, terms: WinnerTerms) -> BallotShare:
-    what, names = "a share of ballots and noise", ("shape", "ballots_id", "noise_id", "is_seeded")
-    choices: list[dict[str, type[np.generic]]] = [
-        {"ballots_seed": np.uint8, "noise_seed": np.uint8},
-        {"ballots_words": np.uint64, "noise_words": np.uint64},
-    ]
-    content, arrays = read_with_arrays(data, what, names, "labeler-ballot-share/1", choices)
-    shape = _share_shape(content["shape"], max_entries)
-    if len(shape) != 2:
-        raise ProtocolViolation(f"{what} has 2 dimensions, found {len(shape)}")
-    is_seeded = check_flag(content["is_seeded"], f"is_seeded of {what}")
-    kind = "seed" if "noise_seed" in arrays else "words"
-    parts = []
-    for name, size in (("ballots", (shape[0], shape[1] + 1)), ("noise", shape)):
-        sharing_id = hex_bytes(content[f"{name}_id"], SHARING_ID_BYTES, f"{name}_id of {what}")
-        parts.append(_vector(kind, arrays[f"{name}_{kind}"], size, sharing_id, is_seeded, terms))
-    return BallotShare(*parts)
-
-
-def _share_shape(content: object, max_entries: int) -> tuple[int, ...]:
-    sizes = check_list(content, "shape of a share")
-    if not 1 <= len(sizes) <= 4:
-        raise ProtocolViolation(f"a share has 1 to 4 dimensions, found {len(sizes)}")
-    shape = tuple(check_integer(size, "shape of a share", least=1) for size in sizes)
-    if math.prod(shape) > max_entries:
-        raise TooLarge(f"a share has at most {max_entries} entries here, found {math.prod(shape)}")
-    return shape
-
-
-def _vector(
-    name: str,
-    array: NDArray[Any],
-    shape: tuple[int, ...],
-    sharing_id: bytes,
-    is_seeded: bool,
-    terms: WinnerTerms | None,
-) -> ShareVector:
-    field = None if terms is None else terms.field
-    if name == "seed":
-        _check_shape(array, (KEY_BYTES,), "the seed of a share")
-        return ShareVector(shape, sharing_id, is_seeded, seed=array.tobytes(), field=field)
-    _check_shape(array, shape, "the words of a share")
-    return ShareVector(shape, sharing_id, is_seeded, words=array, field=field)
-
-
-def holdings_to_bytes(holdings: Mapping[str, bytes]) -> bytes:
-    """Body of "holdings": the sharing_id a tallier holds of each agent. Not secret."""
-    return write_json(
-        {
-            "version": "labeler-holdings/1",
-            "holdings": {agent: sharing_id.hex() for agent, sharing_id in holdings.items()},
-        }
-    )
-
-
-def holdings_from_bytes(data: bytes) -> Mapping[str, bytes]:
-    """Read a body of "holdings"."""
-    content = read_json(data, "holdings", ("holdings",), "labeler-holdings/1")
-    return MappingProxyType(
-        {
-            check_party_id(agent, "an agent of holdings"): hex_bytes(
-                value, SHARING_ID_BYTES, "a sharing_id of holdings"
-            )
-            for agent, value in check_mapping(content["holdings"], "holdings").items()
-        }
-    )
-
-
-def aggregate_to_bytes(share: AggregateShare) -> bytes:
-    """Body of "aggregate-share" before it is sealed. Secret until the round is opened, of a winner round for ever."""
-    arrays = {"words": share.words}
-    if share.row_sums is not None:
-        arrays["row_sums"] = share.row_sums
-    return write_with_arrays(
-        {
-            "version": "labeler-aggregate-share/1",
-            "tallier": share.tallier,
-            "round": _round_fields(share.round),
-            "contributors": sorted(share.contributors),
-            "sharings_digest": share.sharings_digest,
-            "is_seeded": share.is_seeded,
-        },
-        arrays,
-    )
-
-
-def aggregate_from_bytes(data: bytes) -> AggregateShare:
-    """Read an aggregate share; its words have the shape of its round and cannot be written to.
-
-    Raises:
-        ProtocolViolation: malformed. Whether it belongs to the round at hand is checked where it is opened.
-    """
-    names = ("tallier", "round", "contributors", "sharings_digest", "is_seeded")
-    version = "labeler-aggregate-share/1"
-    choices: list[dict[str, type[np.generic]]] = [{"words": np.uint64}, {"words": np.uint64, "row_sums": np.uint64}]
-    content, arrays = read_with_arrays(data, "an aggregate share", names, version, choices)
-    round = _round(content["round"])
-    contributors = tuple(check_list(content["contributors"], "contributors of an aggregate share"))
-    _check_contributors(contributors, "an aggregate share")
-    has_rows = round.terms is not None and round.terms.row_total is not None
-    if ("row_sums" in arrays) != has_rows:
-        raise ProtocolViolation("an aggregate share holds row sums where its round checks rows, and nowhere else")
-    shapes = {
-        "words": (round.num_queries, round.num_classes),
-        "row_sums": (len(contributors), round.num_queries),
-    }
-    for name, array in arrays.items():
-        _check_shape(array, shapes[name], f"{name} of an aggregate share")
-        if round.terms is not None:
-            round.terms.field.check(array, f"{name} of an aggregate share")
-        arrays[name] = array.copy()
-        arrays[name].setflags(write=False)
-    return AggregateShare(
-        tallier=check_integer(content["tallier"], "tallier of an aggregate share", least=0, most=2),
-        round=round,
-        contributors=frozenset(contributors),
-        sharings_digest=check_digest(content["sharings_digest"], "sharings_digest of an aggregate share"),
-        words=arrays["words"],
-        is_seeded=check_flag(content["is_seeded"], "is_seeded of an aggregate share"),
-        row_sums=arrays.get("row_sums"),
-    )
-
-
-def winner_to_bytes(winner: Winner) -> bytes:
-    """Body of "winner" before it is sealed: what a tallier and the two others have opened of a round."""
-    return write_with_array(
-        {
-            "version": "labeler-winner/1",
-            "tallier": winner.tallier,
-            "round_digest": winner.round_digest,
-            "contributors": sorted(winner.contributors),
-            "sharings_digest": winner.sharings_digest,
-            "is_seeded": winner.is_seeded,
-        },
-        "labels",
-        winner.labels,
-    )
-
-
-def winner_from_bytes(data: bytes) -> Winner:
-    """Read a body of "winner".
-
-    Raises:
-        ProtocolViolation: malformed. Whether it answers the round at hand is checked by `agree_on_winners`.
-    """
-    names = ("tallier", "round_digest", "contributors", "sharings_digest", "is_seeded")
-    content, _, labels = read_with_array(data, "a winner", names, "labeler-winner/1", {"labels": np.int16})
-    contributors = tuple(check_list(content["contributors"], "contributors of a winner"))
-    _check_contributors(contributors, "a winner")
-    return Winner(
-        tallier=check_integer(content["tallier"], "tallier of a winner", least=0, most=2),
-        round_digest=check_digest(content["round_digest"], "round_digest of a winner"),
-        contributors=frozenset(contributors),
-        sharings_digest=check_digest(content["sharings_digest"], "sharings_digest of a winner"),
-        labels=labels,
-        is_seeded=check_flag(content["is_seeded"], "is_seeded of a winner"),
-    )
-
-
-def _check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+def check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+    """Refuse an array of another shape."""
     if array.shape != shape:
         raise ProtocolViolation(f"{what} must have shape {shape}, found {array.shape}")
 
 
-def _round_fields(round: Round) -> dict[str, Any]:
+def round_fields(round: Round) -> dict[str, Any]:
+    """A round as JSON, as `round_from` reads it."""
     content = {name: getattr(round, name) for name in _ROUND_FIELDS}
     return content if round.terms is None else content | {"terms": asdict(round.terms)}
 
 
-def _round(content: object) -> Round:
+def round_from(content: object) -> Round:
+    """A round out of a body; everything else is a ProtocolViolation."""
     items = check_mapping(content, "a round")
     if items.keys() - {"terms"} != _ROUND_FIELDS:
         raise ProtocolViolation(
@@ -662,7 +444,8 @@ def _tallier_key(content: object) -> TallierKey:
     return TallierKey(**items)
 
 
-def _check_contributors(contributors: tuple[str, ...], what: str) -> None:
+def check_contributors(contributors: tuple[str, ...], what: str) -> None:
+    """Refuse what is not at least one agent, sorted, each once."""
     for agent in contributors:
         check_party_id(agent, f"a contributor of {what}")
     if not contributors or list(contributors) != sorted(set(contributors)):

@@ -27,7 +27,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
-from labeler.bodies import Ask, Refusal, share_to_bytes
+from labeler.bodies import Ask, Refusal
 from labeler.errors import (
     AwaitingApproval,
     BadData,
@@ -48,6 +48,7 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Kind, Message
+from labeler.share_bodies import share_to_bytes
 from labeler.tally import InputShare
 from workers.agent import Agent
 from workers.durable_ledger import DurableLedger

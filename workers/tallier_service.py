@@ -25,16 +25,7 @@ from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from labeler.bodies import (
-    OpenRound,
-    SumRequest,
-    aggregate_from_bytes,
-    aggregate_to_bytes,
-    holdings_to_bytes,
-    share_from_bytes,
-    share_to_bytes,
-    winner_to_bytes,
-)
+from labeler.bodies import OpenRound, SumRequest
 from labeler.errors import (
     DuplicateAgent,
     Forged,
@@ -50,6 +41,14 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
+from labeler.share_bodies import (
+    aggregate_from_bytes,
+    aggregate_to_bytes,
+    holdings_to_bytes,
+    share_from_bytes,
+    share_to_bytes,
+    winner_to_bytes,
+)
 from labeler.tally import InputShare, Tallier
 from labeler.winner import Winner
 from workers.party import Draft, PartyLink, converse

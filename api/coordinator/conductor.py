@@ -35,15 +35,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load
-
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.post_office import PostOffice
+from api.coordinator.questions import batch_of, read_failure, read_questions
+from api.coordinator.settlement import UNFINISHED, reservation_id, settle_rounds
 from api.coordinator.winner_turns import WinnerTurns
-from api.problems import problem_of
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
@@ -52,9 +48,7 @@ from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecor
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox import Mailbox
-from labeler.batch import QueryBatch
-from labeler.bodies import Ask, OpenRound, SumRequest, TallierKey, aggregate_from_bytes, winner_from_bytes
-from labeler.budget import NothingLeft
+from labeler.bodies import Ask, OpenRound, SumRequest, TallierKey
 from labeler.errors import (
     BadData,
     LabelerError,
@@ -66,12 +60,12 @@ from labeler.errors import (
 )
 from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES
 from labeler.release import agree_on_winners, open_histogram
+from labeler.share_bodies import aggregate_from_bytes, winner_from_bytes
 from labeler.tally import Round, round_of
 from labeler.winner import winner_time_limit_s
 
 log = logging.getLogger("labeler.conductor")
 
-UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 EMBED_QUEUE = "embed"
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
@@ -96,11 +90,6 @@ class Timing:
 
     patience_s: float
     ask_again_s: float
-
-
-def reservation_id(job_id: str, number: int) -> str:
-    """The ledger's name for the charge of one round."""
-    return f"{job_id}/{number}"
 
 
 class Conductor:
@@ -214,7 +203,7 @@ class Conductor:
         folder = self._home / "jobs" / job.job_id
         task = self._tasks.get(job.task_digest)
         if (folder / "failed.json").exists():
-            raise _read_failure(folder / "failed.json")
+            raise read_failure(folder / "failed.json")
         path = folder / "questions.safetensors"
         if not path.exists():
             if self._is_due(("embed", job.job_id)):
@@ -229,12 +218,12 @@ class Conductor:
                 replace_file(folder / "request.json", json.dumps(request).encode())
                 self._mailbox.add_work(EMBED_QUEUE, job.job_id)
             return False
-        features = _read_questions(path)
+        features = read_questions(path)
         if len(features) != job.num_queries:
             raise BadData(f"{len(features)} questions were prepared, {job.num_queries} were paid for; submit again")
         digests = []
         for one in self._jobs.rounds(job.job_id):
-            batch = _batch(features, job, one)
+            batch = batch_of(features, job, one)
             digests.append((one.number, batch.digest, round_of(task.task, batch).digest))
         self._jobs.set_batches(job.job_id, digests)
         self._change(job, "collecting")
@@ -361,8 +350,8 @@ class Conductor:
         talliers = self._post_office.tallier_keys(task.task.talliers)
         known, body = self._asks.get(current.round_digest, ((), b""))
         if known != talliers:
-            features = _read_questions(self._home / "jobs" / job.job_id / "questions.safetensors")
-            batch = _batch(features, job, current)
+            features = read_questions(self._home / "jobs" / job.job_id / "questions.safetensors")
+            batch = batch_of(features, job, current)
             if batch.digest != current.batch_digest:
                 raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
             ask = Ask(
@@ -553,78 +542,6 @@ def _check_still_held(current: RoundRecord, tallier_ids: Collection[str]) -> Non
             )
 
 
-def settle_rounds(
-    job: JobRecord,
-    state: JobState,
-    error: LabelerError | None,
-    *,
-    database: Database,
-    ledger: Ledger,
-    jobs: JobStore,
-    tasks: TaskStore,
-) -> JobRecord:
-    """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
-
-    Nothing left of a round where nobody was asked, or where every participant refused and no share was ever passed on
-    to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked again under
-    another policy. In every other case shares may be on their way, so the charge stands.
-
-    Args:
-        job: unfinished.
-        state: cancelled, failed or expired.
-        error: why, shown to the requester.
-
-    Returns:
-        The job as it is now.
-    """
-    participants = set(tasks.get(job.task_digest).participants)
-    with database.write() as connection:
-        for one in jobs.rounds(job.job_id, connection=connection):
-            name = reservation_id(job.job_id, one.number)
-            if one.state == "waiting":
-                ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
-            elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
-                ledger.void(name, NothingLeft(name, "refused"), connection=connection)
-            elif one.state in ("asked", "agreed"):
-                detail = {"job": job.job_id, "queries": one.num_queries, "because": f"{state} after agents were asked"}
-                ledger.post(name, detail=detail, connection=connection)
-        problem = None if error is None else problem_of(error)
-        return jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
-
-
 def _round(task: TaskRecord, current: RoundRecord) -> Round:
     of = task.task
     return Round(of.digest, current.batch_digest, current.num_queries, of.num_classes, of.quorum, of.winner_terms)
-
-
-def _batch(features: NDArray[np.int16], job: JobRecord, one: RoundRecord) -> QueryBatch:
-    start = one.first_query - job.first_query
-    return QueryBatch(features[start : start + one.num_queries], first_query=one.first_query)
-
-
-def _read_questions(path: Path) -> NDArray[np.int16]:
-    try:
-        features = load(path.read_bytes())["features"]
-    except (OSError, SafetensorError, KeyError):
-        raise BadData("the prepared questions cannot be read; submit the job again") from None
-    if features.dtype != np.int16 or features.ndim != 2:
-        raise BadData("the prepared questions are not quantised features; submit the job again")
-    return features
-
-
-def _read_failure(path: Path) -> LabelerError:
-    try:
-        found = json.loads(path.read_bytes())
-        return _named_error(str(found["problem_type"]), str(found["sentence"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return BadData("the questions could not be prepared, and the reason cannot be read; submit the job again")
-
-
-def _named_error(problem_type: str, sentence: str) -> LabelerError:
-    """The error of the tree with this problem type, so that a refusal in another process keeps its type."""
-    kinds: list[type[LabelerError]] = [LabelerError]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-        if kind.problem_type == problem_type and not issubclass(kind, TryAgain):
-            return kind(sentence)
-    return BadData(sentence)

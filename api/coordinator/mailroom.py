@@ -34,7 +34,7 @@ from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
-from labeler.bodies import Mail, Poll, Refusal, aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
+from labeler.bodies import Mail, Poll, Refusal
 from labeler.errors import (
     LabelerError,
     NotEnrolled,
@@ -44,6 +44,7 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
+from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 from labeler.task import ReleaseKind
 
 log = logging.getLogger("labeler.mailroom")

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from api.coordinator.budgets import refusal
-from api.coordinator.conductor import reservation_id, settle_rounds
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import accounts_of, charges_of, finite_levels, first_shortage, round_amounts
+from api.coordinator.settlement import reservation_id, settle_rounds
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of

@@ -35,7 +35,7 @@ class KeptShare:
     """What is kept of one agent's share. Secret: does not print.
 
     Attributes:
-        data: as it was received (labeler.bodies.share_to_bytes); None once it was summed or dropped.
+        data: as it was received (labeler.share_bodies.share_to_bytes); None once it was summed or dropped.
         sharing_id: 16 bytes.
         fingerprint: 32 bytes, of the whole share.
     """
@@ -58,7 +58,7 @@ class KeptRound:
         fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
         excluded: agents that sent two different shares.
         contributors: the agents summed, or None.
-        aggregate: the sum (labeler.bodies.aggregate_to_bytes), or None.
+        aggregate: the sum (labeler.share_bodies.aggregate_to_bytes), or None.
         is_forgotten: the round takes no share and gives no sum any more.
     """
 

@@ -17,24 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from labeler.batch import QueryBatch
-from labeler.bodies import (
-    MAX_ENTRIES,
-    Ask,
-    Mail,
-    OpenRound,
-    Poll,
-    Refusal,
-    SumRequest,
-    TallierKey,
-    aggregate_from_bytes,
-    aggregate_to_bytes,
-    holdings_from_bytes,
-    holdings_to_bytes,
-    share_from_bytes,
-    share_to_bytes,
-    winner_from_bytes,
-    winner_to_bytes,
-)
+from labeler.bodies import MAX_ENTRIES, Ask, Mail, OpenRound, Poll, Refusal, SumRequest, TallierKey
 from labeler.body_format import MAX_JSON_BYTES
 from labeler.errors import (
     AwaitingApproval,
@@ -46,6 +29,16 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.randomness import seeded_source
+from labeler.share_bodies import (
+    aggregate_from_bytes,
+    aggregate_to_bytes,
+    holdings_from_bytes,
+    holdings_to_bytes,
+    share_from_bytes,
+    share_to_bytes,
+    winner_from_bytes,
+    winner_to_bytes,
+)
 from labeler.sharing import ShareVector, split, unshard
 from labeler.tally import AggregateShare
 from labeler.task import parse_task

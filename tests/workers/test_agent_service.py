@@ -24,10 +24,11 @@ from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, Refusal, TallierKey, share_from_bytes
+from labeler.bodies import Ask, Refusal, TallierKey
 from labeler.errors import BadData, JournalBehind, PolicyRefusal
 from labeler.messages import Message
 from labeler.planning import price
+from labeler.share_bodies import share_from_bytes
 from labeler.sharing import ShareVector, unshard
 from labeler.task import parse_task
 from workers.agent_service import run_agent

@@ -22,7 +22,7 @@ from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, verify
-from labeler.bodies import Mail, holdings_to_bytes
+from labeler.bodies import Mail
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -33,6 +33,7 @@ from labeler.errors import (
     Replayed,
 )
 from labeler.messages import COORDINATOR
+from labeler.share_bodies import holdings_to_bytes
 from workers.party import Draft, PartyLink, converse
 from workers.party_http import check_url
 

@@ -9,9 +9,9 @@ import pytest
 from api.coordinator.relays import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
 from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
-from labeler.bodies import share_to_bytes
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message
+from labeler.share_bodies import share_to_bytes
 from labeler.sharing import ShareVector
 
 KEYS = PartyKeys.generate()

@@ -17,8 +17,8 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.mailbox import Mailbox
 from feature_store.quantize import quantize
-from labeler.bodies import winner_to_bytes
 from labeler.errors import ProtocolViolation
+from labeler.share_bodies import winner_to_bytes
 from labeler.winner import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
