@@ -231,25 +231,15 @@ class Client:
         Raises:
             ServiceProblem: the job is not completed.
         """
-        part = path.with_name(path.name + ".part")
-        for attempt in self._connection.again():
-            try:
-                with (
-                    self._connection.stream(f"{_job_path(job_id)}/labels", params={"format": format}) as response,
-                    part.open("wb") as file,
-                ):
-                    for chunk in response.iter_bytes():
-                        file.write(chunk)
-            except ServiceBusy as error:
-                part.unlink(missing_ok=True)
-                attempt.failed(error)
-                continue
-            except ServiceProblem:
-                part.unlink(missing_ok=True)
-                raise
-            part.replace(path)
-            break
-        return path
+        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format})
+
+    def model(self, job_id: str, path: Path) -> Path:
+        """Download the model that a completed job released; the file appears under its name once it is whole.
+
+        Raises:
+            ServiceProblem: the job is not completed, or asked for labels.
+        """
+        return self._download(f"{_job_path(job_id)}/model", path)
 
     # Budgets
 
@@ -308,6 +298,24 @@ class Client:
     def readiness(self) -> ReadinessView:
         """Whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
+
+    def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None) -> Path:
+        part = path.with_name(path.name + ".part")
+        for attempt in self._connection.again():
+            try:
+                with self._connection.stream(place, params=params) as response, part.open("wb") as file:
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
+            except ServiceBusy as error:
+                part.unlink(missing_ok=True)
+                attempt.failed(error)
+                continue
+            except ServiceProblem:
+                part.unlink(missing_ok=True)
+                raise
+            part.replace(path)
+            break
+        return path
 
     def _get(self, view: type[View], path: str, **params: Any) -> View:
         answer = self._connection.call("GET", path, params=params, repeat=True)

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.task import Level, Printable, ReleaseKind
+from labeler.methods import Method, ReleaseKind
+from labeler.task import Level, Printable, Training
 
 JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
 FINISHED: frozenset[JobState] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
@@ -39,7 +40,7 @@ class TaskRequest(Request):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=32_000)] | None = None
-    method: Literal["knn", "reverse-knn"] = "knn"
+    method: Method = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -49,6 +50,8 @@ class TaskRequest(Request):
     colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    training: Training | None = None
+    """How agents train; for methods whose price depends on it."""
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """Only for the winner: queries whose best noisy sum is below this many votes get no label."""
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
@@ -99,7 +102,7 @@ class Selection(Request):
 
     @model_validator(mode="after")
     def _count_is_given(self) -> Selection:
-        if self.strategy != "all" and self.count is None:
+        if self.strategy in ("random", "clustered") and self.count is None:
             raise ValueError(f"strategy {self.strategy} needs count, how many questions to ask")
         return self
 

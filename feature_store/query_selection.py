@@ -2,7 +2,8 @@
 
 Three strategies. `all` asks about every public image, `random` about a sample of them, and `clustered`
 about the centres of groups of similar images: a centre is a synthetic feature, no image, and one
-answer labels the whole group. Fewer, better questions buy more than any accounting.
+answer labels the whole group. Fewer, better questions buy more than any accounting. Where agents are asked for a linear
+model there is nothing to choose: `weights` are the rows at which the scores of such a model are its weights.
 
 Clusters are k-means cells of the directions of the leading principal components: the small
 components of a backbone's features are mostly noise, and leaving them out makes the groups purer
@@ -22,10 +23,10 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
-from feature_store.quantize import quantize
+from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.errors import BadData, InvalidSetting
 
-Strategy = Literal["all", "random", "clustered"]
+Strategy = Literal["all", "random", "clustered", "weights"]
 
 NOISE_PER_CELL = 4.0
 """`suggest_count` wants this many standard deviations of noise as votes in an average group."""
@@ -57,8 +58,9 @@ class QuerySet:
 
     Attributes:
         features: int16, shape (num_queries, dimension), quantised like shards.
-        rows: int64, shape (num_queries,), the public image each query is, or -1 for a centre.
-        assignment: int64, shape (num_images,), the query that stands for each public image.
+        rows: int64, shape (num_answers,), the public image each answer is about, or -1 for a centre. There are as many
+            answers as queries, but for `weights`: then every image is labelled with the model that was asked for.
+        assignment: int64, shape (num_images,), the answer that stands for each public image.
         strategy: how they were chosen.
         seed: the public seed they were chosen with.
         coverage: how well they cover the public set.
@@ -82,7 +84,7 @@ def select_queries(
 
     Args:
         public_features: int16, shape (num_images, dimension), quantised, no zero rows.
-        strategy: all, random or clustered.
+        strategy: all, random or clustered; weights for the rows of a linear model.
         count: how many questions; not more than there are images. Needed unless strategy is `all`.
         seed: public; two parties with the same public images and seed choose the same questions.
 
@@ -94,6 +96,9 @@ def select_queries(
     if strategy not in get_args(Strategy):
         raise InvalidSetting(f"unknown strategy {strategy!r}; choose one of {', '.join(get_args(Strategy))}")
     num_images = len(public_features)
+    if strategy == "weights":
+        images = np.arange(num_images, dtype=np.int64)
+        return QuerySet(model_rows(public_features.shape[1]), images, images, strategy, seed, Coverage(1.0, 1.0, 1, 0))
     if strategy == "all" or count == num_images:
         rows = np.arange(num_images, dtype=np.int64)
         return _query_set(public_features, public_features, rows, rows, strategy, seed)
@@ -110,6 +115,18 @@ def select_queries(
     assignment = clusters.labels_.astype(np.int64)
     features = _centres(public_features, assignment, count)
     return _query_set(public_features, features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
+
+
+def model_rows(dimension: int) -> NDArray[np.int16]:
+    """The unit vectors of feature space, then zero: there a linear model's scores are its weights and its intercept.
+
+    Args:
+        dimension: of the features.
+
+    Returns:
+        int16, shape (dimension + 1, dimension), quantised like shards.
+    """
+    return np.eye(dimension + 1, dimension, dtype=np.int16) * np.int16(FEATURE_SCALE)
 
 
 def suggest_count(*, num_images: int, num_classes: int, total_sigma_votes: float, expected_records: int) -> int:

@@ -1,8 +1,8 @@
 """How many queries go into one round, and what each round is charged.
 
 A job is asked in rounds: large enough that searching is one matrix product, small enough that a crash repeats
-little. For knn every query is priced by itself, so cutting a job into rounds is free. Reverse-knn is one
-composition per round (see labeler.planning), so all its queries go into one.
+little. For knn and ensemble every query is priced by itself, so cutting a job into rounds is free. The other
+methods are one composition per round (see labeler.planning), so all their queries go into one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEVELS: tuple[Level, Level] = ("instance", "agent")
 def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES) -> tuple[int, ...]:
     """Queries per round of a job of so many queries; they add up to `queries`.
 
-    A round of a method that may be cut is small enough for its votes to travel in one message; for reverse-knn
+    A round of a method that may be cut is small enough for its votes to travel in one message; for the others
     `check_round_fits` says whether the one round is.
 
     Args:
@@ -41,7 +41,7 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     """
     if queries < 1 or batch_queries < 1:
         raise InvalidSetting(f"a job has at least 1 query per round, found {min(queries, batch_queries)}")
-    if task.method == "reverse-knn":
+    if task.traits.asked_at_once:
         return (queries,)
     words = words_per_query(task.winner_terms, num_classes=task.num_classes, agents=task.agents)
     most = max(1, min(batch_queries, MAX_ROUND_ENTRIES // words))
@@ -57,13 +57,13 @@ def check_round_fits(task: Task, queries: int) -> None:
         queries: of a job of it.
 
     Raises:
-        InvalidTask: the one round of a reverse-knn job has more than `MAX_ROUND_ENTRIES` entries.
+        InvalidTask: the one round of such a job has more than `MAX_ROUND_ENTRIES` entries.
     """
     entries = queries * task.num_classes
-    if task.method == "reverse-knn" and entries > MAX_ROUND_ENTRIES:
+    if task.traits.asked_at_once and entries > MAX_ROUND_ENTRIES:
         raise InvalidTask(
-            f"a reverse-knn job is asked in one round, and {queries} queries of {task.num_classes} classes are "
-            f"{entries} votes in it; at most {MAX_ROUND_ENTRIES} travel in one message. Make a task of at most "
+            f"a {task.method} job is asked in one round, and {queries} queries of {task.num_classes} classes are "
+            f"{entries} numbers in it; at most {MAX_ROUND_ENTRIES} travel in one message. Make a task of at most "
             f"{MAX_ROUND_ENTRIES // task.num_classes} queries, or use method knn"
         )
 

@@ -7,15 +7,19 @@ and for nothing beyond.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.model_terms import weight_sum
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
 from labeler.sharing import split
 from labeler.tally import InputShare, Round
 from labeler.task import Task
+from labeler.vector_sum import ROUNDING_MARGIN
 from labeler.wellformed import split_ballots
 
 UNBOUNDED_RECORDS = 2**40
@@ -23,7 +27,10 @@ UNBOUNDED_RECORDS = 2**40
 
 
 def most_votes_per_cell(task: Task) -> int:
-    """The most votes one agent may cast for one class at one query, before its count is clipped."""
+    """The most votes one agent may cast for one class at one query, before its count is clipped.
+
+    For methods that count votes.
+    """
     if task.method == "reverse-knn":
         return task.max_agent_records or UNBOUNDED_RECORDS
     return task.k
@@ -31,19 +38,22 @@ def most_votes_per_cell(task: Task) -> int:
 
 def largest_sum(task: Task, num_contributors: int) -> int:
     """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
-    per_agent = most_votes_per_cell(task) * task.scale + DiscreteGaussian(task.share_sigma_grid).reach
-    return num_contributors * per_agent
+    if task.method == "aux-distill":
+        return num_contributors * task.scale
+    most = most_votes_per_cell(task) * task.scale if task.traits.counts else longest_weights_grid(task)
+    return num_contributors * (most + DiscreteGaussian(task.share_sigma_grid).reach)
 
 
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
     """Refuse ballots beyond what the task's price was computed for.
 
-    Allowed are, per agent: knn, 0 to k votes per class and at most k per query; one-hot, at most one
+    Allowed are, per agent: knn, 0 to k votes per class and at most k per query; ensemble, at most one
     vote per query; reverse-knn, where each record votes once at each of its k nearest queries, at most
-    `max_agent_records` votes per query and k times as many in the batch, where the task has that bound.
+    `max_agent_records` votes per query and k times as many in the batch, where the task has that bound;
+    blind-average, weights whose norm is at most the learner's bound; aux-distill, at least 0, and at most 1 in a row.
 
     Args:
-        ballots: counts of votes, shape (num_queries, num_classes).
+        ballots: counts of votes, shape (num_queries, num_classes); grid units where the method does not count.
         task: the task.
 
     Raises:
@@ -57,6 +67,9 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
         )
     if not 1 <= len(ballots) <= task.max_queries:
         raise InvalidSetting(f"a batch of this task has 1 to {task.max_queries} queries, found {len(ballots)}")
+    if not task.traits.counts:
+        _check_numbers(ballots, task)
+        return
     most = most_votes_per_cell(task)
     # Entries first: only bounded entries can be summed without wrapping around.
     if ballots.min() < 0 or ballots.max() > most:
@@ -73,6 +86,26 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
                 f"the ballots cast more than {most_in_batch} votes in one batch "
                 f"({task.max_agent_records} records with {task.k} votes each); let fewer records vote"
             )
+
+
+def longest_weights_grid(task: Task) -> int:
+    """The largest norm of one agent's weights in a blind-average task, grid units, rounding to the grid included."""
+    spec = weight_sum(task)
+    return math.ceil((spec.scale * spec.largest_norm + math.sqrt(spec.dimension) / 2) * (1 + ROUNDING_MARGIN))
+
+
+def _check_numbers(numbers: NDArray[np.int64], task: Task) -> None:
+    """Refuse real numbers on the grid beyond what the price covers; their own size is private and not told."""
+    if task.method == "aux-distill":
+        # Entries first: only bounded entries can be summed without wrapping around.
+        if numbers.min() < 0 or numbers.max() > task.scale or numbers.sum(axis=1).max() > task.scale:
+            raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")
+        return
+    bound = longest_weights_grid(task)
+    if np.abs(numbers.astype(np.float64)).max() > bound or np.linalg.norm(numbers.astype(np.float64)) > bound:
+        raise PrivacyRefusal(
+            "the weights of an agent are longer than its learner can make them, which this task's price does not cover"
+        )
 
 
 def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
@@ -95,6 +128,8 @@ def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
     """Check ballots, clip and scale them to the grid and add this agent's noise share: S * ballots + noise.
 
+    Numbers of methods that do not count are on the grid already. Where the agent's own noise is in them, none is added.
+
     Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
     one source must never serve two different ballots: the two results would differ by the ballots'
     difference in clear. Derive the source from the digests of task and batch, store what was sent, and
@@ -113,7 +148,10 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
         PrivacyRefusal: ballots beyond the task's bounds.
     """
     check_ballots(ballots, task)
-    return clip_ballots(ballots, task) * np.int64(task.scale) + noise_share(task, source, len(ballots))
+    if task.traits.has_local_noise:
+        return ballots
+    numbers = clip_ballots(ballots, task) * np.int64(task.scale) if task.traits.counts else ballots
+    return numbers + noise_share(task, source, len(ballots))
 
 
 def input_shares(

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
+from labeler.grid import MAX_SHARE_SIGMA_GRID, NOISE_TAIL_CUT
 from labeler.randomness import ByteSource
-from labeler.task import MAX_SHARE_SIGMA_GRID, NOISE_TAIL_CUT, Task
+from labeler.task import Task
 
 MIN_SIGMA_GRID = 0.5
 """Smallest standard deviation the sampler takes; a task asks for at least 100 (labeler.task)."""

@@ -11,7 +11,8 @@ says what each of the two makes of it. Shares sized as in the papers (sigma^2 / 
 instead: with c agents colluding and d gone, (N - c - d) / N of the variance is unknown, and
 `PrivacyStatement.paper_shares_epsilon` is what would then be guaranteed.
 
-For reverse-knn a price is for all queries asked in **one batch**; every further batch is a further price.
+For methods that are asked at once (labeler.methods) a price is for all queries in **one batch**; every further batch is
+a further price.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from labeler.accounting.events import GaussianSum, IntegerSum
@@ -26,6 +28,7 @@ from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.model_terms import model_event
 from labeler.noise import DiscreteGaussian
 from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Level, Task
@@ -40,8 +43,8 @@ _NO_BOUND = (
     "no finite guarantee: an agent may vote with any number of records; set max_agent_records in the task to get one"
 )
 _OUT_OF_REACH = (
-    "no finite guarantee can be proved: one agent can move a count by more than the noise sampler's reach; "
-    "raise sigma_votes or lower the votes of one agent"
+    "no finite guarantee can be proved: one agent can move a number by more than the noise sampler's reach; "
+    "raise sigma_votes, or lower the votes of one agent or the length of its model"
 )
 
 
@@ -56,7 +59,8 @@ class PrivacyStatement:
         as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
         paper_shares_epsilon: what noise shares sized as in the papers, of variance sigma^2 / N, would be worth with
             this many agents colluding and gone; a warning, not a claim. Exact, for real-valued noise.
-        squared_sensitivity: of the whole composition, votes^2; None where unbounded.
+        squared_sensitivity: of the whole composition, votes^2; None where unbounded. A whole number of votes but for
+            models, whose unit is what one record changes.
         mu: the Gaussian-DP parameter of continuous_epsilon.
         charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded.
         reason: why epsilon is infinite, where it is.
@@ -67,7 +71,7 @@ class PrivacyStatement:
     continuous_epsilon: float
     as_in_paper_epsilon: float
     paper_shares_epsilon: float
-    squared_sensitivity: int | None
+    squared_sensitivity: float | None
     mu: float
     charge_nano: int | None
     reason: str | None = None
@@ -202,6 +206,8 @@ def price(task: Task, *, queries: int | None = None) -> Price:
 
 def integer_event(task: Task, level: Level, queries: int) -> IntegerSum | None:
     """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
+    if not task.traits.counts:
+        return model_event(task, level)
     squared = squared_sensitivity(task, level, queries)
     largest = largest_change(task, level)
     if squared is None or largest is None:
@@ -232,10 +238,10 @@ def solve_sigma(task: Task, epsilon: float, *, level: Level = "instance", querie
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    squared = squared_sensitivity(task, level, asked)
-    if squared is None:
-        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {_NO_BOUND}")
-    start = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
+    at_any_price = _statement(task, level, asked)
+    if at_any_price.squared_sensitivity is None:
+        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {at_any_price.reason}")
+    start = math.sqrt(at_any_price.squared_sensitivity) / mu_of_epsilon(epsilon, task.delta)
     exponent = math.floor(math.log10(start)) - 5
 
     def sigma(units: int) -> float:
@@ -283,8 +289,8 @@ def solve_k(task: Task, epsilon: float, *, level: Level = "agent", queries: int 
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if task.method == "one-hot":
-        raise InvalidSetting("one-hot ballots have no k: each agent casts one vote per query")
+    if task.method not in ("knn", "reverse-knn"):
+        raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
     if task.method == "knn" and level == "instance":
         raise InvalidSetting(
             "k does not change the instance-level price of knn: one record moves one vote per query whatever k is. "
@@ -299,7 +305,7 @@ def solve_k(task: Task, epsilon: float, *, level: Level = "agent", queries: int 
 
 
 def price_of_paper_shares(
-    squared_sensitivity: int,
+    squared_sensitivity: Fraction | int,
     sigma_votes: float,
     delta: float,
     *,
@@ -338,6 +344,8 @@ def price_of_paper_shares(
 
 
 def _noise_factors(task: Task) -> NoiseFactors:
+    if task.traits.has_local_noise:
+        return NoiseFactors(1.0, 1.0, 1.0)
     honest = task.agents - task.colluding_agents
     return NoiseFactors(
         total=task.total_sigma_votes / task.sigma_votes,
@@ -350,9 +358,13 @@ def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
         return PrivacyStatement(level, math.inf, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
-    continuous = GaussianSum(event.squared_sensitivity, task.sigma_votes, level)
+    squared = Fraction(event.squared_sensitivity)
+    if not task.traits.counts:
+        # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
+        squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
+    continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
-    sampler = DiscreteGaussian(task.share_sigma_grid)
+    sampler = DiscreteGaussian(event.share_sigma_grid)
     certified = epsilon_bound(event, task.delta, total_variation=sampler.total_variation)
     return PrivacyStatement(
         level=level,
@@ -360,14 +372,14 @@ def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
         continuous_epsilon=epsilon_of_delta(task.delta, mu),
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
         paper_shares_epsilon=price_of_paper_shares(
-            int(event.squared_sensitivity),
+            squared,
             task.sigma_votes,
             task.delta,
-            agents=task.agents,
-            colluding_agents=task.colluding_agents,
-            max_dropouts=task.max_dropouts,
+            agents=1 if task.traits.has_local_noise else task.agents,
+            colluding_agents=0 if task.traits.has_local_noise else task.colluding_agents,
+            max_dropouts=0 if task.traits.has_local_noise else task.max_dropouts,
         ),
-        squared_sensitivity=int(event.squared_sensitivity),
+        squared_sensitivity=int(squared) if squared.denominator == 1 else float(squared),
         mu=mu,
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,

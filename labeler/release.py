@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 
 from labeler.contribution import check_round, largest_sum
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.methods import ReleaseKind
 from labeler.randomness import os_source
 from labeler.sharing import unshard
 from labeler.tally import AggregateShare, Round
-from labeler.task import ReleaseKind, Task
+from labeler.task import Task
 from labeler.wellformed import (
     NONCE_BYTES,
     check_commitment,

@@ -13,10 +13,11 @@ Neighbours (PRIVACY section 1):
 | method      | instance, squared           | one coordinate | agent, squared      | one coordinate |
 |-------------|-----------------------------|----------------|---------------------|----------------|
 | knn         | 2 Q                         | 1              | Q k^2               | k              |
-| one-hot     | 2 Q                         | 1              | Q                   | 1              |
+| ensemble    | 2 Q                         | 1              | Q                   | 1              |
 | reverse-knn | min(k, Q); doubled by a cap | 1              | n^2 min(k, Q)       | n              |
 
-with Q the queries, k the neighbours that vote and n = `max_agent_records`. The release (histogram or
+with Q the queries, k the neighbours that vote and n = `max_agent_records`. What methods that answer with real numbers
+change is in `labeler.model_terms`. The release (histogram or
 winner) makes no difference: a winner is computed from the histogram.
 
 A guarantee at instance level is about one record. A person with several records, at one agent or at
@@ -42,7 +43,7 @@ def squared_sensitivity(task: Task, level: Level, queries: int) -> int | None:
     **knn, agent.** The row of one query has non-negative entries b_c with sum at most k, so
     sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbours share a class. Q k^2.
 
-    **one-hot, instance.** The record may change the model and so every prediction; each costs one
+    **ensemble, instance.** The record may change the model and so every prediction; each costs one
     vote here and one there: 2 Q. **Agent:** the one vote of each row disappears: Q.
 
     **reverse-knn, instance.** The queries nearest to a record are a function of that record and of
@@ -64,7 +65,7 @@ def squared_sensitivity(task: Task, level: Level, queries: int) -> int | None:
     the sum of squares over all cells is at most what it was without clipping: the bounds above hold, at both
     levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest_change`.
 
-    **Ballots and noise shared apart (knn and one-hot, winner).** Talliers add up S * ballots + noise from two
+    **Ballots and noise shared apart (knn and ensemble, winner).** Talliers add up S * ballots + noise from two
     sharings. Any two of them hold uniform numbers, and the sum they compute on is the same random variable
     as with one sharing, so the same bounds hold. The column of votes not cast is in no sum.
 
@@ -77,8 +78,10 @@ def squared_sensitivity(task: Task, level: Level, queries: int) -> int | None:
         The bound, or None where there is none (reverse-knn at agent level without `max_agent_records`).
 
     Raises:
-        InvalidSetting: queries is not a positive integer.
+        InvalidSetting: queries is not a positive integer, or the task's method does not count votes.
     """
+    if not task.traits.counts:
+        raise InvalidSetting(f"method {task.method} does not count votes; its sensitivity is in labeler.model_terms")
     if type(queries) is not int or queries < 1:
         raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
     if task.method == "reverse-knn":
@@ -98,12 +101,6 @@ def largest_change(task: Task, level: Level) -> int | None:
     between two coordinates. (Under a cap a record that leaves and the one let in may share a
     coordinate; then their changes cancel.) At agent level everything the agent can put on one coordinate.
     """
-    if level == "instance":
+    if level == "instance" or task.method == "ensemble":
         return 1
-    match task.method:
-        case "knn":
-            return task.k
-        case "one-hot":
-            return 1
-        case "reverse-knn":
-            return task.max_agent_records
+    return task.k if task.method == "knn" else task.max_agent_records

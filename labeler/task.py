@@ -14,33 +14,32 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidTask, UnsafeGrid
 from labeler.field import MAX_COMPARISON_BITS
+from labeler.grid import (
+    DEFAULT_SHARE_SIGMA_GRID,
+    MAX_GRID_SUM,
+    MAX_SHARE_SIGMA_GRID,
+    MIN_SHARE_SIGMA_GRID,
+    NOISE_TAIL_CUT,
+    noise_reach,
+    vector_scale,
+)
+from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
 from labeler.winner import WinnerTerms
 
-Method = Literal["knn", "reverse-knn", "one-hot"]
-ReleaseKind = Literal["histogram", "winner"]
 Level = Literal["instance", "agent"]
-
-MIN_SHARE_SIGMA_GRID = 100.0
-"""Least standard deviation of one agent's noise share, in grid units (PRIVACY section 2)."""
-
-DEFAULT_SHARE_SIGMA_GRID = 1600.0
-"""What a task without `grid_scale` aims at: fine enough that epsilon is the continuous one to five digits."""
-
-MAX_SHARE_SIGMA_GRID = 100_000.0
-"""Largest standard deviation of a noise share, in grid units, that the exact sampler of labeler.noise tabulates."""
 
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
 
-MAX_GRID_SUM = 2**62
-"""Sums stay below this, so that addition modulo 2^64 never wraps (the noise is truncated far below it)."""
+NEGATIVES_EVERY = 5
+"""One query in so many is a public negative example of the certainty scores: a fifth, as in the paper of FedAUXfdp."""
 
-NOISE_TAIL_CUT = 12.5
-"""Noise samples are cut off this many standard deviations from zero (see labeler.noise)."""
+SOFT_VOTE_SCALE = 2**24
+"""Grid units of one soft vote (aux-distill): no noise lies on this grid, so it is only fine."""
 
 MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
 """Between the smallest and the largest noisy sum of a winner task, in grid units: what fits into a field of 64 bits."""
@@ -59,6 +58,38 @@ Printable = Annotated[str, AfterValidator(_check_printable)]
 """A text that people read in terminals and logs, where a control character could rewrite what stands around it."""
 
 
+def _method_by_any_name(name: object) -> object:
+    return {"one-hot": "ensemble"}.get(name, name) if isinstance(name, str) else name
+
+
+class Training(BaseModel):
+    """How an agent fits the model that it answers with, where the price depends on it: all of it public.
+
+    Attributes:
+        min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
+            so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
+        regularisation: lambda of the mean loss + lambda/2 |weights|^2.
+        clip_norm: c; features are cut to this L2 norm, whatever a record holds.
+        learner: blind-average: "softmax", or "svm" with one class against the rest.
+        radius: blind-average: R, the most that the weights may be long.
+        iterations: blind-average: gradient steps.
+        dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
+            there are negatives, and at most as many as a feature has numbers.
+        score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    min_records: Annotated[int, Field(ge=1, le=2**40)]
+    regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    learner: Literal["softmax", "svm"] = "softmax"
+    radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.05
+
+
 class Task(BaseModel):
     """One labelling task.
 
@@ -67,17 +98,21 @@ class Task(BaseModel):
         classes: public list of class names, in label order. Never read off private data.
         method: how an agent votes (see labeler.ballots).
         k: neighbours that vote: records per query (knn), or queries per record (reverse-knn). Public,
-            the same for every agent. Ignored for one-hot, where it is 1.
+            the same for every agent; 1 for every other method.
         sigma_votes: standard deviation of the noise on one coordinate of the sum that nobody can
-            subtract, in votes: with `colluding_agents` pooled and `max_dropouts` gone this much is left.
+            subtract, in votes: with `colluding_agents` pooled and `max_dropouts` gone this much is left. For the
+            methods that answer with real numbers the unit is what one record can change (labeler.model_terms), so
+            that sigma is the noise multiplier.
         delta: the failure probability of the guarantee.
-        max_queries: most queries asked in this task; the price is for all of them.
+        max_queries: most queries asked in this task; the price is for all of them. For blind-average the rows of
+            the model's weights: one per number of a feature, and one for the intercept.
         release: what is opened: the noisy histogram or its winner.
         agents: N, how many agents take part.
         colluding_agents: how many of them may pool what they know without weakening the guarantee.
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
+        training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
@@ -89,7 +124,7 @@ class Task(BaseModel):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=32_000)]
-    method: Method = "knn"
+    method: Annotated[Method, BeforeValidator(_method_by_any_name)] = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -99,6 +134,7 @@ class Task(BaseModel):
     colluding_agents: Annotated[int, Field(ge=0)] = 0
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
     grid_scale: Annotated[int, Field(ge=1, le=2**40)] | None = None
@@ -113,8 +149,25 @@ class Task(BaseModel):
             raise ValueError("classes must be different from each other")
         if any(not name for name in self.classes):
             raise ValueError("a class name must not be empty")
-        if self.method == "one-hot" and self.k != 1:
-            raise ValueError(f"k must be 1 for one-hot ballots, found {self.k}")
+        if self.method not in ("knn", "reverse-knn") and self.k != 1:
+            raise ValueError(f"k must be 1 for method {self.method}, which has no neighbours; found {self.k}")
+        if self.release not in self.traits.releases:
+            raise ValueError(
+                f"release must be {' or '.join(self.traits.releases)} for method {self.method}: its sums are no counts "
+                "of votes, so that the largest of a row is not what was asked for"
+            )
+        if self.traits.is_priced_by_training != (self.training is not None):
+            raise ValueError(
+                f"training must {'' if self.training is None else 'not '}be given for method {self.method}: it says "
+                "how agents fit models whose change with one record the price is for"
+            )
+        if self.method == "aux-distill" and self.training and self.training.dimension >= self.num_negatives:
+            raise ValueError(
+                f"training.dimension must be below the {self.num_negatives} public negatives, which are every "
+                f"{NEGATIVES_EVERY}th query; found {self.training.dimension}"
+            )
+        if self.grid_scale is not None and not self.traits.counts:
+            raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
         if self.max_agent_records is not None and self.method != "reverse-knn":
             raise ValueError("max_agent_records only means something for method reverse-knn")
         if self.release == "winner" and self.talliers != 3:
@@ -127,10 +180,10 @@ class Task(BaseModel):
                 "abstain_below only means something for release winner: whoever has the histogram sees its best "
                 "noisy count, and can leave a query unanswered without asking for it here"
             )
-        if self.noise_contributors < 1:
+        if self.agents - self.colluding_agents - self.max_dropouts < 1:
             raise ValueError(
                 f"too few agents for the collusion stated: {self.agents} agents less {self.colluding_agents} colluding "
-                f"and {self.max_dropouts} dropouts leave {self.noise_contributors} whose noise nobody can subtract; "
+                f"and {self.max_dropouts} dropouts leave nobody whose noise cannot be subtracted; "
                 "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
             )
         return self
@@ -138,6 +191,16 @@ class Task(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
         """A validated copy: pydantic's own would keep the cached grid and digest of the task it came from."""
         return Task.model_validate(self.model_dump() | dict(update or {}))
+
+    @property
+    def traits(self) -> MethodTraits:
+        """What is publicly known of the way in which agents answer."""
+        return METHODS[self.method]
+
+    @property
+    def num_negatives(self) -> int:
+        """How many of the task's queries are public negative examples (aux-distill)."""
+        return -(-self.max_queries // NEGATIVES_EVERY)
 
     @property
     def num_classes(self) -> int:
@@ -150,7 +213,12 @@ class Task(BaseModel):
 
     @property
     def noise_contributors(self) -> int:
-        """h = N - colluding_agents - max_dropouts: contributors whose noise is certainly unknown to the adversary."""
+        """h = N - colluding_agents - max_dropouts: contributors whose noise is certainly unknown to the adversary.
+
+        1 where each agent's own noise is enough for its price: of that noise nobody else knows anything.
+        """
+        if self.traits.has_local_noise:
+            return 1
         return self.agents - self.colluding_agents - self.max_dropouts
 
     @cached_property
@@ -162,6 +230,10 @@ class Task(BaseModel):
                 could leave the range in which addition modulo 2^64 is ordinary addition.
         """
         per_share = self.sigma_votes / math.sqrt(self.noise_contributors)
+        if self.traits.has_local_noise:
+            return SOFT_VOTE_SCALE
+        if not self.traits.counts:
+            return vector_scale(dimension=self.max_queries * self.num_classes, sensitivity=1.0, share_sigma=per_share)
         scale = self.grid_scale or self._default_scale(per_share)
         if per_share * scale < MIN_SHARE_SIGMA_GRID:
             raise UnsafeGrid(
@@ -180,7 +252,7 @@ class Task(BaseModel):
         most_votes = self.k if self.method == "knn" else 1
         if self.method == "reverse-knn":
             most_votes = self.max_agent_records or 2**40
-        largest = self.agents * (most_votes * scale + _reach(per_share * scale))
+        largest = self.agents * (most_votes * scale + noise_reach(per_share * scale))
         if largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a sum could reach {largest:.3g} grid units; the limit is {MAX_GRID_SUM:.3g}. "
@@ -209,7 +281,7 @@ class Task(BaseModel):
         # Counts of reverse-knn are clipped at what fits; at one vote at the least.
         is_clipped = self.method == "reverse-knn"
         votes = 1 if is_clipped else self.k
-        width = self.agents * (votes * scale + 2 * _reach(per_share * scale))
+        width = self.agents * (votes * scale + 2 * noise_reach(per_share * scale))
         if width > MAX_WINNER_WIDTH:
             # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
             changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
@@ -224,7 +296,7 @@ class Task(BaseModel):
     @property
     def noise_reach(self) -> int:
         """The largest magnitude of one agent's noise on one count, in grid units."""
-        return _reach(self.share_sigma_grid)
+        return noise_reach(self.share_sigma_grid)
 
     @cached_property
     def vote_clip(self) -> int | None:
@@ -255,7 +327,7 @@ class Task(BaseModel):
             scale=self.scale,
             lowest=-self.agents * self.noise_reach,
             highest=self.agents * (most_votes * self.scale + self.noise_reach),
-            row_total=None if self.method == "reverse-knn" else self.k,
+            row_total=self.k if self.traits.rows_have_a_total else None,
             threshold=None if self.abstain_below is None else self.abstain_below * self.scale,
         )
 
@@ -266,18 +338,24 @@ class Task(BaseModel):
 
     @property
     def total_sigma_votes(self) -> float:
-        """Standard deviation of the noise actually in a sum to which every agent contributed: sigma * sqrt(N / h)."""
+        """Standard deviation of the noise actually in a sum to which every agent contributed: sigma * sqrt(N / h).
+
+        Sigma where each agent's own noise is in what it answers.
+        """
+        if self.traits.has_local_noise:
+            return self.sigma_votes
         return self.sigma_votes * math.sqrt(self.agents / self.noise_contributors)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of every field, in hexadecimal.
 
-        A field that came later, `abstain_below`, counts only where it is given: tasks without it keep their digest.
+        Fields that came later count only where they are given: tasks without them keep their digest.
         """
         fields = self.model_dump(mode="json") | {"scale": self.scale}
-        if self.abstain_below is None:
-            del fields["abstain_below"]
+        for later in ("abstain_below", "training"):
+            if fields[later] is None:
+                del fields[later]
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(b"labeler-task/1\n" + canonical.encode()).hexdigest()
 
@@ -292,14 +370,9 @@ def _largest_scale(room: int, votes: int, per_share: float) -> int:
     """
     # What fits but for rounding, and the few steps that rounding makes of it.
     scale = math.floor(room / (votes + 2 * NOISE_TAIL_CUT * per_share)) + 1
-    while scale > 1 and votes * scale + 2 * _reach(per_share * scale) > room:
+    while scale > 1 and votes * scale + 2 * noise_reach(per_share * scale) > room:
         scale -= 1
     return scale
-
-
-def _reach(sigma_grid: float) -> int:
-    """No noise sample is further from zero (labeler.noise.DiscreteGaussian.reach)."""
-    return math.ceil(NOISE_TAIL_CUT * sigma_grid)
 
 
 def parse_task(fields: object) -> Task:

@@ -1,7 +1,7 @@
 """The row check: an agent's ballots sum to what they must, seen by nobody.
 
 Talliers cannot look into a share, so an agent could send a million votes where k are allowed. Ballots of
-knn and one-hot have rows of a known sum once a column "not voted" is added: k votes, cast or not. That sum
+knn and ensemble have rows of a known sum once a column "not voted" is added: k votes, cast or not. That sum
 is linear, so it can be checked on shares. It needs ballots without noise, therefore an agent sends two
 sharings, ballots and noise, and a tallier adds S * ballots + noise itself.
 

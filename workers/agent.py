@@ -7,25 +7,25 @@ after the agent itself has checked the task and its own ledger has taken the pri
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index import NeighborIndex, build_index
 from feature_store.shard import Shard
-from labeler.ballots import knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
-from labeler.randomness import derive_key, keyed_source
+from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
 from workers.agent_ledger import ANSWERED_BEFORE, IN_PROCESS, AgentLedger, Recipients
-
-NEIGHBORS_AT_ONCE = 2**21
-"""Neighbours found in one step: some 40 MiB, however many a task asks for."""
+from workers.voting.aux_distill import soft_ballots
+from workers.voting.blind_average import weight_ballots
+from workers.voting.ensemble import ensemble_ballots
+from workers.voting.model_store import InMemoryModels, ModelStore
+from workers.voting.neighbors import NeighborVotes
+from workers.voting.records import Records
 
 
 class Agent:
@@ -45,6 +45,7 @@ class Agent:
         shard: its private records.
         noise_secret: 32 bytes known to nobody else; whoever knows it can subtract this agent's noise.
         ledger: what the agent itself allows, and remembers (workers.agent_ledger).
+        models: where it keeps what it trains, so that it answers the same when asked again; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
@@ -57,6 +58,7 @@ class Agent:
         *,
         noise_secret: bytes,
         ledger: AgentLedger,
+        models: ModelStore | None = None,
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
@@ -68,10 +70,9 @@ class Agent:
         self._shard = shard
         self._secret = noise_secret
         self._is_seeded = is_seeded
-        self._engine = engine
-        self._memory_limit_bytes = memory_limit_bytes
         self._answering = threading.Lock()
-        self._index: tuple[str, NeighborIndex] | None = None
+        self._neighbors = NeighborVotes(engine=engine, memory_limit_bytes=memory_limit_bytes)
+        self._models = InMemoryModels() if models is None else models
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
@@ -95,7 +96,7 @@ class Agent:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Raises:
-            MixedShards, InvalidSetting: see `check`.
+            MixedShards: see `check`.
             PrivacyRefusal: see `check`; records were deleted since this batch was first answered, its shares went to
                 other recipients, or the price is not covered.
             BudgetExceeded: an account has too little left; nothing was computed.
@@ -129,71 +130,48 @@ class Agent:
         ballots = self.ballots(task, batch)
         if self._shard.version != version:
             raise PrivacyRefusal(ANSWERED_BEFORE)
-        context = (task.digest.encode(), batch.digest.encode(), version.encode())
-        source = keyed_source(derive_key(self._secret, b"noise and masks", *context), is_seeded=self._is_seeded)
+        source = self._source(b"noise and masks", task, batch, version)
         return input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
 
     def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
-        """Votes without noise, shape (num_queries, num_classes). Private: for this agent's own eyes."""
-        features, record_ids, labels = self._alive()
-        if task.method == "knn":
-            return self._knn(task, batch, self._search(features, record_ids), labels)
-        if task.max_agent_records is not None and len(labels) > task.max_agent_records:
-            kept = np.argsort(record_ids)[: task.max_agent_records]
-            features, labels = features[kept], labels[kept]
-        return self._reverse_knn(task, batch, features, labels)
+        """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
 
-    def _knn(
-        self, task: Task, batch: QueryBatch, records: NeighborIndex, labels: NDArray[np.int16]
-    ) -> NDArray[np.int64]:
-        """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
-        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
-        k = min(task.k, len(labels))
-        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // k):
-            rows = records.search(batch.features[block], k).rows
-            votes[block] = knn_ballots(labels[rows], num_classes=task.num_classes)
-        return votes
+        Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
+        """
+        records = self._alive()
+        match task.method:
+            case "knn":
+                return self._neighbors.knn(task, batch, records)
+            case "reverse-knn":
+                return self._neighbors.reverse_knn(task, batch, records)
+            case "ensemble":
+                return ensemble_ballots(task, batch, records, self._models)
+            case "blind-average":
+                return weight_ballots(task, batch, records, self._models)
+            case "aux-distill":
+                source = self._source(b"local noise", task, batch, records.version)
+                return soft_ballots(task, batch, records, self._models, source=source)
 
-    def _reverse_knn(
-        self, task: Task, batch: QueryBatch, features: NDArray[np.int16], labels: NDArray[np.int16]
-    ) -> NDArray[np.int64]:
-        """Votes of the records at their nearest queries, in blocks of records, whose votes add up."""
-        limit = self._memory_limit_bytes
-        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine, memory_limit_bytes=limit)
-        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
-        k = min(task.k, len(batch))
-        # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
-        for block in _blocks(len(labels), max(NEIGHBORS_AT_ONCE, votes.size) // k):
-            nearest = queries.search(features[block], k).record_ids
-            votes += reverse_knn_ballots(nearest, labels[block], num_queries=len(batch), num_classes=task.num_classes)
-        return votes
+    def _source(self, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
+        """The agent's secret source of one purpose for one batch, at its beginning."""
+        context = (task.digest.encode(), batch.digest.encode(), version.encode())
+        return keyed_source(derive_key(self._secret, purpose, *context), is_seeded=self._is_seeded)
 
-    def _search(self, features: NDArray[np.int16], record_ids: NDArray[np.int64]) -> NeighborIndex:
-        """The index over the records as they are now; an index of an older version would let deleted ones vote."""
+    def _alive(self) -> Records:
         version = self._shard.version
-        if self._index is None or self._index[0] != version:
-            limit = self._memory_limit_bytes
-            index = build_index(features, record_ids, engine=self._engine, memory_limit_bytes=limit)
-            self._index = (version, index)
-        return self._index[1]
-
-    def _alive(self) -> tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int16]]:
         features, ids, labels = self._shard.features, self._shard.record_ids, self._shard.labels
         alive = self._shard.alive
         if alive.all():
-            return features, ids, labels
-        return features[alive], ids[alive], labels[alive]
+            return Records(features, ids, labels, version)
+        return Records(features[alive], ids[alive], labels[alive], version)
 
     def check(self, task: Task, batch: QueryBatch) -> None:
         """Refuse what this agent cannot answer, whatever its policy and its budget say; costs nothing.
 
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
-            InvalidSetting: the task needs a trained model.
             PrivacyRefusal: the batch does not belong to the task.
         """
-        if task.method == "one-hot":
-            raise InvalidSetting("an agent with records cannot cast one-hot ballots; it needs a trained model")
         if batch.features.shape[1] != self._shard.dimension:
             raise MixedShards(
                 f"agent {self.agent_id}: the queries have dimension {batch.features.shape[1]}, "
@@ -211,14 +189,8 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-        if task.method == "reverse-knn" and len(batch) != task.max_queries:
+        if task.traits.asked_at_once and len(batch) != task.max_queries:
             raise PrivacyRefusal(
-                f"agent {self.agent_id}: a reverse-knn task is answered in one batch of all its {task.max_queries} "
+                f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.max_queries} "
                 f"queries; every batch costs the whole price, and this one has {len(batch)}"
             )
-
-
-def _blocks(count: int, most: int) -> Iterator[slice]:
-    """Slices that cover `count` rows, each at least 1 and else at most `most` rows long."""
-    step = max(1, most)
-    return (slice(start, start + step) for start in range(0, count, step))

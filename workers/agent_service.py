@@ -22,6 +22,7 @@ from typing import Any
 
 from feature_store.faults import fault_point
 from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_models import JournalModels
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.sequences import Sequences
@@ -66,6 +67,7 @@ from workers.party_home import (
     read_agent_config,
 )
 from workers.policy import Policy, read_policy
+from workers.voting.model_store import ModelStore
 
 log = logging.getLogger("labeler.agent")
 
@@ -108,7 +110,8 @@ def run_agent(
         except BudgetExceeded as error:
             log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=_said(error))
         has_charged = any(balance.posted for balance in ledger.balances())
-        records = _Records(home, config, noise_secret(home, has_charged=has_charged), site)
+        secret = noise_secret(home, has_charged=has_charged)
+        records = _Records(home, config, secret, site, JournalModels(database))
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -138,11 +141,14 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(self, home: Path, config: AgentConfig, secret: bytes, ledger: DurableLedger) -> None:
+    def __init__(
+        self, home: Path, config: AgentConfig, secret: bytes, ledger: DurableLedger, models: ModelStore
+    ) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._secret = secret
         self._ledger = ledger
+        self._models = models
         self._stamp = self._manifest_stamp()
         self._open(verify=True)
 
@@ -167,6 +173,7 @@ class _Records:
             shard,
             noise_secret=self._secret,
             ledger=self._ledger,
+            models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
         )

@@ -174,6 +174,8 @@ class Embedder:
         queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
         fault_point("embedder.embedded")
         arrays = {"features": queries.features, "rows": queries.rows, "assignment": queries.assignment}
+        if request.strategy == "weights":
+            arrays["images"] = features  # What the model that is asked for will label.
         metadata = {"fingerprint": request.fingerprint, "backbone": self._name_of(request.fingerprint)}
         replace_file(
             folder / "questions.safetensors",

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
+from labeler.methods import METHOD_NAMES
 from workers.federation_data import FederationData, bring_shards, deal_digits
 from workers.new_homes import public_document
 from workers.party_home import (
@@ -275,7 +276,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         allow=AllowTable(
             backbones=(data.fingerprint,),
             tasks="any",
-            methods=("knn", "reverse-knn"),
+            methods=METHOD_NAMES,
             releases=("histogram", "winner"),
             max_queries_per_day=MAX_QUERIES_PER_DAY,
             max_noise_contributors=len(agents),

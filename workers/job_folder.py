@@ -4,6 +4,7 @@
       .job/lock          held by the process that works here
       .job/plan.json     what this folder is for: task digest, shard versions, batches, ledger
       .job/secrets/      one noise secret per agent; destroyed when the job is done
+      .job/models/       what each agent trained; destroyed when the job is done
       .job/releases/     one file per batch that was opened
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from feature_store.durable import exclusive, replace_file, replacing, sync_folder
 from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
+from workers.voting.model_store import FolderModels
 
 PLAN_FORMAT = "labeler-job/1"
 SECRET_BYTES = 32
@@ -80,8 +82,13 @@ class JobFolder:
         replace_file(path, secret, mode=0o600)
         return secret
 
+    def models(self, agent_id: str) -> FolderModels:
+        """Where the agent keeps what it trains, so that a resumed job answers the same."""
+        return FolderModels(self._state / "models" / agent_id)
+
     def destroy_secrets(self) -> None:
-        """Forget every noise secret."""
+        """Forget every noise secret, and every model of an agent."""
+        shutil.rmtree(self._state / "models", ignore_errors=True)
         folder = self._state / "secrets"
         for path in sorted(folder.glob("*")):
             path.unlink()

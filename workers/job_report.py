@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from datetime import datetime
+from fractions import Fraction
 from importlib.metadata import version
 
 import numpy as np
@@ -44,6 +45,7 @@ def job_report(
     contributors: int,
 ) -> JobReport:
     """Everything the report of a job shows, but for the seconds it took."""
+    is_about_a_model = prepared.task.traits.asks_for_a_model
     return JobReport(
         task=prepared.task,
         queries=_answered_queries(prepared, answers),
@@ -54,7 +56,7 @@ def job_report(
         curve=curve,
         coverage=map_public_set(
             prepared.public.features,
-            prepared.queries.features,
+            prepared.answered_features,
             answers.labels >= 0,
             cells=prepared.queries.assignment if prepared.asks_clusters else None,
         ),
@@ -64,8 +66,11 @@ def job_report(
         job_id=prepared.job_id,
         created_at=created_at.isoformat(timespec="seconds"),
         downloads=(
-            ("pseudo_labels.parquet", "every label, one row per question"),
+            ("pseudo_labels.parquet", f"every label, one row per {'image' if is_about_a_model else 'question'}"),
             ("student_labels.parquet", "what the student says of every public image"),
+            *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
+            ("student.safetensors", "the student, with the privacy card"),
+            ("privacy_card.md", "what these files may tell of one private image, in words"),
             ("report.json", "the numbers of this page, for programs"),
         ),
     )
@@ -103,7 +108,7 @@ def _truths(prepared: PreparedJob) -> list[int | None]:
     """True class of each query where the requester knows it: of its image, or of most of its cluster's images."""
     public, queries, task = prepared.public, prepared.queries, prepared.task
     if public.classes != task.classes:
-        return [None] * len(queries.features)
+        return [None] * len(queries.rows)
     if not prepared.asks_clusters:
         return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]
     known = public.labels >= 0
@@ -143,7 +148,7 @@ def _privacy(prepared: PreparedJob) -> Privacy:
 def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
     """Instance epsilon after so many questions."""
     asked = prepared.task.max_queries
-    if prepared.task.method == "reverse-knn":
+    if prepared.task.traits.asked_at_once:
         return ((asked, prepared.price.instance.epsilon),)
     counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
     return tuple((count, price(prepared.task, queries=count).instance.epsilon) for count in counts)
@@ -156,4 +161,6 @@ def _level_price(statement: PrivacyStatement) -> LevelPrice:
 def _improved(task: Task, statement: PrivacyStatement) -> float:
     if statement.squared_sensitivity is None:
         return math.inf
-    return improved_epsilon(GaussianSum(statement.squared_sensitivity, task.sigma_votes, statement.level), task.delta)
+    return improved_epsilon(
+        GaussianSum(Fraction(statement.squared_sensitivity), task.sigma_votes, statement.level), task.delta
+    )

@@ -62,6 +62,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
                 shard,
                 noise_secret=_noise_secret(prepared, folder, agent_id),
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
+                models=folder.models(agent_id),
                 is_seeded=prepared.job.seed is not None,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,

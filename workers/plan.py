@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from labeler.errors import InvalidSetting
+from labeler.methods import Method, ReleaseKind
 from labeler.planning import price, solve_k, solve_queries, solve_sigma
-from labeler.task import Level, Method, ReleaseKind, Task, parse_task
+from labeler.task import Level, Task, Training, describe_validation, parse_task
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class PlanRequest:
     epsilon: float | None
     solve: Literal["sigma", "queries", "k"] | None
     level: Level
+    training: Training | None = None
 
 
 def make_plan(request: PlanRequest) -> dict[str, Any]:
@@ -49,6 +53,18 @@ def make_plan(request: PlanRequest) -> dict[str, Any]:
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,
     }
+
+
+def training_from(min_records: int, regularisation: float) -> Training:
+    """How agents train, with defaults for what moves the price little.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+    try:
+        return Training(min_records=min_records, regularisation=regularisation)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "training")) from None
 
 
 def solve_request(request: PlanRequest) -> Task:
@@ -73,6 +89,7 @@ def solve_request(request: PlanRequest) -> Task:
             "colluding_agents": request.colluding_agents,
             "max_dropouts": request.max_dropouts,
             "max_agent_records": request.max_agent_records,
+            "training": request.training,
         }
     )
     if request.epsilon is None:

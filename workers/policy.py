@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from labeler.bodies import Ask
 from labeler.budget import budget_for
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
-from labeler.task import Level, Method, PositiveFinite, ReleaseKind, describe_validation
+from labeler.methods import Method, ReleaseKind
+from labeler.task import Level, PositiveFinite, describe_validation
 
 MAX_POLICY_BYTES = 1024 * 1024
 

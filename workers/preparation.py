@@ -21,6 +21,7 @@ from labeler.batch import QueryBatch
 from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
+from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.task import Level, Task
 from workers.job_folder import JobFolder
@@ -88,7 +89,7 @@ class PreparedJob:
 
     @cached_property
     def query_rows(self) -> NDArray[np.int64]:
-        """The image each query is, or the one nearest to it in its cluster, shape (num_queries,)."""
+        """The image each answer is about, or the one nearest to it in its cluster, shape (num_answers,)."""
         if not self.asks_clusters:
             return self.queries.rows
         assignment = self.queries.assignment
@@ -98,16 +99,21 @@ class PreparedJob:
         similarity /= np.linalg.norm(self.public.features.astype(np.float64), axis=1)
         # Ascending by similarity, so that the most similar image of each cluster is written last and stays.
         order = np.argsort(similarity, kind="stable")
-        rows = np.zeros(len(self.queries), dtype=np.int64)
+        rows = np.zeros(len(self.queries.rows), dtype=np.int64)
         rows[assignment[order]] = order
         return rows
 
     @cached_property
     def query_names(self) -> tuple[list[str], list[str]]:
-        """Id of each query, and source of the image it asks about, or that lies nearest to its cluster's centre."""
+        """Id of each answer, and source of the image it asks about, or that lies nearest to its cluster's centre."""
         kind = "cluster" if self.asks_clusters else "query"
         rows = self.query_rows.tolist()
         return [f"{kind}-{number:06d}" for number in range(len(rows))], [self.public.sources[row] for row in rows]
+
+    @property
+    def answered_features(self) -> NDArray[np.int16]:
+        """What each answer is about: the queries; or every image, where a model was asked for."""
+        return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
 
     def plan(self) -> dict[str, Any]:
         """What the output folder is for: a job resumed with anything else is refused."""
@@ -142,7 +148,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     selection = job.file.queries
     queries = select_queries(
         public.features,
-        strategy=selection.strategy,
+        strategy="weights" if METHODS[job.file.task.method].asks_for_a_model else selection.strategy,
         count=selection.count,
         seed=selection.seed,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from feature_store.durable import replace_file, replacing
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.linear_model import released_model
+from labeler.model_file import card_in_words, model_file, privacy_card
 from labeler.planning import METHOD
 from labeler.pseudo_labels import AnswerStatus, JobStamp, pseudo_label_table
 from labeler.release import Release
@@ -51,12 +54,18 @@ def publish(
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
     with clock.stage("write pseudo-labels"):
+        card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded)
+        replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
+        if prepared.task.traits.asks_for_a_model:
+            weights = {"weights": released_model(prepared.task, releases[0]).weights}
+            _write_model(prepared, weights, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, answers, folder, created_at=created_at, is_seeded=is_seeded)
         _write_questions(prepared, folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
         student = _fit(prepared, answers)
         student.save(folder.out / "student.npz")
+        _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
         _write_student_labels(prepared, student, folder.out)
         progress("Student", 1, 2)
         curve = _accuracy_against_epsilon(prepared, answers, student)
@@ -81,14 +90,17 @@ def publish(
 
 def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:
     """Put the releases of all batches into the shape students learn from."""
-    task = prepared.task
-    votes = None
-    if task.release == "histogram":
-        votes = np.concatenate([release.noisy_votes for release in releases if release.noisy_votes is not None])
+    task, votes = prepared.task, None
+    if task.traits.asks_for_a_model:
+        labels = released_model(task, releases[0]).predict(prepared.public.features)
+    else:
+        labels = np.concatenate([release.labels for release in releases])
+        if task.release == "histogram":
+            votes = np.concatenate([release.noisy_votes for release in releases if release.noisy_votes is not None])
     return NoisyAnswers.of(
         task,
-        features=prepared.queries.features,
-        labels=np.concatenate([release.labels for release in releases]).astype(np.int16),
+        features=prepared.answered_features,
+        labels=labels.astype(np.int16),
         noisy_votes=votes,
         assignment=prepared.queries.assignment,
         # Batches may differ in who answered; expecting the most noise is the cautious guess.
@@ -130,6 +142,7 @@ def _write_pseudo_labels(
     task = prepared.task
     ids, sources = prepared.query_names
     sequence = {entry["id"]: number for number, entry in enumerate(folder.ledger(), start=1)}
+    charged = np.concatenate([np.full(len(batch), sequence[batch.digest]) for batch in prepared.batches])
     stamp = JobStamp(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,
@@ -144,7 +157,8 @@ def _write_pseudo_labels(
         sources=sources,
         labels=answers.labels.astype(np.int16),
         statuses=[AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED for label in answers.labels.tolist()],
-        ledger_seq=np.concatenate([np.full(len(batch), sequence[batch.digest]) for batch in prepared.batches]),
+        # One batch pays for a model, and so for every label it gives.
+        ledger_seq=np.full(len(ids), charged[0]) if task.traits.asks_for_a_model else charged,
         noisy_votes=answers.noisy_votes,
     )
     write_table(table, folder.out / "pseudo_labels.parquet")
@@ -159,10 +173,21 @@ def _privacy(prepared: PreparedJob) -> dict[str, object]:
     }
 
 
+def _write_model(
+    prepared: PreparedJob,
+    arrays: Mapping[str, NDArray[np.generic]],
+    *,
+    kind: str,
+    card: Mapping[str, object],
+    path: Path,
+) -> None:
+    replace_file(path, model_file(arrays, kind=kind, classes=prepared.task.classes, card=card))
+
+
 def _write_questions(prepared: PreparedJob, out: Path) -> None:
     """What `labeler student` needs beside the pseudo-labels: the questions' features and the public set's place."""
     with replacing(out / "queries.npz") as temporary, temporary.open("wb") as file:
-        np.savez(file, features=prepared.queries.features, assignment=prepared.queries.assignment)
+        np.savez(file, features=prepared.answered_features, assignment=prepared.queries.assignment)
     place = {"public_shard": os.path.relpath(prepared.public.path.resolve(), out.resolve())}
     replace_file(out / "job.json", json.dumps(place, indent=1).encode())
 
@@ -192,7 +217,12 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
     the histogram was released. The extra noise protects nobody by itself, so any generator will do.
     """
     test, statement = prepared.test, prepared.price.instance
-    if test is None or answers.noisy_votes is None or not math.isfinite(statement.epsilon):
+    if (
+        test is None
+        or answers.noisy_votes is None
+        or not prepared.task.traits.counts
+        or not math.isfinite(statement.epsilon)
+    ):
         return ()
     rng = np.random.default_rng(0)
     points = []

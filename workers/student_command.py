@@ -62,7 +62,7 @@ def read_job(folder: Path) -> FinishedJob:
     if shard.fingerprint != task.backbone_fingerprint or len(public) != len(assignment):
         raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
     votes = None
-    if task.release == "histogram":
+    if task.release == "histogram" and not task.traits.asks_for_a_model:
         votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
     answers = NoisyAnswers.of(
         task, features=features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=assignment

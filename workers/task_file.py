@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidTask
+from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import solve_sigma
-from labeler.task import PositiveFinite, ReleaseKind, Task, describe_validation, parse_task
+from labeler.task import PositiveFinite, Task, Training, describe_validation, parse_task
 
 SelectionStrategy = Literal["all", "random", "clustered"]
 StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
@@ -28,7 +29,7 @@ class TaskTable(_Table):
 
     Attributes:
         name: for people.
-        method: how an agent votes, "knn" or "reverse-knn".
+        method: how an agent answers; see labeler.methods.
         k: neighbours that vote: records per query (knn) or queries per record (reverse-knn).
         sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
         epsilon: the instance-level price wanted; the noise is solved for it.
@@ -38,6 +39,7 @@ class TaskTable(_Table):
         max_dropouts: agents that may fail to answer before nothing is opened.
         max_agent_records: public bound on an agent's records, for a finite agent-level price of
             reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
+        training: how agents train, for methods whose price depends on it: the table `[task.training]`.
         abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
         talliers: 2 or 3 parties that hold one share each; the winner needs 3.
         grid_scale: grid units per vote; chosen when absent.
@@ -45,7 +47,7 @@ class TaskTable(_Table):
     """
 
     name: str
-    method: Literal["knn", "reverse-knn"] = "knn"
+    method: Method = "knn"
     k: int = 1
     sigma_votes: PositiveFinite | None = None
     epsilon: PositiveFinite | None = None
@@ -54,6 +56,7 @@ class TaskTable(_Table):
     colluding_agents: int = 0
     max_dropouts: int = 0
     max_agent_records: int | None = None
+    training: Training | None = None
     abstain_below: int | None = None
     talliers: Literal[2, 3] = 3
     grid_scale: int | None = None
@@ -118,7 +121,24 @@ class TaskFile(_Table):
     student: StudentTable = StudentTable()
     budget: BudgetTable = BudgetTable()
 
-    def resolve(self, *, classes: tuple[str, ...], agents: int, num_queries: int, fingerprint: str, nonce: str) -> Task:
+    @model_validator(mode="after")
+    def _nothing_is_chosen_for_a_model(self) -> TaskFile:
+        if METHODS[self.task.method].asks_for_a_model and self.queries != QueriesTable():
+            raise ValueError(
+                f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
+                "public image"
+            )
+        return self
+
+    def resolve(
+        self,
+        *,
+        classes: tuple[str, ...],
+        agents: int,
+        num_queries: int,
+        fingerprint: str,
+        nonce: str,
+    ) -> Task:
         """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
 
         Raises:

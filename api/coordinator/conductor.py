@@ -220,7 +220,12 @@ class Conductor:
             return False
         features = read_questions(path)
         if len(features) != job.num_queries:
-            raise BadData(f"{len(features)} questions were prepared, {job.num_queries} were paid for; submit again")
+            advice = (
+                f"make a task with max_queries = {len(features)}, one more than a feature has numbers"
+                if task.task.traits.asks_for_a_model
+                else "submit again"
+            )
+            raise BadData(f"{len(features)} questions were prepared, {job.num_queries} were paid for; {advice}")
         digests = []
         for one in self._jobs.rounds(job.job_id):
             batch = batch_of(features, job, one)

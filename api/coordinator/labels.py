@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.model_labels import model_bytes, model_labels
 from api.coordinator.pricing import certified_price
 from api.schema import LabelRow
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
@@ -71,8 +72,53 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
     rounds = stores.jobs.rounds(job_id)
     stored = [stores.jobs.release(job_id, one.number) for one in rounds]
     releases = [None if data is None else release_from_bytes(data) for data in stored]
-    questions = read_questions(config.home / "jobs" / job_id, job)
-    return label_table(job, rounds, stores.tasks.get(job.task_digest), releases, questions)
+    folder, record = config.home / "jobs" / job_id, stores.tasks.get(job.task_digest)
+    questions = read_questions(folder, job)
+    if record.task.traits.asks_for_a_model and releases[0] is not None:
+        return model_label_table(folder, job, record, releases[0], questions, ledger_seq=rounds[0].ledger_seq or 0)
+    return label_table(job, rounds, record, releases, questions)
+
+
+def job_model(job_id: str, *, stores: _Stores) -> bytes:
+    """The model that a completed job released, as a file with its privacy card.
+
+    Raises:
+        NotFound: there is no such job, or it asked for labels.
+        NotReady: it is not completed.
+        BadData: what is stored of it cannot be read.
+    """
+    job = stores.jobs.get(job_id)
+    data = stores.jobs.release(job_id, 0) if job.state == "completed" else None
+    if data is None:
+        raise NotReady(f"job {job_id} is {job.state}, so there is no model to fetch")
+    return model_bytes(job, stores.tasks.get(job.task_digest), release_from_bytes(data))
+
+
+def model_label_table(
+    folder: Path, job: JobRecord, record: TaskRecord, release: Release, questions: Questions, *, ledger_seq: int
+) -> pa.Table:
+    """What the released model says of every image, in the fixed schema; without votes, since none were counted.
+
+    Raises:
+        BadData: the images' features cannot be read.
+    """
+    labels = model_labels(folder, job, record, release)
+    return pseudo_label_table(
+        record.task,
+        JobStamp(
+            job_id=job.job_id,
+            backbone=questions.backbone,
+            created_at=job.updated_at,
+            privacy=_privacy(job, record),
+            is_seeded=release.is_seeded,
+        ),
+        query_ids=questions.query_ids,
+        sources=questions.sources,
+        labels=labels,
+        statuses=[AnswerStatus.ANSWERED] * len(labels),
+        ledger_seq=np.full(len(labels), ledger_seq, dtype=np.int64),
+        noisy_votes=None,
+    )
 
 
 def label_table(
@@ -161,8 +207,9 @@ def read_questions(folder: Path, job: JobRecord) -> Questions:
             f"what job {job.job_id} asked cannot be read ({type(error).__name__}); restore its folder "
             "in jobs/ from a backup"
         ) from None
-    if len(sources) != job.num_queries:
-        raise BadData(f"job {job.job_id} asked {job.num_queries} queries, and its folder tells of {len(sources)}")
+    answers = job.images if job.strategy == "weights" else job.num_queries
+    if len(sources) != answers:
+        raise BadData(f"job {job.job_id} has {answers} answers, and its folder tells of {len(sources)}")
     asks_clusters = bool((arrays["rows"] < 0).any())
     if job.source == "features" and not asks_clusters:
         return Questions(sources, sources, backbone)

@@ -44,8 +44,8 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
+from labeler.methods import ReleaseKind
 from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
-from labeler.task import ReleaseKind
 
 log = logging.getLogger("labeler.mailroom")
 

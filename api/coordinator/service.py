@@ -308,6 +308,15 @@ class Coordinator:
         """
         return labels.job_label_table(job_id, stores=self.stores, config=self.config)
 
+    def model(self, job_id: str) -> bytes:
+        """The model that a completed job released, as a safetensors file with its privacy card.
+
+        Raises:
+            NotFound: its task asks for labels, not for a model.
+            NotReady: it is not completed.
+        """
+        return labels.job_model(job_id, stores=self.stores)
+
     def label_rows(self, job_id: str) -> tuple[LabelRow, ...]:
         """The answers of a completed job, one by one; for small jobs."""
         return labels.label_rows(self.label_table(job_id))

@@ -22,7 +22,7 @@ from api.coordinator.settlement import reservation_id, settle_rounds
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
-from api.schema import FINISHED, JobRequest, JobView
+from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRecord
@@ -30,7 +30,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import LEVELS, check_round_fits, round_sizes
 from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, InvalidTask, NotAllowed, NotReady
-from labeler.task import Level
+from labeler.task import Level, Task
 
 INCOMING = "incoming"
 """Folder in the coordinator's home where uploads lie until a job takes them over."""
@@ -175,17 +175,17 @@ def _order(
 ) -> _Order:
     record = stores.tasks.get(request.task_id)
     task = record.task
-    num_queries = _num_queries(request, upload)
+    num_queries = _num_queries(request, upload, task)
     _check_backbone(request, upload, record, config)
     if num_queries > task.max_queries:
         raise InvalidSetting(
             f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
             "make a larger task"
         )
-    if task.method == "reverse-knn" and num_queries != task.max_queries:
+    if task.traits.asked_at_once and num_queries != task.max_queries:
         raise InvalidTask(
-            f"a reverse-knn task is asked all its {task.max_queries} queries at once, because every record votes once "
-            f"among all of them; this job has {num_queries}. Make a task with max_queries = {num_queries}, or choose "
+            f"a {task.method} task is asked all its {task.max_queries} queries at once, because its price is for all "
+            f"of them together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or choose "
             f"{task.max_queries} queries (selection.count)"
         )
     now = stores.clock()
@@ -198,7 +198,7 @@ def _order(
         images=upload.count,
         num_queries=num_queries,
         first_query=0,
-        strategy=request.selection.strategy,
+        strategy="weights" if task.traits.asks_for_a_model else request.selection.strategy,
         count=request.selection.count,
         seed=request.selection.seed,
         source=upload.source,
@@ -219,8 +219,14 @@ def _order(
     return _Order(job, record, sizes, tuple(by_size[size] for size in sizes), idempotency)
 
 
-def _num_queries(request: JobRequest, upload: Upload) -> int:
+def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
     selection = request.selection
+    if task.traits.asks_for_a_model:
+        if selection != Selection():
+            raise InvalidSetting(
+                f"leave selection out for method {task.method}: agents are asked for a model, which labels every image"
+            )
+        return task.max_queries
     if selection.strategy == "all":
         if selection.count not in (None, upload.count):
             raise InvalidSetting(

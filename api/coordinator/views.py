@@ -32,7 +32,7 @@ def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) ->
         queries=job.num_queries,
         queries_done=sum(one.num_queries for one in rounds if one.state == "opened"),
         images=job.images,
-        selection=Selection(strategy=job.strategy, count=job.count, seed=job.seed),
+        selection=_selection(job),
         price=price_view(task.task, job.num_queries),
         created_at=job.created_at,
         updated_at=job.updated_at,
@@ -43,6 +43,13 @@ def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) ->
         ledger_seq=max((one.ledger_seq for one in rounds if one.ledger_seq is not None), default=None),
         version=job.version,
     )
+
+
+def _selection(job: JobRecord) -> Selection:
+    """What was asked about; everything, where agents are asked for a model that labels every image."""
+    if job.strategy == "weights":
+        return Selection()
+    return Selection.model_validate({"strategy": job.strategy, "count": job.count, "seed": job.seed})
 
 
 def stage(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> str:

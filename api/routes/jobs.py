@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
 RETRY_AFTER_S = "1"
+MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
@@ -157,6 +158,26 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         disposition = f'attachment; filename="{export.file_name(job_id)}"'
         return StreamingResponse(
             export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
+        )
+
+    @router.get(
+        "/v1/jobs/{job_id}/model",
+        summary="Download the model",
+        description="What a blind-average job released, as a safetensors file whose metadata holds the privacy card. "
+        "404 where the job asked for labels, 409 until it is completed.",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "The model",
+                "content": {MODEL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}},
+            },
+            **{code: problem(code) for code in (401, 403, 404, 409, 422, 429, 503)},
+        },
+    )
+    def model(job_id: JobId) -> Response:
+        disposition = f'attachment; filename="{job_id}-model.safetensors"'
+        return Response(
+            coordinator.model(job_id), media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition}
         )
 
     async def watched(job_id: JobId, by: Caller) -> AsyncIterator[None]:

@@ -175,7 +175,7 @@ def test_an_index_that_depends_on_other_records_is_refused(labeler, federation, 
         (("--sigma", 3, "--agents", 2, "--colluding-agents", 2), "too few agents"),
         ((), "give the noise as --sigma"),
         (("--epsilon", 1), "go together"),
-        (("--sigma", 3, "--method", "guess"), "--method must be one of knn, reverse-knn, one-hot"),
+        (("--sigma", 3, "--method", "guess"), "--method must be one of knn, reverse-knn, ensemble"),
     ],
 )
 def test_a_bad_plan_is_refused(labeler, arguments, said) -> None:

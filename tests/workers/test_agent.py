@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.agent
+import workers.voting.neighbors
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
@@ -148,9 +148,9 @@ def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, 
     task = task_for(shard, method=method, k=7)
     expected = agent_for(shard).ballots(task, batch)
     assert len(shard.labels) * 7 > 2 * expected.size
-    monkeypatch.setattr(workers.agent, "NEIGHBORS_AT_ONCE", 20)
+    monkeypatch.setattr(workers.voting.neighbors, "NEIGHBORS_AT_ONCE", 20)
     assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
-    monkeypatch.setattr(workers.agent, "NEIGHBORS_AT_ONCE", 1)
+    monkeypatch.setattr(workers.voting.neighbors, "NEIGHBORS_AT_ONCE", 1)
     assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
 
 

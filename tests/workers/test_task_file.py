@@ -10,10 +10,17 @@ import pytest
 
 from labeler.errors import InvalidTask
 from labeler.planning import price
+from labeler.task import Training
 from workers.task_file import BudgetTable, QueriesTable, StudentTable, TaskFile, TaskTable, read_task_file
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "task-file.md").read_text()
-TABLES = {"task": TaskTable, "queries": QueriesTable, "student": StudentTable, "budget": BudgetTable}
+TABLES = {
+    "task": TaskTable,
+    "task.training": Training,
+    "queries": QueriesTable,
+    "student": StudentTable,
+    "budget": BudgetTable,
+}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -63,21 +63,29 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "winner": _winner,
     "winner-delay": _winner_delay,
 }
-"""Every bench by its name. Each is loaded when it is run, so that naming them loads no library."""
+"""Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
 
-NAMES: Final = f"{', '.join(list(BENCHES)[:-1])} or {list(BENCHES)[-1]}"
+NAMES: Final = f"{', '.join(BENCHES)} or papers"
 """All names in words, for help and refusals."""
 
 
 def run_bench(
-    name: str, *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+    name: str,
+    paper: str | None = None,
+    *,
+    data: Path | None = None,
+    full: bool = False,
+    out: Path | None = None,
+    progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Run a bench.
 
     Args:
-        name: one of BENCHES.
+        name: one of BENCHES, or "papers".
+        paper: whose table, where name is "papers"; all of them if None.
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
+        out: papers only: a folder for documents and pictures.
         progress: told how far it is.
 
     Returns:
@@ -86,10 +94,18 @@ def run_bench(
     Raises:
         InvalidSetting: no such bench, or it needs data that is not there.
     """
-    if name not in BENCHES:
-        raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
     started = time.perf_counter()
-    rows = BENCHES[name](data, full, progress)
+    if name == "papers":
+        from workers.bench.papers import bench_papers
+
+        rows = bench_papers(paper, data=data, full=full, out=out, progress=progress)
+        name = name if paper is None else f"{name} {paper}"
+    elif name not in BENCHES:
+        raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
+    elif paper is not None or out is not None:
+        raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
+    else:
+        rows = BENCHES[name](data, full, progress)
     return bench_document(name, rows, time.perf_counter() - started)
 
 

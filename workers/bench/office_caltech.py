@@ -31,9 +31,10 @@ from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
+from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price, solve_sigma
 from labeler.randomness import seeded_source
-from labeler.task import Method, ReleaseKind, Task, parse_task
+from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
 from workers.bench.rows import BenchRow
@@ -82,7 +83,7 @@ class Setting:
     def name(self) -> str:
         """The method in words."""
         asked = "all public images" if self.count is None else "cluster centres"
-        voters = {"knn": "kNN-DPFL", "reverse-knn": "reverse kNN", "one-hot": "AE-DPFL"}[self.method]
+        voters = METHODS[self.method].system
         collusion = ", 1 agent may collude" if self.colluding_agents else ""
         return f"{voters}, {asked}, {self.release}{collusion}"
 

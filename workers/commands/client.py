@@ -131,20 +131,30 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write.")],
     url: Url,
     token: Token,
-    format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "parquet",
+    format: Annotated[
+        str, typer.Option(help=f"{', '.join(FORMATS)}, or model: what a blind-average job released.")
+    ] = "parquet",
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Download the labels of a completed job.
+    """Download the labels of a completed job, or the model that it released with its privacy card.
 
-    Example: `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
+    Examples:
+
+    `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
+
+    `labeler export job_5c1e --format model --out model.safetensors --url https://labels.example.org`
     """
+    one_of("format", format, (*FORMATS, "model"))
     with _connect(url, token, ca_file) as service:
-        service.labels(job, out, format=one_of("format", format, FORMATS))
+        if format == "model":
+            service.model(job, out)
+        else:
+            service.labels(job, out, format=one_of("format", format, FORMATS))
     if as_json:
         print_json({"job_id": job, "out": str(out)})
     else:
-        typer.echo(f"Labels are in {out}")
+        typer.echo(f"{'The model is' if format == 'model' else 'Labels are'} in {out}")
 
 
 def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:

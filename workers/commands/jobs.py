@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workers.bench import NAMES
+from workers.bench.papers import NAMES as PAPERS
 from workers.commands.console import Json, one_of, print_json
 
 Engine = Annotated[
@@ -136,19 +137,27 @@ def student(
 
 def bench(
     name: Annotated[str, typer.Argument(help=f"{NAMES}.")],
+    paper: Annotated[str | None, typer.Argument(help=f"For papers: whose table, {PAPERS}; all when left out.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="For papers: folder for JSON documents and pictures.")] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's table or measure speed.
 
-    Example: `labeler bench speed`
+    Examples:
+
+    `labeler bench speed`
+
+    `labeler bench papers dp-helmet --data DATA --full --out tables`
     """
     from workers.bench import run_bench
     from workers.progress import progress_bars
 
     with progress_bars(quiet=as_json) as progress:
-        result = run_bench(name, data=data, full=full, progress=progress)
+        result = run_bench(name, paper, data=data, full=full, out=out, progress=progress)
     if as_json:
         print_json(result)
     else:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labeler.task import ReleaseKind
+from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
 from workers.commands.console import Json, one_of, print_json
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
-    method: Annotated[str, typer.Option(help="knn, reverse-knn or one-hot.")] = "knn",
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHOD_NAMES)}.")] = "knn",
     k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
     sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
@@ -30,6 +30,12 @@ def plan(
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
     ] = None,
+    min_records: Annotated[
+        int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
+    ] = None,
+    regularisation: Annotated[
+        float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
+    ] = 0.01,
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
     epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
     solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
@@ -43,11 +49,15 @@ def plan(
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
     `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+
+    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
+
+    For blind-average --queries is one more than the features have numbers: the rows of the model.
     """
-    from workers.plan import PlanRequest, make_plan
+    from workers.plan import PlanRequest, make_plan, training_from
 
     request = PlanRequest(
-        method=one_of("method", method, ("knn", "reverse-knn", "one-hot")),
+        method=one_of("method", "ensemble" if method == "one-hot" else method, METHOD_NAMES),
         k=k,
         queries=queries,
         sigma=sigma,
@@ -61,6 +71,7 @@ def plan(
         epsilon=epsilon,
         solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
         level=one_of("level", level, ("instance", "agent")),
+        training=None if min_records is None else training_from(min_records, regularisation),
     )
     result = make_plan(request)
     if as_json:
@@ -85,10 +96,16 @@ def _print_plan(result: dict[str, Any]) -> None:
         table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in ("instance", "agent")))
     console = Console(highlight=False)
     console.print(table)
+    traits = METHODS[result["method"]]
+    unit = "votes" if traits.counts else "times what one record can change"
+    added = (
+        "each agent adds all of it to what it learnt"
+        if traits.has_local_noise
+        else f"each agent adds noise of {result['noise_share_sigma']:.4g}{' votes' * traits.counts}, the sum carries "
+        f"{result['total_sigma_votes']:.4g}"
+    )
     console.print(
-        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} votes, delta {result['delta']:g}; "
-        f"each agent adds noise of {result['noise_share_sigma']:.4g} votes, "
-        f"the sum carries {result['total_sigma_votes']:.4g}."
+        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
     )
     if factors["total"] > 1:
         console.print(

@@ -60,9 +60,17 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def plain_axes(figure: Figure, *, grid: Literal["x", "y"] | None = None) -> Axes:
-    """Axes in the page's manner: no box, quiet ticks, a grid along one axis at most."""
-    axes = figure.add_subplot()
+def plain_axes(
+    figure: Figure, *, grid: Literal["x", "y"] | None = None, place: tuple[int, int, int] = (1, 1, 1)
+) -> Axes:
+    """Axes in the page's manner: no box, quiet ticks, a grid along one axis at most.
+
+    Args:
+        figure: what they are part of.
+        grid: the axis with lines.
+        place: (rows, columns, number) among several axes, as matplotlib counts.
+    """
+    axes = figure.add_subplot(*place)
     axes.set_facecolor("none")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

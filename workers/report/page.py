@@ -216,23 +216,20 @@ def _stages(report: JobReport) -> list[dict[str, Any]]:
 
 def _settings(report: JobReport) -> list[tuple[str, str]]:
     task = report.task
-    votes = {
-        "knn": f"the {task.k:,} nearest records of each agent vote on each question",
-        "reverse-knn": f"each record votes for its class at its {words.count(task.k, 'nearest question')}",
-        "one-hot": "each agent casts one vote per question",
-    }[task.method]
-    opened = {"histogram": "the noisy sum of votes", "winner": "only the winning class"}[task.release]
+    traits = task.traits
+    unit = "votes" if traits.counts else "times what one record can change"
+    opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),
         ("Classes", f"{task.num_classes:,}"),
-        ("How agents vote", f"{votes} ({task.method})"),
+        ("What an agent answers with", f"{traits.answer} ({task.method}{words.neighbors(task)})"),
         ("What is opened", f"{opened} ({task.release})"),
-        ("Noise counted on", f"{words.say_number(task.sigma_votes)} votes (sigma)"),
-        ("Noise in a full sum", f"{words.say_number(task.total_sigma_votes)} votes"),
+        ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
+        ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
         ("Talliers", str(task.talliers)),
-        ("Questions at most", f"{task.max_queries:,}"),
-        ("Grid", f"{task.scale:,} units per vote"),
+        ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.max_queries:,}"),
+        ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
         ("Proof for one image", report.privacy.instance.method),
         ("Proof for a whole agent", report.privacy.agent.method),
         ("Backbone", report.backbone),

@@ -141,14 +141,27 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
     return first, second, third
 
 
+def neighbors(task: Task) -> str:
+    """The number of neighbours that vote, where any do."""
+    return f", k = {task.k:,}" if task.method in ("knn", "reverse-knn") else ""
+
+
 def noise_in_words(task: Task) -> tuple[str, ...]:
     """What the noise is made of, and what caution about colluding or missing agents costs."""
+    if task.traits.has_local_noise:
+        return (
+            "Each agent adds all the noise that its price needs to what it learnt, once, before it answers anything. "
+            "So nobody else's noise is counted on, and agents that collude weaken nothing.",
+            f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
+        )
+    unit = "votes per class of a question" if task.traits.counts else "times what one record can change"
     hidden, everyone = task.noise_contributors, task.agents
     share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
     lines = [
-        "Each agent hides its votes under noise of its own, with a standard deviation of "
-        f"{say_number(share)} votes per class of a question. "
-        f"The price counts on {say_number(task.sigma_votes)} votes of noise that nobody can subtract."
+        f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
+        f"{say_number(share)} {unit}. "
+        f"The price counts on {say_number(task.sigma_votes)}{' votes' * task.traits.counts} of noise that nobody can "
+        "subtract."
     ]
     if task.colluding_agents:
         lines.append(
@@ -167,7 +180,8 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
     if hidden < everyone:
         lines.append(
             "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
-            f"{say_number(total)} votes of noise, {total / task.sigma_votes:.2f} times what is counted on."
+            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what is "
+            "counted on."
         )
     return tuple(lines)
 
@@ -176,8 +190,8 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
     """What the protocol keeps with its owner."""
     return (
         "any private image, its features or its label",
-        "how any agent voted on any question",
-        "a sum of votes without noise",
+        "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
+        f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
         *(("how many records an agent holds",) if report.task.method != "reverse-knn" else ()),
         *(("how close any question was",) if report.task.release == "winner" else ()),
@@ -189,7 +203,9 @@ def was_released(report: JobReport) -> tuple[str, ...]:
     opened = (
         "the winning class of each question, chosen under noise"
         if report.task.release == "winner"
-        else "one noisy sum of votes per question and class, and the label it gives"
+        else "a linear model: the mean of the agents' models under noise, and the labels it gives"
+        if report.task.traits.asks_for_a_model
+        else f"one noisy sum of {report.task.traits.sums} per question and class, and the label it gives"
     )
     size = ("about how many records all agents hold together",) if report.task.method == "reverse-knn" else ()
     return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")

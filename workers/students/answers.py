@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.task import Method, Task
+from labeler.methods import Method
+from labeler.task import Task
 
 _GRID_STEPS = 40
 _EM_ROUNDS = 60
@@ -90,11 +91,13 @@ class NoisyAnswers:
     ) -> NoisyAnswers:
         """The answers of a task's release; with fewer contributors than agents there is less noise in it."""
         present = task.agents if contributors is None else contributors
+        noise = task.sigma_votes * math.sqrt(present / task.noise_contributors)
         return cls(
             features=features,
             labels=labels,
             noisy_votes=noisy_votes,
-            total_sigma_votes=task.sigma_votes * math.sqrt(present / task.noise_contributors),
+            # Noise of the agents' own is in what they say, not around it.
+            total_sigma_votes=0.0 if task.traits.has_local_noise else noise,
             num_classes=task.num_classes,
             k=task.k,
             agents=task.agents,

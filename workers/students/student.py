@@ -59,19 +59,22 @@ class Student:
         """Most probable class, shape (n,); the lowest among equals."""
         return np.asarray(self.predict_proba(features).argmax(axis=1), dtype=np.int64)
 
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """What the student consists of, by name."""
+        own = {f"model_{name}": np.asarray(value) for name, value in vars(self.model).items() if name != "projection"}
+        return {"mean": self.model.projection.mean, "components": self.model.projection.components} | own
+
     def save(self, path: Path | str) -> None:
         """Write one .npz file, whole or not at all."""
         target = Path(path)
-        arrays = {name: value for name, value in vars(self.model).items() if name != "projection"}
         partial = target.with_name(target.name + ".partial")
         with partial.open("wb") as file:
             np.savez(
                 file,
                 format=np.array(_FORMAT),
                 kind=np.array(self.kind),
-                mean=self.model.projection.mean,
-                components=self.model.projection.components,
-                **{f"model_{name}": value for name, value in arrays.items()},
+                **self.arrays,  # type: ignore[arg-type]  # numpy's stubs take the next option for an array
             )
             file.flush()
             os.fsync(file.fileno())

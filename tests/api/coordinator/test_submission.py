@@ -334,7 +334,7 @@ def test_a_stored_reverse_knn_task_that_never_fits_a_message_is_refused_before_a
 ) -> None:
     record = house.task(method="reverse-knn", max_queries=100, sigma_votes=400.0)
     monkeypatch.setattr(labeler.batching, "MAX_ROUND_ENTRIES", 299)
-    with pytest.raises(InvalidTask, match="300 votes in it; at most 299"):
+    with pytest.raises(InvalidTask, match="300 numbers in it; at most 299"):
         house.submit(record, 100)
     assert house.jobs.unfinished() == []
     assert house.ledger.balance("federation", "instance").spent == 0

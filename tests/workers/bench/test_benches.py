@@ -27,7 +27,7 @@ def test_the_speed_bench_reports_every_target() -> None:
 
 
 def test_an_unknown_bench_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"choose office-caltech, digits, .* winner or winner-delay"):
+    with pytest.raises(InvalidSetting, match=r"choose office-caltech, digits, .* winner-delay or papers"):
         run_bench("sleep")
 
 

@@ -1,0 +1,319 @@
+"""How far one record can move a regularised linear model, with proofs: the sensitivities of model release.
+
+Throughout, features have norm at most c, the loss of a record z at weights w has a gradient of norm at most L, is
+smooth with constant b, and
+
+    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
+
+with a public n, "the least number of records": dividing by n where there are fewer makes F total, so that nobody has
+to be refused, or be seen to be refused, for the size of a private set.
+
+**Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
+one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
+records: L/n. So one bound serves both neighbouring relations, at every size.
+
+**Fact 2, a gradient step is a contraction.** For 0 < a <= 2/(b + 2 lambda) the step T(w) = w - a grad F(w) satisfies
+|T(w) - T(v)| <= (1 - a lambda) |w - v|. Proof: F - (lambda/2)|.|^2 is convex and b-smooth, so its gradient g is
+co-coercive: <g(w) - g(v), w - v> >= |g(w) - g(v)|^2 / b. With T(w) - T(v) = (1 - a lambda)(w - v) - a (g(w) - g(v)),
+the squared norm is at most (1 - a lambda)^2 |w - v|^2 - a (2 (1 - a lambda)/b - a) |g(w) - g(v)|^2, whose last term
+is not positive when a (b + 2 lambda) <= 2.
+
+**Fact 3, the losses.** Softmax: the gradient is (p - e_y) x^T, and |p - e_y|^2 = (1 - p_y)^2 + sum_{j != y} p_j^2 <=
+2 (1 - p_y)^2, so L = sqrt(2) c for every number of classes; its Hessian in the scores, diag(p) - p p^T, has no
+eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberised hinge of one class: a
+slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). All K classes at once, as one
+vector of squared norm sum |w_k|^2: L = sqrt(K) c, attained where every margin is violated, and the same b, as the
+classes do not meet.
+
+**Fact 4, a short softmax model has short gradients.** If |w| <= R, two scores of a row differ by at most
+g = sqrt(2) R c, as |w_i - w_j| <= sqrt(2) R. So 1 - p_y <= q = (K-1)/(K-1 + e^-g), every p_j <= m = 1/(1 + (K-1) e^-g),
+and with sum_{j != y} p_j^2 <= (1 - p_y) min(1 - p_y, m) the gradient has norm at most L = c sqrt(q^2 + q min(q, m)):
+sqrt(1 - 1/K) c at R = 0, which is exact, and never more than sqrt(2) c.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from labeler.errors import InvalidSetting
+
+Learner = Literal["softmax", "svm"]
+
+HUBER_WIDTH = 0.1
+"""h: the hinge is rounded for margins in (1 - h, 1 + h). The value of Kirschte et al."""
+
+MOST_NUMBERS = 2**18
+"""Records plus weights of one training, at most: what `LinearTerms.rounding_margin` is proved for."""
+
+MOST_MARGIN = 0.01
+
+NeighboringUsers = Literal["replace", "zero-out"]
+
+
+def logistic_regression_sensitivity(
+    *, clip_norm: float, regularisation: float, num_records: int, gradient_norm: float = 0.0
+) -> float:
+    """How far one record moves the minimiser of regularised multinomial logistic regression, L2 norm of all weights.
+
+    2 sqrt(2) c / (lambda n) + 2 |gradient| / lambda. Proof: let w and w' be the minimisers on neighbouring D and D'.
+    F_D' is lambda-strongly convex, so lambda |w - w'| <= |grad F_D'(w) - grad F_D'(w')| = |grad F_D'(w)| = |grad
+    F_D'(w) - grad F_D(w)| <= 2L/n by fact 1, with L = sqrt(2) c by fact 3. Weights at which the gradient has norm g
+    lie, by the same inequality, within g/lambda of the minimiser, on either side.
+
+    Holds for every number of classes, binary with two columns of weights included, and for one column of weights with
+    labels +-1, whose gradient is even shorter. For replacing one of n records, and for adding or removing one if n is
+    the larger size or less.
+
+    Args:
+        clip_norm: c, bound on the norm of a record's features with the constant that carries the intercept, if any.
+        regularisation: lambda, of the **averaged** loss: mean loss + lambda/2 |w|^2. scikit-learn's C is 1/(lambda n).
+        num_records: n, or a public lower bound of it.
+        gradient_norm: what the optimiser guarantees of |grad F| where it stops, on every data set; 0 for the
+            minimiser itself.
+
+    Raises:
+        InvalidSetting: an argument is out of bounds.
+
+    References:
+        Chaudhuri, Monteleoni, Sarwate 2011, Corollary 8, for one column; Hoech et al. 2022 prove 2 sqrt(C) / (lambda
+        n) for c = 1, which is looser for more than two classes.
+    """
+    _check_positive(clip_norm=clip_norm, regularisation=regularisation)
+    _check_count(num_records=num_records)
+    if not 0 <= gradient_norm < math.inf:
+        raise InvalidSetting(f"gradient_norm must be a finite number of at least 0, found {gradient_norm!r}")
+    return 2 * (math.sqrt(2) * clip_norm / num_records + gradient_norm) / regularisation
+
+
+def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> float:
+    """L of fact 4: the longest gradient of a softmax loss at weights of norm at most R; sqrt(2) c for large R.
+
+    Args:
+        clip_norm: c, norm of a row.
+        radius: R, of the whole model.
+        num_classes: K.
+    """
+    _check_positive(clip_norm=clip_norm, radius=radius)
+    _check_classes(num_classes)
+    shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
+    wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
+    return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
+
+
+def svm_sensitivity_as_in_paper(*, clip_norm: float, radius: float, regularisation: float, num_records: int) -> float:
+    """2 (c + R lambda) / (n lambda), for the model of one class (Kirschte et al., Lemma 2; Wu et al. 2017, Lemma 8).
+
+    Looser than `LinearTerms.sensitivity`: it counts the regulariser into what a record can change, while at one and
+    the same w the regularisers of two records cancel.
+    """
+    _check_positive(clip_norm=clip_norm, radius=radius, regularisation=regularisation)
+    _check_count(num_records=num_records)
+    return 2 * (clip_norm + radius * regularisation) / (num_records * regularisation)
+
+
+def softmax_sensitivity_as_in_paper(
+    *, clip_norm: float, radius: float, regularisation: float, num_records: int
+) -> float:
+    """2 (lambda R + sqrt(2) c) / (n lambda), for the whole model (Kirschte et al., Theorem 11)."""
+    return svm_sensitivity_as_in_paper(
+        clip_norm=math.sqrt(2) * clip_norm, radius=radius, regularisation=regularisation, num_records=num_records
+    )
+
+
+def one_vs_rest_sensitivity(of_one_class: float, num_classes: int) -> float:
+    """Of the models of K classes as one vector: sqrt(K) s, since squared norms add; the paper's proofs pay K s."""
+    _check_positive(of_one_class=of_one_class)
+    _check_count(num_classes=num_classes)
+    return math.sqrt(num_classes) * of_one_class
+
+
+def average_sensitivity(of_one_user: float, users: int) -> float:
+    """Of the mean of the models of U users, one of whom moves by s: s / U (Kirschte et al., Lemma 6)."""
+    _check_positive(of_one_user=of_one_user)
+    _check_count(users=users)
+    return of_one_user / users
+
+
+def user_sensitivity(largest_norm: float, neighboring_relation: NeighboringUsers = "replace") -> float:
+    """Of one user's model when all its records may change: 2R, the diameter of a ball (Kirschte et al., Corollary 10).
+
+    Zero-out: the model becomes zero while its noise share stays: R. Holds for every learner whose models have norm at
+    most R.
+    """
+    _check_positive(largest_norm=largest_norm)
+    if neighboring_relation not in get_args(NeighboringUsers):
+        raise InvalidSetting(f"users are replaced or zeroed out, found {neighboring_relation!r}")
+    return 2 * largest_norm if neighboring_relation == "replace" else largest_norm
+
+
+def group_sensitivity(of_one_record: float, records: int, *, largest_norm: float | None = None) -> float:
+    """Of models when a group of records changes: their number times s (Kirschte et al., Corollary 9).
+
+    One record after the other, by the triangle inequality; the records may lie with different users. Noise of the
+    same sigma then is mu-GDP with a mu that many times as large, at the same delta.
+
+    Args:
+        of_one_record: s.
+        records: how many change.
+        largest_norm: where all of them are **one user's**: the bound R on its model, which never moves further than 2R.
+    """
+    _check_positive(of_one_record=of_one_record)
+    _check_count(records=records)
+    together = records * of_one_record
+    return together if largest_norm is None else min(together, user_sensitivity(largest_norm))
+
+
+@dataclass(frozen=True)
+class LinearTerms:
+    """A linear learner as a mechanism: everything public that its weights, and their sensitivity, depend on.
+
+    Rows x become [x', s], x' = x cut to norm r, s = c/10 and r^2 + s^2 = c^2: their norm is at most c (`bias_feature`,
+    `feature_norm`). From w = 0, `iterations` times,
+
+        w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
+
+    on all records at once, where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
+    This is the projected SGD of Kirschte et al. with the whole local set as its batch: no record has a place in an
+    order, so nothing but D and these terms decides the weights, and how many steps are made does not depend on D.
+    (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
+    here.)
+
+    **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
+    classes of the svm). Proof: let w, w' be the weights on neighbouring sets after t steps and d_t their distance,
+    d_0 = 0. Projection onto a convex set (a ball; for the svm a product of balls) moves no two points apart, so with
+    T, T' the two steps, d_{t+1} <= |T(w) - T'(w')| <= |T(w) - T(w')| + |T(w') - T'(w')| <= (1 - a lambda) d_t + a
+    2L/n by facts 2 and 1. Hence d_t <= 2L/(n lambda) for every t: converged or not. It is the bound of the exact
+    minimiser, and never larger than the paper's 2 (L + R lambda)/(n lambda), whose second summand bounds a change of
+    the regulariser that does not happen. It is attained up to a few percent by the svm
+    (`tests/workers/learning/test_linear.py`).
+
+    **User level**: |w| <= min(R, L/lambda): the projection, and |w_{t+1}| <= (1 - a lambda) |w_t| + a L.
+
+    **Rounding.** Weights are computed in double precision, u = 2^-53, in an order of summation that is not ours to
+    choose. With N the number of records and weights, one step is off by at most a e, e <= u N sqrt(K) L (2 + 1.5
+    b'/lambda), b' = b + 2 lambda: scores of K classes are off by u N c |w| each, with |w| <= L/lambda, which moves
+    slopes by at most b/c^2 of that and the gradient by c times as much; sums over records by u N L; update and
+    projection by u N |w|/a. As in the proof, the distance grows by 2 e / lambda, a share of n e / L <= n u N sqrt(K)
+    (2 + 1.5 b'/lambda) of the bound. N is at most MOST_NUMBERS, or training is refused. Features that are computed anew,
+    and round differently when another record is gone, count the same: by as much again, if no row is off by more than
+    MOST_NUMBERS u c = 2^-35 c. `rounding_margin` is three times this, one of them to spare, and included.
+
+    Attributes:
+        learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
+        num_classes: K, from the task, never from labels.
+        regularisation: lambda.
+        clip_norm: c.
+        radius: R, of the whole softmax model, or of each class of the svm.
+        iterations: how many steps.
+        min_records: n; a user with fewer records takes part as above, with a smaller model.
+
+    Raises:
+        InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
+
+    References:
+        Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10; Wu et al. 2017,
+        "Bolt-on differential privacy", Lemma 8; Hardt, Recht, Singer 2016.
+    """
+
+    learner: Learner
+    num_classes: int
+    regularisation: float
+    clip_norm: float
+    radius: float
+    iterations: int
+    min_records: int
+
+    def __post_init__(self) -> None:
+        if self.learner not in get_args(Learner):
+            raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
+        _check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
+        _check_count(iterations=self.iterations, min_records=self.min_records)
+        _check_classes(self.num_classes)
+        if self.rounding_margin > MOST_MARGIN:
+            raise InvalidSetting(
+                f"regularisation {self.regularisation:g} is too weak for {self.min_records} records in double "
+                f"precision: rounding alone could move the weights by {self.rounding_margin:.2g} of what a record can"
+            )
+
+    @property
+    def bias_feature(self) -> float:
+        """s: the constant that carries the intercept; the last feature, and so the last row of weights."""
+        return self.clip_norm / 10
+
+    @property
+    def feature_norm(self) -> float:
+        """r: what the norm of a record's own features is cut to."""
+        return math.sqrt(self.clip_norm**2 - self.bias_feature**2)
+
+    @property
+    def lipschitz(self) -> float:
+        """L of the whole model at every point that descent can reach, facts 3 and 4."""
+        if self.learner == "svm":
+            return math.sqrt(self.num_classes) * self.clip_norm
+        # Descent with gradients of norm sqrt(2) c stays within sqrt(2) c / lambda, wherever R is.
+        reached = min(self.radius, math.sqrt(2) * self.clip_norm / self.regularisation)
+        return softmax_lipschitz(clip_norm=self.clip_norm, radius=reached, num_classes=self.num_classes)
+
+    @property
+    def smoothness(self) -> float:
+        """b, of the loss without the regulariser, fact 3."""
+        return self.clip_norm**2 / (2 if self.learner == "softmax" else 2 * HUBER_WIDTH)
+
+    @property
+    def learning_rate(self) -> float:
+        """a, the longest step that fact 2 allows."""
+        return 2 / (self.smoothness + 2 * self.regularisation)
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on the norm of the whole model, rounding included; the agent-level sensitivity."""
+        balls = 1 if self.learner == "softmax" else self.num_classes
+        return min(math.sqrt(balls) * self.radius, self.lipschitz / self.regularisation) * (1 + self.rounding_margin)
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on the distance of the weights of one user on neighbouring sets, instance level, rounding included.
+
+        One record added, removed or replaced; for every number of records, also below `min_records`.
+        """
+        exact = 2 * self.lipschitz / (self.min_records * self.regularisation)
+        return min(exact * (1 + self.rounding_margin), 2 * self.largest_norm)
+
+    @property
+    def sensitivity_as_in_paper(self) -> float:
+        """What Kirschte et al. prove for the same model, K classes by sqrt(K)."""
+        bound = {
+            "clip_norm": self.clip_norm,
+            "radius": self.radius,
+            "regularisation": self.regularisation,
+        }
+        if self.learner == "softmax":
+            return softmax_sensitivity_as_in_paper(**bound, num_records=self.min_records)
+        of_one = svm_sensitivity_as_in_paper(**bound, num_records=self.min_records)
+        return one_vs_rest_sensitivity(of_one, self.num_classes)
+
+    @property
+    def rounding_margin(self) -> float:
+        """Share of the bound that covers double precision."""
+        condition = (self.smoothness + 2 * self.regularisation) / self.regularisation
+        return 3 * self.min_records * 2.0**-53 * MOST_NUMBERS * math.sqrt(self.num_classes) * (2 + 1.5 * condition)
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
+
+
+def _check_classes(num_classes: int) -> None:
+    _check_count(num_classes=num_classes)
+    if num_classes < 2:
+        raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
+
+
+def _check_count(**values: int) -> None:
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")

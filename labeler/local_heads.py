@@ -1,0 +1,266 @@
+"""The local mechanism of FedAUXfdp: a client releases two linear heads once, under noise of its own.
+
+    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> everything said later
+
+Both heads are minimisers of a regularised, averaged logistic loss over features that are cut to a public norm. All
+that the client answers afterwards, to anybody and however often, is computed from the noisy heads alone:
+post-processing. No other party's noise is counted on (h = 1), so the guarantee needs neither talliers nor honest
+neighbours.
+
+**Setting.** c bounds the norm of a record's features with their constant, n >= 1 is a public number of records
+(`min_records`), m the number of public negatives, C the number of public classes.
+
+    J(B) = (1/N) sum_{(x, y) private} -log softmax(B x)_y + (lambda/2) |B|^2,      N = max(|D|, n)
+    K(b) = (1/(N+m)) (sum_{x private} log(1 + exp(-b.x)) + sum_{x negative} log(1 + exp(b.x))) + (lambda'/2) |b|^2
+
+J gives the head, K the certainty head, which tells the client's records from public images that are nobody's.
+
+A client with fewer than n records divides by n all the same. It must not be refused instead: that it is refused would
+tell n records from n - 1. B has C rows whatever classes the client holds, and its noise depends on nothing private.
+
+**Sensitivity of the head: s = 2 sqrt(2) c / (lambda n).** The loss of (x, y) has the gradient (p - e_y) x^T with
+p = softmax(B x), of norm |p - e_y| |x| <= sqrt(2) c: (1 - p_y)^2 + sum_{j != y} p_j^2 <= 2 (1 - p_y)^2, since numbers
+of one sign have a sum of squares of at most the square of their sum. *Replacing* a record moves the gradient of J by
+at most 2 sqrt(2) c / N. *Adding* one to k >= n records moves it by |sum of k gradients| (1/k - 1/(k+1)) plus
+sqrt(2) c / (k+1), at most 2 sqrt(2) c / (k+1); to k < n records by sqrt(2) c / n. *Removing* is adding with the names
+exchanged. All are at most lambda s. J is lambda-strongly convex, so with B and B' minimising J and J',
+lambda |B - B'| <= |grad J'(B) - grad J'(B')| = |grad J'(B) - grad J(B)| <= lambda s. (`labeler.convex`, facts 1, 3.)
+
+**Sensitivity of the scores: s' = 2 c / (lambda' (n + m)).** Neighbours differ in private records only; the negatives
+are public and the same. A private record's gradient is -x / (1 + exp(b.x)), of norm at most c, a negative's x / (1 +
+exp(-b.x)), too. Replacing: 2c / (N + m). Adding one to k >= n: |sum of all k + m gradients| (1/(k+m) - 1/(k+1+m)) + c
+/ (k+1+m) <= 2c / (k+1+m). To k < n: c / (n + m). As before.
+
+Both bounds are charged for replacing a record, the dearest of the three; adding or removing costs no more.
+
+**Optimisers stop early.** Each head lies within `tolerance` of its minimiser on every data set, or is not released
+(`workers.learning.regression` certifies |gradient| / lambda and refuses beyond). That adds 2 `tolerance` to either
+sensitivity. Double precision must not be the reason for a refusal, which would be seen: a tolerance that the rounding
+of features and the longest head could use up by half is no valid term.
+
+**Noise and price.** Measured in its own noise, sigma_head s for the head and sigma_scores s' for the scores, the two
+heads are one vector that one record moves by at most mu = (sigma_head^-2 + sigma_scores^-2)^(1/2). It is released as
+the `VectorSum` of one agent with noise of standard deviation 1: rounding to the grid, discrete Gaussian noise and the
+certified bound are that module's. The composition of both releases is thereby exact: mu^2 adds, where the paper adds
+epsilons.
+
+**A whole client.** |B| <= sqrt(2) c / lambda + tolerance, since at the minimiser lambda B is minus a sum of at most N
+gradients over N; likewise |b| <= c / lambda' + tolerance. These bound what becomes zero with the client, the agent
+level: finite, and large.
+
+References:
+    Hoech, Rischke, Mueller, Samek 2022, "FedAUXfdp", Theorem 1 (2 sqrt(C) / (lambda n), c = 1) and algorithm 1.
+    Chaudhuri, Monteleoni, Sarwate 2011, Corollary 8. Sattler, Korjakow, Rischke, Samek 2021, "FedAUX".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.gaussian import mu_of_epsilon
+from labeler.accounting.integer import epsilon_bound
+from labeler.convex import logistic_regression_sensitivity
+from labeler.errors import InvalidSetting
+from labeler.randomness import ByteSource
+from labeler.task import Level
+from labeler.vector_sum import VectorSum
+
+Weights = NDArray[np.float64]
+
+FEATURE_ROUNDING = 2.0**-32
+"""By how much of c a row of features may depend on which other rows were computed with it (`workers.learning.public_map`)."""
+
+
+@dataclass(frozen=True)
+class LocalHeadTerms:
+    """Everything public that two released heads, their noise and their price depend on; the module is the definition.
+
+    Attributes:
+        num_classes: C, all public classes; a client fits all of them whatever it holds.
+        head_dimension: numbers per record that the head sees, with the constant.
+        score_dimension: numbers per record that the certainty head sees, with the constant.
+        min_records: n, what the mean loss is divided by where a client has fewer records.
+        num_negatives: m, public negatives of the certainty head.
+        sigma_head: noise on each weight of the head, in units of the head's sensitivity.
+        sigma_scores: the same for the certainty head. None: no certainty head is fitted or released.
+        head_regularisation: lambda.
+        score_regularisation: lambda'.
+        clip_norm: c.
+        tolerance: distance from the minimiser at which an optimiser may stop.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+        UnsafeGrid: there is no grid for these numbers.
+    """
+
+    num_classes: int
+    head_dimension: int
+    score_dimension: int
+    min_records: int
+    num_negatives: int
+    sigma_head: float
+    sigma_scores: float | None
+    head_regularisation: float = 0.01
+    score_regularisation: float = 0.01
+    clip_norm: float = 1.0
+    tolerance: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
+            least = 2 if name == "num_classes" else 1
+            if type(value := getattr(self, name)) is not int or value < least:
+                raise InvalidSetting(
+                    f"{name} of local heads must be a whole number of at least {least}, found {value!r}"
+                )
+        for name in (
+            "sigma_head",
+            "sigma_scores",
+            "head_regularisation",
+            "score_regularisation",
+            "clip_norm",
+            "tolerance",
+        ):
+            number = getattr(self, name)
+            if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
+                raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
+        # A gradient (p - e_y) x^T with |B| at its largest, features rounded: see `workers.learning.regression`.
+        least = min(self.head_regularisation, self.score_regularisation)
+        rounding = math.sqrt(2) * FEATURE_ROUNDING * self.clip_norm * (1 + self.clip_norm**2 / least) / least
+        if self.tolerance < 2 * rounding:
+            raise InvalidSetting(
+                f"a tolerance of {self.tolerance:g} cannot be certified in double precision where heads are regularised "
+                f"with {least:g}; allow {2 * rounding:.2g}, or regularise more"
+            )
+        _ = self.mechanism  # Refuses numbers that no grid serves.
+
+    @property
+    def head_sensitivity(self) -> float:
+        """s with the optimiser's gap: L2 distance between heads on neighbouring data."""
+        return logistic_regression_sensitivity(
+            clip_norm=self.clip_norm,
+            regularisation=self.head_regularisation,
+            num_records=self.min_records,
+            gradient_norm=self.head_regularisation * self.tolerance,
+        )
+
+    @property
+    def score_sensitivity(self) -> float:
+        """s' with the optimiser's gap: L2 distance between certainty heads on neighbouring data."""
+        exact = 2 * self.clip_norm / (self.score_regularisation * (self.min_records + self.num_negatives))
+        return exact + 2 * self.tolerance
+
+    @property
+    def head_noise(self) -> float:
+        """Standard deviation of the noise on one weight of the head."""
+        return self.sigma_head * self.head_sensitivity
+
+    @property
+    def score_noise(self) -> float:
+        """Standard deviation of the noise on one weight of the certainty head; 0 where there is none."""
+        return 0.0 if self.sigma_scores is None else self.sigma_scores * self.score_sensitivity
+
+    @property
+    def mechanism(self) -> VectorSum:
+        """Both heads, each in units of its noise, as the sum of one agent."""
+        head_radius = math.sqrt(2) * self.clip_norm / self.head_regularisation + self.tolerance
+        size, radius, mu = self.num_classes * self.head_dimension, head_radius / self.head_noise, 1 / self.sigma_head
+        if self.sigma_scores is not None:
+            score_radius = self.clip_norm / self.score_regularisation + self.tolerance
+            size += self.score_dimension
+            radius, mu = math.hypot(radius, score_radius / self.score_noise), math.hypot(mu, 1 / self.sigma_scores)
+        # Where noise hides more than any head holds, two heads still are at most twice the radius apart.
+        return VectorSum(dimension=size, largest_norm=radius, sensitivity=min(mu, 2 * radius), sigma=1.0, agents=1)
+
+    def event(self, level: Level = "instance") -> IntegerSum:
+        """The release of both heads, once, as an event; answering from them later is none."""
+        return self.mechanism.event(level)
+
+    def epsilon(self, delta: float, level: Level = "instance") -> float:
+        """Certified epsilon of the release of both heads at this delta."""
+        return epsilon_bound(self.event(level), delta)
+
+    def as_in_paper_epsilon(self, delta: float) -> float:
+        """Epsilon of the same noise by the paper's route, with half of delta for each head.
+
+        sqrt(2 log(1.25 / delta)) / sigma for sensitivities 2 sqrt(C) c / (lambda n) and 2 c / (lambda' (n + m)),
+        added up. Only to be shown beside `epsilon`: the calibration is no bound above epsilon 1.
+        """
+        calibration = math.sqrt(2 * math.log(2.5 / delta))
+        head = 2 * math.sqrt(self.num_classes) * self.clip_norm / (self.head_regularisation * self.min_records)
+        total = calibration * head / self.head_noise
+        return total if self.sigma_scores is None else total + calibration / self.sigma_scores
+
+    def release(self, head: Weights, scores: Weights | None, *, source: ByteSource) -> tuple[Weights, Weights | None]:
+        """Round both heads to the grid, add noise once, and give what may be published.
+
+        Args:
+            head: float64, shape (num_classes, head_dimension), within `tolerance` of its minimiser.
+            scores: float64, shape (score_dimension,), likewise; None exactly where the terms have no certainty head.
+            source: the client's secret source. One source must never serve two different pairs of heads.
+
+        Returns:
+            Noisy head and certainty head, shapes as given.
+
+        Raises:
+            InvalidSetting: a shape is not the terms'.
+            PrivacyRefusal: a head is not finite, or longer than a minimiser can be.
+        """
+        if head.shape != (self.num_classes, self.head_dimension):
+            raise InvalidSetting(
+                f"these terms release a head of shape {(self.num_classes, self.head_dimension)}, found {head.shape}"
+            )
+        if (scores is None) != (self.sigma_scores is None) or (
+            scores is not None and scores.size != self.score_dimension
+        ):
+            raise InvalidSetting("these terms and the certainty head that was given do not fit each other")
+        parts = [head.ravel() / self.head_noise]
+        if scores is not None:
+            parts.append(scores.ravel() / self.score_noise)
+        mechanism = self.mechanism
+        noisy = mechanism.open(mechanism.contribution(np.concatenate(parts), source=source))
+        split = head.size
+        noisy_scores = None if scores is None else noisy[split:] * self.score_noise
+        return (noisy[:split] * self.head_noise).reshape(head.shape), noisy_scores
+
+
+def paper_scores_share(
+    epsilon_scores: float = 0.1, epsilon_head: float = 0.5, *, delta_scores: float = 1e-5, delta_head: float = 1e-5
+) -> float:
+    """The share of mu^2 that the paper's two budgets give to the certainty head: 0.05 for its 0.1 and 0.5."""
+    scores, head = mu_of_epsilon(epsilon_scores, delta_scores), mu_of_epsilon(epsilon_head, delta_head)
+    return scores**2 / (scores**2 + head**2)
+
+
+def solve_noise(terms: LocalHeadTerms, *, epsilon: float, delta: float, scores_share: float) -> LocalHeadTerms:
+    """The same terms with the least noise for which the release of both heads is certified (epsilon, delta).
+
+    Args:
+        terms: everything but the noise.
+        epsilon: for both heads together, instance level.
+        delta: in (0, 1).
+        scores_share: share of mu^2 for the certainty head, in (0, 1); 0 for none. `paper_scores_share` has the paper's.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+    if not 0 <= scores_share < 1:
+        raise InvalidSetting(f"the share of the certainty head lies in [0, 1), found {scores_share!r}")
+    if not 0 < epsilon < math.inf:
+        raise InvalidSetting(f"epsilon must be positive and finite, found {epsilon!r}")
+    mu = mu_of_epsilon(epsilon, delta)
+    while True:
+        solved = replace(
+            terms,
+            sigma_head=1 / (mu * math.sqrt(1 - scores_share)),
+            sigma_scores=1 / (mu * math.sqrt(scores_share)) if scores_share else None,
+        )
+        found = solved.epsilon(delta)
+        if found <= epsilon:
+            return solved
+        # Rounding and the certificate cost about a hundredth; epsilon grows with mu at least in proportion.
+        mu *= min(epsilon / found, 1 - 1e-6)

@@ -1,0 +1,100 @@
+"""A released model as a file that travels alone: safetensors, with its privacy card in the metadata.
+
+Whoever opens the file reads what it may have learnt of one private record, under which assumptions, without asking us.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from labeler.planning import METHOD, Price
+from labeler.task import Task
+
+CARD_VERSION = "labeler-privacy-card/1"
+
+_LEVELS = {
+    "instance": "one record of one agent is added or removed",
+    "agent": "everything one agent contributes is replaced by nothing",
+}
+
+
+def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]:
+    """What a model made from a job's releases guarantees to the private records behind it.
+
+    Args:
+        task: of the job.
+        price: of what was asked.
+        is_seeded: whether any noise came from a known seed; then nothing is guaranteed, and the card says so.
+
+    Returns:
+        Only JSON types.
+    """
+    guarantees = {
+        level: {
+            "epsilon": statement.epsilon if math.isfinite(statement.epsilon) else None,
+            "neighbours": _LEVELS[level],
+        }
+        | ({} if statement.reason is None else {"reason": statement.reason})
+        for level, statement in (("instance", price.instance), ("agent", price.agent))
+    }
+    return {
+        "version": CARD_VERSION,
+        "holds": not is_seeded,
+        "warning": "simulation: the noise came from a seed, and whoever knows it can subtract it" if is_seeded else "",
+        "delta": task.delta,
+        "guarantees": guarantees,
+        "accounting": METHOD,
+        "system": task.traits.system,
+        "method": task.method,
+        "contribution": task.traits.answer,
+        "noise_multiplier" if not task.traits.counts else "sigma_votes": task.sigma_votes,
+        "agents": task.agents,
+        "colluding_agents": task.colluding_agents,
+        "max_dropouts": task.max_dropouts,
+        "training": None if task.training is None else task.training.model_dump(mode="json"),
+        "backbone_fingerprint": task.backbone_fingerprint,
+        "task_digest": task.digest,
+    }
+
+
+def model_file(
+    arrays: Mapping[str, NDArray[np.generic]], *, kind: str, classes: tuple[str, ...], card: Mapping[str, Any]
+) -> bytes:
+    """The bytes of a safetensors file.
+
+    Args:
+        arrays: what the model consists of, by name.
+        kind: what reads it: "linear" for the model of a blind average, else the kind of a student.
+        classes: names of the classes, in the order of labels.
+        card: see `privacy_card`.
+    """
+    about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
+    # One entry: several would be written in an order that differs from process to process.
+    metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+
+
+def card_in_words(card: Mapping[str, Any]) -> str:
+    """A privacy card as Markdown, for people."""
+    lines = ["# Privacy card", ""]
+    if card["warning"]:
+        lines += [f"**This protects nobody:** {card['warning']}.", ""]
+    for level, guarantee in card["guarantees"].items():
+        epsilon = guarantee["epsilon"]
+        value = f"epsilon {epsilon:.4g}" if epsilon is not None else f"none ({guarantee.get('reason', '')})"
+        lines.append(f"* {level} level, where {guarantee['neighbours']}: {value}")
+    lines += [
+        f"* delta: {card['delta']:g}",
+        f"* computed by: {card['accounting']}",
+        f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",
+        f"* {card['agents']} agents, of whom {card['colluding_agents']} may collude, {card['max_dropouts']} drop out",
+        f"* task {card['task_digest']}",
+    ]
+    return "\n".join([*lines, ""])

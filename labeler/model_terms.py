@@ -1,0 +1,91 @@
+"""What a task says of its learners, as mechanisms: the terms they train by, and the events that its price adds up.
+
+For methods that answer with real numbers the unit of `Task.sigma_votes` is what one record can change, so that sigma is
+the noise multiplier and the instance-level price is 1/sigma-GDP up to rounding, whatever the learner is:
+
+* **blind-average.** An agent's contribution is w / s: its weights over their sensitivity (`LinearTerms.sensitivity`).
+  The sum is one `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent.
+* **aux-distill.** Each agent adds all the noise to its own two heads (labeler.local_heads), so that sigma^-2 is the
+  sum of both heads' mu^2. What it answers afterwards is a function of the noisy heads and of public queries; it is
+  shared and summed without noise, which is post-processing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from labeler.accounting.events import IntegerSum
+from labeler.convex import LinearTerms
+from labeler.errors import InvalidSetting
+from labeler.local_heads import LocalHeadTerms
+from labeler.task import Level, Task, Training
+from labeler.vector_sum import VectorSum
+
+
+def training_of(task: Task) -> Training:
+    """How agents train.
+
+    Raises:
+        InvalidSetting: the task's method trains nothing that its price depends on.
+    """
+    if task.training is None:
+        raise InvalidSetting(f"a task of method {task.method} does not say how agents train")
+    return task.training
+
+
+def linear_terms(task: Task) -> LinearTerms:
+    """How agents of a blind-average task train, and how far one record moves what they find."""
+    training = training_of(task)
+    return LinearTerms(
+        learner=training.learner,
+        num_classes=task.num_classes,
+        regularisation=training.regularisation,
+        clip_norm=training.clip_norm,
+        radius=training.radius,
+        iterations=training.iterations,
+        min_records=training.min_records,
+    )
+
+
+def weight_sum(task: Task) -> VectorSum:
+    """The one sum of a blind-average task, in units of the sensitivity of one agent's weights."""
+    terms = linear_terms(task)
+    return VectorSum(
+        dimension=task.max_queries * task.num_classes,
+        largest_norm=terms.largest_norm / terms.sensitivity,
+        sensitivity=1.0,
+        sigma=task.sigma_votes,
+        agents=task.agents,
+        colluding_agents=task.colluding_agents,
+        max_dropouts=task.max_dropouts,
+    )
+
+
+def head_terms(task: Task) -> LocalHeadTerms:
+    """The two heads of an aux-distill task: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
+
+    Every fifth query is a public negative.
+    """
+    training = training_of(task)
+    return LocalHeadTerms(
+        num_classes=task.num_classes,
+        head_dimension=training.dimension + 1,
+        score_dimension=training.dimension + 1,
+        min_records=training.min_records,
+        num_negatives=task.num_negatives,
+        sigma_head=task.sigma_votes / math.sqrt(1 - training.score_share),
+        sigma_scores=task.sigma_votes / math.sqrt(training.score_share),
+        head_regularisation=training.regularisation,
+        score_regularisation=training.regularisation,
+        clip_norm=training.clip_norm,
+    )
+
+
+def model_event(task: Task, level: Level) -> IntegerSum:
+    """One answer of every agent to a task whose method does not count votes.
+
+    Args:
+        task: of such a method.
+        level: whose presence is protected.
+    """
+    return weight_sum(task).event(level) if task.method == "blind-average" else head_terms(task).event(level)

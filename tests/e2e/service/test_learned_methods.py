@@ -1,0 +1,136 @@
+"""Methods whose agents train, through real processes: priced, labelled, released with a card, unmoved by a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+from sklearn.datasets import load_digits
+
+from api.client import Client, ServiceProblem
+from api.schema import TaskRequest, TaskView
+from tests.e2e.service.conftest import Service, running, wait_until
+
+DIMENSION = 64
+QUERIES = 300
+TRAINING = {"min_records": 150, "regularisation": 0.01, "dimension": 24}
+METHODS: dict[str, dict[str, Any]] = {
+    "ensemble": {"sigma_votes": 0.2, "max_queries": QUERIES},
+    "blind-average": {"epsilon": 40.0, "max_queries": DIMENSION + 1, "training": TRAINING},
+    "aux-distill": {"epsilon": 20.0, "max_queries": QUERIES, "training": TRAINING},
+}
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    home = tmp_path_factory.mktemp("learning") / "federation"
+    with running(home, "--instance-epsilon", "unlimited", "--agent-epsilon", "unlimited") as service:
+        yield service
+
+
+def make_task(client: Client, method: str, **fields: Any) -> TaskView:
+    request = {"name": method, "method": method, "delta": 1e-5} | METHODS[method] | fields
+    return client.create_task(TaskRequest.model_validate(request))
+
+
+def submit(client: Client, task: TaskView, features: np.ndarray) -> str:
+    fingerprint = task.task["backbone_fingerprint"]
+    return client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint).job_id
+
+
+def agents_of(service: Service) -> dict[str, int]:
+    """Process ids of the agents that run now."""
+    running_now = json.loads((service.home / "processes.json").read_text())
+    return {name: pid for name, pid in running_now.items() if name.startswith("agent-")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_job_labels_every_image_and_charges_every_account_once(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path, method: str
+) -> None:
+    with learning.client() as client:
+        task = make_task(client, method)
+        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        job = submit(client, task, digit_features[:QUERIES])
+        done = client.wait(job)
+        assert done.state == "completed", done
+        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))
+        charged = {
+            one.posted_nano - before[one.account, one.level]
+            for one in client.budget().accounts
+            if one.level == "instance"
+        }
+    assert charged == {task.price.instance_charge_nano}
+    assert len(table) == QUERIES
+    assert set(table["status"].to_pylist()) == {"answered"}
+    assert (table["noisy_votes"].null_count == QUERIES) == (method == "blind-average")
+    assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.75
+    privacy = json.loads(table.schema.metadata[b"privacy"])
+    assert privacy["instance"]["epsilon"] == task.price.instance_epsilon
+
+
+def test_a_released_model_is_downloaded_with_its_privacy_card(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    with learning.client() as client:
+        task = make_task(client, "blind-average", colluding_agents=1)
+        job = submit(client, task, digit_features[:50])
+        assert client.wait(job).state == "completed"
+        path = client.model(job, tmp_path / "model.safetensors")
+        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))["label"].to_numpy()
+        asked = submit(client, make_task(client, "ensemble", max_queries=5), digit_features[:5])
+        client.wait(asked)
+        with pytest.raises(ServiceProblem, match="there is no model of the agents"):
+            client.model(asked, tmp_path / "none.safetensors")
+    with safe_open(path, framework="numpy") as file:
+        about, weights = json.loads(file.metadata()["labeler"]), file.get_tensor("weights")
+    card = about["privacy_card"]
+    assert card["task_digest"] == task.task_id
+    assert card["guarantees"]["instance"]["epsilon"] == task.price.instance_epsilon
+    assert (card["holds"], card["colluding_agents"], card["agents"]) == (True, 1, 3)
+    assert weights.shape == (DIMENSION + 1, len(about["classes"]))
+    # Whoever has the file labels as the service does: features of norm 1, cut to 0.995, and a constant of 0.1.
+    rows = digit_features[:50] / 2048.0
+    rows *= np.sqrt(0.99) / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.sqrt(0.99))
+    assert np.array_equal((rows @ weights[:-1] + 0.1 * weights[-1]).argmax(axis=1), labels)
+
+
+def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digit_features: np.ndarray) -> None:
+    with learning.client() as client:
+        task = make_task(client, "blind-average", max_queries=DIMENSION)
+        done = client.wait(submit(client, task, digit_features[:5]))
+        assert done.state == "failed"
+        assert done.problem is not None
+        assert f"max_queries = {DIMENSION + 1}" in done.problem.detail
+        with pytest.raises(ServiceProblem, match="aux-distill task is asked all its 300 queries at once"):
+            submit(client, make_task(client, "aux-distill"), digit_features[:10])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_agent_killed_after_it_trained_sends_what_it_had_trained(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path, method: str
+) -> None:
+    """Its answer under one noise must be one answer; the journal keeps the model, and every account is charged once."""
+    with learning.client() as client:
+        task = make_task(client, method)
+        before = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
+        alive = agents_of(learning)
+        armed = learning.faults.with_suffix(".new")
+        armed.write_text("agent.computed\n")
+        armed.rename(learning.faults)
+        job = submit(client, task, digit_features[:QUERIES])
+        wait_until(
+            lambda: len(now := agents_of(learning)) == len(alive) and now != alive, what="an agent to be started again"
+        )
+        assert not learning.faults.exists()
+        assert client.wait(job).state == "completed"
+        after = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
+        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))
+    assert {after[name] - before[name] for name in after} == {task.price.instance_charge_nano}
+    assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.75

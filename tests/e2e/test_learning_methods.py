@@ -1,0 +1,153 @@
+"""Methods whose agents train, through `labeler run` on real digits: labels, models, cards, the same answer again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors import safe_open
+
+from labeler.pseudo_labels import SCHEMA
+from workers.job_folder import JobFolder
+
+DIMENSION = 64
+TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
+SETTINGS = {
+    "ensemble": {"sigma_votes": 0.3},
+    "blind-average": {"epsilon": 2.0},
+    "aux-distill": {"epsilon": 8.0},
+}
+
+
+def task_file(folder: Path, method: str, **fields: object) -> Path:
+    training = TRAINING if method != "ensemble" else ""
+    given = {"name": f'"{method}"', "method": f'"{method}"', "delta": "1e-4"}
+    given |= {key: str(value) for key, value in (SETTINGS[method] | fields).items()}
+    path = folder / f"{method}.toml"
+    path.write_text("[task]\n" + "".join(f"{key} = {value}\n" for key, value in given.items()) + training)
+    return path
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path, method) -> None:
+    out = tmp_path / "job"
+    result = labeler(
+        "run", task_file(tmp_path, method), *federation.run_arguments,
+        "--test", federation.root / "test.shard", "--out", out, "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["labels"]["asked"] == summary["labels"]["answered"] == 120
+    assert summary["labels"]["accuracy"] > 0.8
+    assert summary["student"]["accuracy"] > 0.8
+    table = pq.read_table(out / "pseudo_labels.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert set(table["ledger_seq"].to_pylist()) == {1}
+    assert len({*table["source"].to_pylist()}) == 120
+    assert (table["noisy_votes"].null_count == 120) == (method == "blind-average")
+    assert not (out / ".job" / "models").exists()
+    again = labeler("student", out, "--test", federation.root / "test.shard", "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["accuracy"] > 0.8
+
+
+def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp_path) -> None:
+    out = tmp_path / "job"
+    task = task_file(tmp_path, "blind-average", colluding_agents=1)
+    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json")
+    assert result.code == 0, result.err
+    with safe_open(out / "model.safetensors", framework="numpy") as file:
+        about = json.loads(file.metadata()["labeler"])
+        assert file.get_tensor("weights").shape == (DIMENSION + 1, 4)
+    card, summary = about["privacy_card"], json.loads(result.out)
+    assert about["classes"] == ["zero", "one", "two", "three"]
+    assert card["holds"]
+    assert card["task_digest"] == summary["task"]["digest"]
+    assert card["guarantees"]["instance"]["epsilon"] == summary["privacy"]["instance"]["epsilon"] <= 2.0
+    assert (card["agents"], card["colluding_agents"], card["training"]["min_records"]) == (2, 1, 150)
+    words = (out / "privacy_card.md").read_text()
+    assert "DP-Helmet" in words
+    assert "instance level" in words
+    with safe_open(out / "student.safetensors", framework="numpy") as file:
+        assert json.loads(file.metadata()["labeler"])["privacy_card"] == card
+
+
+def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federation, tmp_path) -> None:
+    task = task_file(tmp_path, "blind-average")
+    result = labeler("run", task, *federation.run_arguments, "--seed", 3, "--out", tmp_path / "job")
+    assert result.code == 0, result.err
+    with safe_open(tmp_path / "job" / "model.safetensors", framework="numpy") as file:
+        assert json.loads(file.metadata()["labeler"])["privacy_card"]["holds"] is False
+    assert "protects nobody" in (tmp_path / "job" / "privacy_card.md").read_text()
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_an_interrupted_job_answers_the_same_without_training_again(
+    labeler, federation, tmp_path, method, monkeypatch
+) -> None:
+    """Stopped after everybody answered: what was trained is read back, for training could end elsewhere."""
+    task, out = task_file(tmp_path, method), tmp_path / "job"
+    arguments = ["run", task, *federation.run_arguments, "--out", out, "--json"]
+    sent: list[np.ndarray] = []
+
+    def stop(self: JobFolder, batch: int, release: object) -> None:
+        sent.append(release.noisy_votes)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(JobFolder, "store_release", stop)
+        assert labeler(*arguments).code != 0
+    assert list((out / ".job" / "models").rglob("*.npy"))
+    with monkeypatch.context() as elsewhere:
+        for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_linear"):
+            elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
+        elsewhere.setattr("workers.learning.private_heads.private_heads", lambda *_, **__: pytest.fail("trained again"))
+        keep = JobFolder.store_release
+        elsewhere.setattr(
+            JobFolder,
+            "store_release",
+            lambda self, batch, release: (sent.append(release.noisy_votes), keep(self, batch, release)),
+        )
+        result = labeler(*arguments)
+    assert result.code == 0, result.err
+    assert np.array_equal(sent[0], sent[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "because"),
+    [
+        ("ensemble", {"k": 3}, "k must be 1 for method ensemble"),
+        ("blind-average", {"release": '"winner"'}, "release must be histogram"),
+        ("aux-distill", {"grid_scale": 7}, "grid_scale follows from the other fields"),
+    ],
+)
+def test_settings_that_a_method_does_not_have_are_refused(
+    labeler, federation, tmp_path, method, fields, because
+) -> None:
+    task = task_file(tmp_path, method, **fields)
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code == 2
+    assert because in result.err
+    assert not (tmp_path / "job").exists()
+
+
+def test_nothing_is_chosen_where_a_model_is_asked_for(labeler, federation, tmp_path) -> None:
+    task = task_file(tmp_path, "blind-average")
+    task.write_text(task.read_text() + '[queries]\nstrategy = "clustered"\ncount = 9\n')
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code == 2
+    assert "leave [queries] out" in result.err
+
+
+def test_a_method_needs_its_training_table_and_no_other_has_one(labeler, federation, tmp_path) -> None:
+    task = task_file(tmp_path, "blind-average")
+    task.write_text(task.read_text().replace(TRAINING, ""))
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert "training must be given for method blind-average" in result.err
+    task = task_file(tmp_path, "ensemble")
+    task.write_text(task.read_text() + TRAINING)
+    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
+    assert "training must not be given for method ensemble" in result.err

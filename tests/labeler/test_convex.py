@@ -1,0 +1,202 @@
+"""Sensitivities of linear models: the papers' numbers, minimisers found by an independent optimiser, gradients by brute force.
+
+What training on neighbouring sets really does is measured in tests/workers/learning/test_linear.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+
+from labeler.convex import (
+    LinearTerms,
+    average_sensitivity,
+    group_sensitivity,
+    logistic_regression_sensitivity,
+    one_vs_rest_sensitivity,
+    softmax_lipschitz,
+    softmax_sensitivity_as_in_paper,
+    svm_sensitivity_as_in_paper,
+    user_sensitivity,
+)
+from labeler.errors import InvalidSetting
+
+SVM = LinearTerms("svm", 10, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=50)
+SOFTMAX = LinearTerms("softmax", 10, regularisation=1.0, clip_norm=1.0, radius=100.0, iterations=30, min_records=50)
+
+
+def test_the_papers_bounds_at_the_papers_settings() -> None:
+    """Kirschte et al., appendices B and E: c = 34.854, 50 records, CIFAR-10."""
+    assert svm_sensitivity_as_in_paper(
+        clip_norm=34.854, radius=0.06, regularisation=100, num_records=50
+    ) == pytest.approx(2 * 40.854 / 5000)
+    assert softmax_sensitivity_as_in_paper(
+        clip_norm=34.854, radius=1.0, regularisation=3, num_records=50
+    ) == pytest.approx(2 * (3 + 34.854 * 2**0.5) / 150)
+    assert average_sensitivity(0.5, 1000) == 0.0005
+    assert one_vs_rest_sensitivity(0.5, 16) == 2.0
+    assert user_sensitivity(0.06) == 0.12
+    assert user_sensitivity(0.06, "zero-out") == 0.06
+    assert group_sensitivity(0.01, 7) == pytest.approx(0.07)
+    assert group_sensitivity(0.01, 50, largest_norm=0.06) == 0.12
+
+
+def test_heads_pay_the_same_for_every_number_of_classes() -> None:
+    """The issue's 2 sqrt(2) c / (lambda n), and what a stop before the minimum adds."""
+    assert logistic_regression_sensitivity(clip_norm=2, regularisation=0.1, num_records=40) == pytest.approx(2**0.5)
+    early = logistic_regression_sensitivity(clip_norm=2, regularisation=0.1, num_records=40, gradient_norm=0.01)
+    assert early == pytest.approx(2**0.5 + 0.2)
+
+
+def test_terms_charge_the_bound_of_the_minimiser_and_less_than_the_paper() -> None:
+    assert SVM.sensitivity == pytest.approx(2 * math.sqrt(10) / (50 * 1.2), rel=1e-4)
+    assert SVM.sensitivity_as_in_paper == pytest.approx(math.sqrt(10) * 2 * (1 + 1.2) / (50 * 1.2))
+    assert replace(SOFTMAX, regularisation=0.01).sensitivity == pytest.approx(
+        logistic_regression_sensitivity(clip_norm=1, regularisation=0.01, num_records=50), rel=1e-4
+    )
+    for terms in (SVM, SOFTMAX, replace(SOFTMAX, radius=0.1)):
+        assert terms.sensitivity < terms.sensitivity_as_in_paper
+        assert terms.sensitivity <= 2 * terms.largest_norm
+    assert SVM.largest_norm == pytest.approx(math.sqrt(10) / 1.2)
+    assert replace(SVM, radius=0.1).largest_norm == pytest.approx(math.sqrt(10) * 0.1)
+
+
+def test_the_margin_for_rounding_grows_with_what_it_covers_and_is_never_left_out() -> None:
+    assert 0 < SVM.rounding_margin < 1e-6 * 50
+    assert SVM.sensitivity > 2 * math.sqrt(10) / (50 * 1.2)
+    assert replace(SVM, min_records=5000).rounding_margin > 50 * SVM.rounding_margin
+    with pytest.raises(InvalidSetting, match="too weak for 50000 records"):
+        replace(SVM, min_records=50_000, regularisation=1e-4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    classes=st.integers(2, 12),
+    radius=st.floats(1e-3, 30),
+    clip_norm=st.floats(0.1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    push=st.floats(0, 1),
+)
+def test_no_gradient_of_a_softmax_is_longer_than_its_bound(
+    classes: int, radius: float, clip_norm: float, seed: int, push: float
+) -> None:
+    """Random models, and models that put all their norm against the label, the worst there are."""
+    rng = np.random.default_rng(seed)
+    row = rng.standard_normal(4)
+    row *= clip_norm / np.linalg.norm(row)
+    against = np.outer(row, rng.dirichlet(np.full(classes, 0.1)) - np.eye(classes)[0])
+    weights = push * against / max(np.linalg.norm(against), 1e-12)
+    weights += (1 - push) * rng.standard_normal((4, classes)) / 10
+    weights *= radius / np.linalg.norm(weights)
+    slope = softmax(row @ weights) - np.eye(classes)[0]
+    bound = softmax_lipschitz(clip_norm=clip_norm, radius=radius, num_classes=classes)
+    assert np.linalg.norm(np.outer(row, slope)) <= bound * (1 + 1e-12)
+    assert bound <= math.sqrt(2) * clip_norm * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_the_bound_on_gradients_is_exact_for_tiny_models_and_close_for_large_ones(classes: int) -> None:
+    tiny = softmax_lipschitz(clip_norm=1, radius=1e-12, num_classes=classes)
+    assert tiny == pytest.approx(math.sqrt(1 - 1 / classes))
+    assert softmax_lipschitz(clip_norm=1, radius=1e6, num_classes=classes) == pytest.approx(math.sqrt(2))
+    # All the norm on two classes, label 0 against label 1: a real gradient, near the bound at R = 5.
+    scores = np.zeros(classes)
+    scores[:2] = -5 / math.sqrt(2), 5 / math.sqrt(2)
+    real = np.linalg.norm(softmax(scores) - np.eye(classes)[0])
+    assert 0.7 < real / softmax_lipschitz(clip_norm=1, radius=5, num_classes=classes) <= 1
+
+
+def _minimiser(
+    rows: NDArray[np.float64], labels: NDArray[np.int64], classes: int, regularisation: float
+) -> tuple[NDArray[np.float64], float]:
+    """By scipy's BFGS, not by our code: the weights and the norm of the gradient where it stopped."""
+    truth = np.eye(classes)[labels]
+
+    def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = flat.reshape(rows.shape[1], classes)
+        scores = rows @ weights
+        loss = -(log_softmax(scores, axis=1) * truth).sum() / len(rows) + regularisation / 2 * (flat @ flat)
+        gradient = rows.T @ (softmax(scores, axis=1) - truth) / len(rows) + regularisation * weights
+        return float(loss), gradient.ravel()
+
+    found = minimize(objective, np.zeros(rows.shape[1] * classes), jac=True, method="BFGS", options={"gtol": 1e-9})
+    return found.x, float(np.linalg.norm(objective(found.x)[1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    classes=st.integers(2, 4),
+    records=st.integers(2, 12),
+    regularisation=st.floats(0.02, 2),
+    change=st.sampled_from(["replace", "remove"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_one_record_moves_the_exact_minimiser_at_most_by_the_bound(
+    classes: int, records: int, regularisation: float, change: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    # Few directions, so that records pull together or against each other.
+    rows = 2.0 * rng.choice([-1.0, 1.0], records)[:, None] * np.eye(3)[rng.integers(0, 2, records)]
+    labels = rng.integers(0, classes, records)
+    other_rows, other_labels = rows.copy(), labels.copy()
+    other_rows[-1], other_labels[-1] = -rows[-1], rng.integers(0, classes)
+    if change == "remove":
+        other_rows, other_labels = rows[:-1], labels[:-1]
+    one, gap = _minimiser(rows, labels, classes, regularisation)
+    other, other_gap = _minimiser(other_rows, other_labels, classes, regularisation)
+    bound = logistic_regression_sensitivity(
+        clip_norm=2, regularisation=regularisation, num_records=records, gradient_norm=max(gap, other_gap)
+    )
+    assert np.linalg.norm(one - other) <= bound
+
+
+def test_a_bound_a_third_smaller_would_be_wrong_for_the_minimiser() -> None:
+    """Two opposite records of one class: without sqrt(2) the bound is 0.95 true at ten classes and strong lambda."""
+    rng = np.random.default_rng(0)
+    rows, labels = rng.standard_normal((10, 3)) / 10, rng.integers(0, 10, 10)
+    rows[0] = 1, 0, 0
+    other = rows.copy()
+    other[0] = -1, 0, 0
+    one, _ = _minimiser(rows, labels, 10, 20.0)
+    two, _ = _minimiser(other, labels, 10, 20.0)
+    bound = logistic_regression_sensitivity(clip_norm=1, regularisation=20, num_records=10)
+    assert 0.66 * bound < np.linalg.norm(one - two) <= bound
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learner": "perceptron"},
+        {"num_classes": 1},
+        {"num_classes": True},
+        {"regularisation": 0.0},
+        {"regularisation": math.nan},
+        {"clip_norm": math.inf},
+        {"radius": -1.0},
+        {"iterations": 0},
+        {"min_records": 0},
+        {"min_records": 2.5},
+    ],
+)
+def test_terms_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        replace(SVM, **wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_wrong_arguments_of_bounds_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="gradient_norm"):
+        logistic_regression_sensitivity(clip_norm=1, regularisation=1, num_records=1, gradient_norm=math.nan)
+    with pytest.raises(InvalidSetting, match="num_records"):
+        logistic_regression_sensitivity(clip_norm=1, regularisation=1, num_records=0)
+    with pytest.raises(InvalidSetting, match="replaced or zeroed"):
+        user_sensitivity(1.0, "add")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(InvalidSetting, match="two classes"):
+        softmax_lipschitz(clip_norm=1, radius=1, num_classes=1)

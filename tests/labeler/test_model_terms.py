@@ -1,0 +1,181 @@
+"""Tasks about models: their price is that of the mechanism that runs, and contributions beyond it are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.batching import check_round_fits, round_sizes
+from labeler.contribution import check_ballots, contribution, largest_sum, longest_weights_grid
+from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.linear_model import released_model
+from labeler.model_file import privacy_card
+from labeler.model_terms import head_terms, linear_terms, training_of, weight_sum
+from labeler.planning import price, solve_k, solve_sigma
+from labeler.randomness import seeded_source
+from labeler.release import Release
+from labeler.sensitivity import squared_sensitivity
+from labeler.task import Task, parse_task
+
+TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
+
+
+def task(method: str = "blind-average", **fields: Any) -> Task:
+    given = {
+        "name": "m", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 4.0, "delta": 1e-5,
+        "max_queries": 65, "agents": 5, "training": TRAINING,
+    }  # fmt: skip
+    return parse_task(given | fields)
+
+
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+@pytest.mark.parametrize("sigma", [0.5, 4.0, 30.0])
+def test_sigma_is_the_noise_multiplier_of_what_one_record_changes(method: str, sigma: float) -> None:
+    """Closed form: 1/sigma-GDP, whatever learner, regularisation and number of records; rounding adds a hundredth."""
+    statement = price(task(method, sigma_votes=sigma)).instance
+    exact = epsilon_of_delta(1e-5, 1 / sigma)
+    assert exact < statement.epsilon < 1.02 * exact
+    other = price(task(method, sigma_votes=sigma, training=TRAINING | {"regularisation": 0.5, "min_records": 7}))
+    assert other.instance.epsilon == pytest.approx(statement.epsilon, rel=1e-2)
+
+
+def test_a_whole_agent_is_worth_its_longest_model() -> None:
+    asked = task(sigma_votes=20.0, training=TRAINING | {"radius": 2.0})
+    terms = linear_terms(asked)
+    exact = epsilon_of_delta(1e-5, terms.largest_norm / terms.sensitivity / 20.0)
+    assert exact < price(asked).agent.epsilon < 1.02 * exact
+
+
+def test_collusion_is_paid_in_noise_where_it_is_added_to_the_sum_and_not_at_all_where_it_is_local() -> None:
+    for method, factor in (("blind-average", math.sqrt(5 / 3)), ("aux-distill", 1.0)):
+        alone, wary = price(task(method)), price(task(method, colluding_agents=2))
+        assert wary.instance.epsilon == pytest.approx(alone.instance.epsilon, rel=1e-2)
+        assert wary.total_sigma_votes == pytest.approx(4.0 * factor)
+        assert wary.noise_factors.total == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+def test_the_noise_for_a_price_is_solved(method: str) -> None:
+    sigma = solve_sigma(task(method), 0.7)
+    assert 0.69 < price(task(method, sigma_votes=sigma)).instance.epsilon <= 0.7
+
+
+def test_both_heads_share_the_price_that_sigma_states() -> None:
+    asked = task("aux-distill", training=TRAINING | {"score_share": 0.2})
+    terms = head_terms(asked)
+    assert terms.sigma_scores is not None
+    assert terms.sigma_head**-2 + terms.sigma_scores**-2 == pytest.approx(4.0**-2)
+    assert terms.sigma_scores**-2 == pytest.approx(0.2 * 4.0**-2)
+    assert terms.num_negatives == asked.num_negatives == 13
+
+
+def test_weights_within_the_bound_pass_and_longer_ones_are_refused_without_their_size() -> None:
+    asked = task()
+    spec = weight_sum(asked)
+    direction = np.ones(spec.dimension) / math.sqrt(spec.dimension)
+    longest = spec.quantize(direction * spec.largest_norm).reshape(65, 3)
+    check_ballots(longest, asked)
+    assert np.linalg.norm(longest.astype(float)) <= longest_weights_grid(asked)
+    with pytest.raises(PrivacyRefusal, match="longer than its learner can make them"):
+        check_ballots(longest + longest // 100, asked)
+    huge = np.zeros((65, 3), dtype=np.int64)
+    huge[0, 0] = np.iinfo(np.int64).min
+    with pytest.raises(PrivacyRefusal):
+        check_ballots(huge, asked)
+
+
+def test_the_noise_on_weights_is_what_the_price_was_told() -> None:
+    """600 rows of 30 classes: a standard deviation off by more than 4 % has probability below 1e-7."""
+    asked = task(classes=[str(number) for number in range(30)], max_queries=600)
+    numbers = contribution(np.zeros((600, 30), dtype=np.int64), asked, source=seeded_source(1))
+    assert numbers.std() / asked.scale == pytest.approx(4.0 / math.sqrt(5), rel=0.04)
+    assert np.abs(numbers).max() < largest_sum(asked, 1)
+
+
+def test_soft_votes_lie_between_zero_and_one_and_carry_no_noise_of_the_sum() -> None:
+    asked = task("aux-distill")
+    votes = np.zeros((65, 3), dtype=np.int64)
+    votes[:, 0] = asked.scale
+    assert np.array_equal(contribution(votes, asked, source=seeded_source(1)), votes)
+    for row, column, value in ((3, 1, 1), (3, 1, -1), (0, 0, asked.scale + 1)):
+        wrong = votes.copy()
+        wrong[row, column] = value
+        with pytest.raises(PrivacyRefusal, match="add up to at most 1"):
+            check_ballots(wrong, asked)
+
+
+def test_the_released_model_is_the_mean_and_labels_by_its_scores() -> None:
+    asked = task(sigma_votes=1e-6 * 100, training=TRAINING)
+    terms, spec = linear_terms(asked), weight_sum(asked)
+    weights = np.random.default_rng(0).normal(size=(65, 3))
+    weights *= 0.5 * terms.largest_norm / np.linalg.norm(weights)
+    opened = spec.open(5 * spec.quantize(weights / terms.sensitivity)).reshape(65, 3)
+    release = Release("histogram", opened.argmax(axis=1).astype(np.int16), opened, frozenset("abcde"), True)
+    model = released_model(asked, release)
+    assert np.allclose(model.weights, weights, atol=1e-4)
+    features = np.random.default_rng(1).integers(-300, 300, size=(9000, 64)).astype(np.int16)
+    rows = features / 2048
+    rows *= terms.feature_norm / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), terms.feature_norm)
+    scores = np.hstack([rows, np.full((9000, 1), terms.bias_feature)]) @ model.weights
+    assert np.array_equal(model.predict(features), scores.argmax(axis=1))
+    with pytest.raises(InvalidSetting, match="releases no model"):
+        released_model(task("aux-distill"), release)
+
+
+def test_the_card_repeats_the_price_and_says_when_nothing_is_guaranteed() -> None:
+    asked = task("aux-distill")
+    card = privacy_card(asked, price(asked), is_seeded=False)
+    assert card["guarantees"]["instance"]["epsilon"] == price(asked).instance.epsilon
+    assert card["noise_multiplier"] == 4.0
+    assert card["holds"]
+    assert not privacy_card(asked, price(asked), is_seeded=True)["holds"]
+
+
+def test_a_model_is_asked_in_one_round_that_must_fit_a_message() -> None:
+    assert round_sizes(task(max_queries=9000), 9000) == (9000,)
+    with pytest.raises(InvalidTask, match="blind-average job is asked in one round"):
+        check_round_fits(task(max_queries=60_000_000), 60_000_000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "because"),
+    [
+        ({"release": "winner"}, "release must be histogram for method blind-average"),
+        ({"k": 2}, "k must be 1"),
+        ({"training": None}, "training must be given"),
+        ({"grid_scale": 5}, "grid_scale follows"),
+        ({"method": "knn"}, "training must not be given"),
+        ({"method": "aux-distill", "max_queries": 50}, "training.dimension must be below the 10 public negatives"),
+        ({"training": TRAINING | {"min_records": 0}}, "training.min_records"),
+        ({"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
+        ({"training": TRAINING | {"momentum": 1}}, "training.momentum: unknown field"),
+    ],
+)
+def test_settings_without_meaning_are_refused(fields: dict[str, Any], because: str) -> None:
+    with pytest.raises(InvalidTask, match=because):
+        task(**fields)
+
+
+def test_every_field_of_the_training_is_in_the_digest() -> None:
+    asked = task()
+    changes = {
+        "min_records": 201, "regularisation": 0.06, "clip_norm": 2.0, "learner": "svm", "radius": 7.0, "iterations": 9,
+        "dimension": 11, "score_share": 0.5,
+    }  # fmt: skip
+    assert set(changes) == set(training_of(asked).__class__.model_fields)
+    digests = {task(training=TRAINING | {name: value}).digest for name, value in changes.items()}
+    assert len(digests | {asked.digest}) == len(changes) + 1
+
+
+def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -> None:
+    with pytest.raises(InvalidSetting, match="does not count votes"):
+        squared_sensitivity(task(), "instance", 65)
+    with pytest.raises(InvalidSetting, match="has no k"):
+        solve_k(task(), 1.0)
+    with pytest.raises(InvalidSetting, match="does not say how agents train"):
+        training_of(task("ensemble", training=None))
+    assert task("one-hot", training=None).method == "ensemble"

@@ -1,0 +1,119 @@
+"""Sums of real vectors: rounding is charged for, the noise is what the price was told, bad input is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.integer import epsilon_bound
+from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached, UnsafeGrid
+from labeler.noise import DiscreteGaussian
+from labeler.randomness import seeded_source
+from labeler.vector_sum import VectorSum, private_sum
+
+SPEC = VectorSum(dimension=40, largest_norm=3.0, sensitivity=0.2, sigma=0.5, agents=12, colluding_agents=3)
+
+lengths = st.floats(0, 1, exclude_max=False)
+vectors = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).normal(size=SPEC.dimension))
+
+
+def of_norm(vector: np.ndarray, norm: float) -> np.ndarray:
+    return vector * (norm / np.linalg.norm(vector))
+
+
+@given(at=vectors, step=vectors, inside=lengths, moved=lengths)
+@settings(max_examples=300, deadline=None)
+def test_vectors_on_neighbouring_data_round_to_integers_within_the_charge(at, step, inside, moved) -> None:
+    """However x lies on the grid: |rint(S x) - rint(S x')| is at most what the event was told."""
+    x = of_norm(at, inside * (SPEC.largest_norm - SPEC.sensitivity))
+    y = x + of_norm(step, moved * SPEC.sensitivity)
+    difference = SPEC.quantize(x) - SPEC.quantize(y)
+    event = SPEC.event("instance")
+    assert int(difference @ difference) <= event.squared_sensitivity
+    assert int(np.abs(difference).max()) <= event.largest_change
+
+
+@given(at=vectors, inside=lengths)
+@settings(max_examples=100, deadline=None)
+def test_a_vector_that_becomes_zero_moves_the_sum_within_the_agent_level_charge(at, inside) -> None:
+    integers = SPEC.quantize(of_norm(at, inside * SPEC.largest_norm))
+    event = SPEC.event("agent")
+    assert int(integers @ integers) <= event.squared_sensitivity
+    assert int(np.abs(integers).max()) <= event.largest_change
+
+
+def test_rounding_can_cost_nearly_as_much_as_it_is_charged_for() -> None:
+    """Every coordinate just beyond a half, on either side of zero: the integers are 0.95 sqrt(D) further apart."""
+    spec = VectorSum(dimension=40, largest_norm=3.0, sensitivity=0.5, sigma=40.0, agents=1)
+    x = np.full(40, 0.525 / spec.scale)
+    apart = np.linalg.norm(spec.quantize(x) - spec.quantize(-x))
+    assert apart - spec.scale * np.linalg.norm(2 * x) == pytest.approx(0.95 * math.sqrt(40))
+
+
+def test_the_certified_price_is_the_closed_form_and_a_little_above_it() -> None:
+    for spec in (SPEC, VectorSum(12_810, 40.0, 1.9, 8.0, 1000, 500), VectorSum(10, 1.0, 2.0, 1.0, 2)):
+        exact = epsilon_of_delta(1e-5, spec.sensitivity / spec.sigma)
+        assert exact < epsilon_bound(spec.event(), 1e-5) < 1.01 * exact
+
+
+def test_the_noise_that_colluders_cannot_subtract_is_the_sigma_that_was_priced() -> None:
+    """40,000 numbers: a standard deviation off by more than 2 % has probability below 1e-7."""
+    spec = VectorSum(dimension=40_000, largest_norm=1.0, sensitivity=1.0, sigma=0.7, agents=5, colluding_agents=2)
+    zeros = [np.zeros(spec.dimension)] * spec.agents
+    total = private_sum(spec, zeros, sources=[seeded_source(agent) for agent in range(5)])
+    assert total.std() == pytest.approx(0.7 * math.sqrt(5 / 3), rel=0.02)
+    known = sum(
+        DiscreteGaussian(spec.share_sigma_grid).sample(seeded_source(agent), spec.dimension) for agent in range(2)
+    )
+    assert (total - known / spec.scale).std() == pytest.approx(0.7, rel=0.02)
+
+
+@pytest.mark.parametrize("talliers", [2, 3])
+def test_the_sum_is_exact_up_to_the_grid_and_its_noise(talliers: int) -> None:
+    spec = VectorSum(dimension=7, largest_norm=5.0, sensitivity=1.0, sigma=1e-3, agents=4)
+    rng = np.random.default_rng(1)
+    rows = [of_norm(rng.normal(size=7), 4.0) for _ in range(4)]
+    total = private_sum(spec, rows, sources=[seeded_source(agent) for agent in range(4)], talliers=talliers)
+    assert np.abs(total - np.sum(rows, axis=0)).max() < 13 * 1e-3
+
+
+def test_one_source_gives_one_contribution() -> None:
+    vector = of_norm(np.ones(40), 1.0)
+    one, again = (SPEC.contribution(vector, source=seeded_source(5)) for _ in range(2))
+    other = SPEC.contribution(vector, source=seeded_source(6))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("bad", [np.full(40, 1.0), np.full(40, np.nan), np.r_[np.inf, np.zeros(39)]])
+def test_a_vector_beyond_the_bound_is_refused_without_its_norm(bad: np.ndarray) -> None:
+    with pytest.raises(PrivacyRefusal, match="not finite or longer than 3") as refused:
+        SPEC.quantize(bad)
+    assert "6.3" not in str(refused.value)
+
+
+def test_what_cannot_be_proved_is_not_made() -> None:
+    with pytest.raises(InvalidSetting, match="more than twice the largest norm"):
+        VectorSum(3, 1.0, 2.1, 1.0, 2)
+    with pytest.raises(InvalidSetting, match="nobody whose noise"):
+        VectorSum(3, 1.0, 1.0, 1.0, 2, colluding_agents=1, max_dropouts=1)
+    with pytest.raises(InvalidSetting, match="sigma"):
+        VectorSum(3, 1.0, 1.0, math.nan, 2)
+    with pytest.raises(UnsafeGrid, match="no grid serves"):
+        VectorSum(3, 1e12, 1.0, 1e-9, 2)
+
+
+def test_nothing_is_opened_below_the_quorum_or_above_the_number_of_agents() -> None:
+    spec = VectorSum(4, 1.0, 1.0, 1.0, agents=3, max_dropouts=1)
+    vectors = [np.zeros(4)] * 4
+    with pytest.raises(QuorumNotReached):
+        private_sum(spec, vectors[:1], sources=[seeded_source(0)])
+    with pytest.raises(InvalidSetting, match="4 agents contributed to a sum of 3"):
+        private_sum(spec, vectors, sources=[seeded_source(agent) for agent in range(4)])
+    with pytest.raises(InvalidSetting, match="4 numbers"):
+        SPEC.__class__(4, 1.0, 1.0, 1.0, 1).quantize(np.zeros(5))

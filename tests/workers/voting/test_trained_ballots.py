@@ -1,0 +1,198 @@
+"""Agents that train: what one record can move, that the trained model alone decides, and that retries repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feature_store.quantize import quantize
+from feature_store.query_selection import model_rows
+from labeler.accounting.events import IntegerSum
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.contribution import check_ballots
+from labeler.errors import PrivacyRefusal
+from labeler.model_terms import head_terms, linear_terms, model_event, weight_sum
+from labeler.randomness import seeded_source
+from labeler.sensitivity import squared_sensitivity
+from labeler.task import Task, parse_task
+from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
+from workers.voting.aux_distill import soft_ballots
+from workers.voting.blind_average import weight_ballots
+from workers.voting.ensemble import LARGEST_WEIGHT, ensemble_ballots, predict, train_head
+from workers.voting.model_store import InMemoryModels
+from workers.voting.records import Records
+
+DIMENSION, CLASSES = 6, 3
+BATCH = QueryBatch(quantize(np.random.default_rng(9).normal(size=(40, DIMENSION))))
+ROWS = QueryBatch(model_rows(DIMENSION))
+
+
+def task(method: str, **fields: Any) -> Task:
+    given = {
+        "name": "t", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 3.0, "delta": 1e-5, "agents": 2,
+        "max_queries": DIMENSION + 1 if method == "blind-average" else len(BATCH), "backbone_fingerprint": "backbone",
+    }  # fmt: skip
+    if method != "ensemble":
+        given["training"] = {"min_records": 8, "regularisation": 0.1, "dimension": 4}
+    return parse_task(given | fields)
+
+
+def records_of(seed: int, count: int) -> Records:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, size=count).astype(np.int16)
+    centres = np.random.default_rng(3).normal(size=(CLASSES, DIMENSION))
+    features = quantize(centres[labels] + 0.5 * rng.normal(size=(count, DIMENSION)))
+    return Records(features, np.arange(count), labels, f"version {seed} {count}")
+
+
+def without(records: Records, row: int) -> Records:
+    keep = np.arange(len(records)) != row
+    return Records(records.features[keep], records.record_ids[keep], records.labels[keep], records.version + "-")
+
+
+def with_outlier(records: Records, row: int, label: int) -> Records:
+    """The same records with one replaced by the farthest there is: the opposite feature under another label."""
+    features, labels = records.features.copy(), records.labels.copy()
+    features[row] = -features[row]
+    labels[row] = label
+    return Records(features, records.record_ids, labels, records.version + "'")
+
+
+seeds = st.integers(0, 2**20)
+property_test = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(seed=seeds, row=st.integers(0, 11), label=st.integers(0, CLASSES - 1))
+@property_test
+def test_one_record_moves_at_most_one_vote_per_query_of_a_trained_head(seed: int, row: int, label: int) -> None:
+    asked, records = task("ensemble"), records_of(seed, 12)
+    before = ensemble_ballots(asked, BATCH, records, InMemoryModels())
+    bound = squared_sensitivity(asked, "instance", len(BATCH))
+    for neighbour in (without(records, row), with_outlier(records, row, label)):
+        after = ensemble_ballots(asked, BATCH, neighbour, InMemoryModels())
+        assert int(((before - after) ** 2).sum()) <= bound
+    assert int((before**2).sum()) <= squared_sensitivity(asked, "agent", len(BATCH))
+
+
+@given(
+    seed=seeds, row=st.integers(0, 7), label=st.integers(0, CLASSES - 1), learner=st.sampled_from(["softmax", "svm"])
+)
+@property_test
+def test_one_record_moves_the_weights_by_no_more_than_the_price_was_told(
+    seed: int, row: int, label: int, learner: str
+) -> None:
+    training = {"min_records": 8, "regularisation": 0.05, "learner": learner}
+    asked, records = task("blind-average", training=training), records_of(seed, 8)
+    event = model_event(asked, "instance")
+    assert isinstance(event, IntegerSum)
+    before = weight_ballots(asked, ROWS, records, InMemoryModels())
+    for neighbour in (without(records, row), with_outlier(records, row, label)):
+        after = weight_ballots(asked, ROWS, neighbour, InMemoryModels())
+        assert int(((before - after).astype(object) ** 2).sum()) <= event.squared_sensitivity
+    assert int((before.astype(object) ** 2).sum()) <= model_event(asked, "agent").squared_sensitivity
+
+
+def test_a_planted_record_uses_up_most_of_the_price() -> None:
+    """Were the bound half as large, this pair would break it: one of two records, under strong regularisation."""
+    training = {"min_records": 2, "regularisation": 3.0, "learner": "svm"}
+    asked = task("blind-average", training=training)
+    one = Records(model_rows(DIMENSION)[:1], np.array([1]), np.array([0], dtype=np.int16), "v")
+    two = with_outlier(
+        Records(np.repeat(one.features, 2, axis=0), np.array([1, 2]), np.array([0, 0], dtype=np.int16), "v"), 1, 1
+    )
+    same = Records(np.repeat(one.features, 2, axis=0), np.array([1, 2]), np.array([0, 0], dtype=np.int16), "w")
+    apart = weight_ballots(asked, ROWS, two, InMemoryModels()) - weight_ballots(asked, ROWS, same, InMemoryModels())
+    assert np.linalg.norm(apart) > 0.5 * np.sqrt(model_event(asked, "instance").squared_sensitivity)
+
+
+def test_scores_of_a_head_are_exact_whatever_the_order_of_summation() -> None:
+    head = train_head(records_of(1, 30), num_classes=CLASSES)
+    assert np.abs(head[:-1]).max() < LARGEST_WEIGHT
+    exact = BATCH.features.astype(object) @ head[:-1].astype(object) + 2048 * head[-1].astype(object)
+    assert np.array_equal(predict(head, BATCH.features), np.argmax(exact.astype(float), axis=1))
+    order = np.random.default_rng(0).permutation(DIMENSION)
+    shuffled = np.vstack([head[:-1][order], head[-1:]])
+    assert np.array_equal(predict(shuffled, BATCH.features[:, order]), predict(head, BATCH.features))
+
+
+@pytest.mark.parametrize("present", [[1], [0, 2], [0, 1, 2]])
+def test_classes_without_a_record_are_never_predicted(present: list[int]) -> None:
+    records = records_of(2, 60)
+    keep = np.isin(records.labels, present)
+    some = Records(records.features[keep], records.record_ids[keep], records.labels[keep], "v")
+    head = train_head(some, num_classes=CLASSES)
+    predicted = predict(head, BATCH.features)
+    assert set(predicted.tolist()) <= set(present)
+    assert (predict(head, some.features) == some.labels).mean() > 0.8
+
+
+def test_soft_votes_carry_noise_once_and_no_more_than_one_vote_per_query() -> None:
+    asked, records = task("aux-distill", sigma_votes=0.5), records_of(5, 50)
+    assert head_terms(asked).min_records == 8
+    votes = soft_ballots(asked, BATCH, records, InMemoryModels(), source=seeded_source(1))
+    check_ballots(votes, asked)
+    assert 0 < votes.sum(axis=1).max() <= asked.scale
+    other = soft_ballots(asked, BATCH, records, InMemoryModels(), source=seeded_source(2))
+    assert not np.array_equal(votes, other)
+
+
+def agent_for(shard: Any, models: InMemoryModels | None = None) -> Agent:
+    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15), "agent": Account("a", "agent", 10**30)})
+    return Agent("a", shard, noise_secret=bytes(range(32)), ledger=ledger, models=models, is_seeded=True)
+
+
+def asked_of(method: str, shard: Any) -> tuple[Task, QueryBatch]:
+    dimension = shard.dimension
+    queries = QueryBatch(np.asarray(shard.features)[:40])
+    batch = QueryBatch(model_rows(dimension)) if method == "blind-average" else queries
+    fields = {"classes": shard.classes, "max_queries": len(batch), "agents": 1}
+    return task(method, **fields), batch
+
+
+@pytest.mark.parametrize("method", ["ensemble", "blind-average", "aux-distill"])
+def test_a_retry_sends_the_same_bytes_from_the_kept_model(
+    make_shard: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, models = make_shard("own"), InMemoryModels()
+    asked, batch = asked_of(method, shard)
+    first = agent_for(shard, models).answer(asked, batch)
+    for place in (
+        "workers.voting.ensemble.train_head",
+        "workers.voting.blind_average.train_linear",
+        "workers.learning.private_heads.private_heads",
+    ):
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("trained again"))
+    again = agent_for(shard, models).answer(asked, batch)
+    assert [share.share.fingerprint() for share in first] == [share.share.fingerprint() for share in again]
+
+
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+def test_a_batch_of_another_size_than_the_task_is_refused(make_shard: Any, method: str) -> None:
+    shard = make_shard("own")
+    asked, batch = asked_of(method, shard)
+    with pytest.raises(PrivacyRefusal, match=f"a {method} task is answered in one batch"):
+        agent_for(shard).answer(asked, QueryBatch(batch.features[:-1]))
+
+
+def test_a_model_of_another_dimension_is_refused(make_shard: Any) -> None:
+    shard = make_shard("own")
+    asked = task("blind-average", classes=shard.classes, agents=1)
+    with pytest.raises(PrivacyRefusal, match="has one row more than that"):
+        agent_for(shard).answer(asked, QueryBatch(np.asarray(shard.features)[: DIMENSION + 1]))
+
+
+def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
+    from workers.learning.linear import train_linear
+
+    asked, records = task("blind-average"), records_of(4, 30)
+    terms = linear_terms(asked)
+    weights = train_linear(records.features / np.float32(2048), records.labels, terms=terms)
+    sent = weight_ballots(asked, ROWS, records, InMemoryModels()) / weight_sum(asked).scale * terms.sensitivity
+    assert np.allclose(sent, weights, atol=1e-3)

@@ -1,0 +1,167 @@
+"""The real data sets that benches measure on: digits as arrays, photographs as frozen features.
+
+They lie in a folder of the user's (`--data`, or LABELER_DATA), laid out as BENCHMARKS.md says; where a set is not
+there, the same one is read through torchvision from `torchvision/` in that folder. Nothing is downloaded and nothing
+is bundled. Features are computed once and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from feature_store.backbones import load_backbone, parse_spec
+from feature_store.embedding import embed_source
+from feature_store.images import open_source
+from feature_store.shard import Shard
+from labeler.errors import BadData, InvalidSetting
+from labeler.randomness import seeded_source
+from workers.progress import ProgressCallback, silent
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+CIFAR10_BACKBONE: dict[str, Any] = {
+    "kind": "timm",
+    "architecture": "mobilenetv2_100",
+    "options": {"pad_type": "same", "bn_eps": 1e-3},
+    "transform": {"resize": 128, "crop": 128, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
+}
+"""MobileNetV2 trained on ImageNet, on CIFAR-10 images enlarged to 128 x 128: 1,280 features."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One half of a data set.
+
+    Attributes:
+        inputs: images, uint8 of shape (n, height, width), or features, float32 of shape (n, dimension), each of
+            L2 norm 1 up to rounding.
+        labels: int64, shape (n,), from 0.
+    """
+
+    inputs: NDArray[Any]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A data set with its own division into training and test."""
+
+    train: Split
+    test: Split
+    num_classes: int = 10
+
+
+def data_root(data: Path | None) -> Path:
+    """The folder of real data sets: the option, else LABELER_DATA, else ../shared/data.
+
+    Raises:
+        InvalidSetting: there is no such folder.
+    """
+    root = data or Path(os.environ.get("LABELER_DATA", "../shared/data"))
+    if not root.is_dir():
+        raise InvalidSetting(f"there is no folder {root}; name the folder of data sets with --data or LABELER_DATA")
+    return root
+
+
+def mnist(root: Path) -> DataSet:
+    """MNIST (LeCun et al. 1998): 60,000 and 10,000 digits of 28 x 28, from its idx files, else through torchvision."""
+    folder = root / "mnist"
+    if not folder.is_dir():
+        return DataSet(_torchvision(root, "MNIST", "train"), _torchvision(root, "MNIST", "test"))
+    return DataSet(_mnist(folder, "train"), _mnist(folder, "t10k"))
+
+
+def usps(root: Path) -> DataSet:
+    """USPS (Hull 1994): 7,291 and 2,007 digits of 16 x 16, made to look like MNIST's: 20 x 20 in a border of 4."""
+    folder = root / "usps"
+    if not folder.is_dir():
+        return DataSet(_torchvision(root, "USPS", "train"), _torchvision(root, "USPS", "test"))
+    return DataSet(_usps(folder / "zip.train.gz"), _usps(folder / "zip.test.gz"))
+
+
+def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> DataSet:
+    """CIFAR-10 (Krizhevsky 2009) as features of a frozen MobileNetV2, computed once (some ten minutes on two cores).
+
+    Raises:
+        InvalidSetting: the images or the backbone's weights are not there.
+    """
+    weights = root / "backbones" / "mobilenetv2_100.safetensors"
+    if not weights.is_file():
+        raise InvalidSetting(f"{root} holds no backbones/mobilenetv2_100.safetensors; name the folder with --data")
+    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights}))
+    folder = cache_folder() / backbone.fingerprint[:16]
+    missing = [split for split in ("train", "test") if not (folder / f"cifar10-{split}").exists()]
+    with tempfile.TemporaryDirectory() as temporary:
+        for split in missing:
+            embed_source(
+                _cifar10_images(root, split, Path(temporary)),
+                backbone,
+                folder / f"cifar10-{split}",
+                classes=CIFAR10_CLASSES,
+                random_bytes=seeded_source(f"record ids cifar10 {split}".encode()).bytes,
+                progress=lambda done, total, split=split: progress(f"Embedding CIFAR-10 {split}", done, total),  # type: ignore[misc]
+            )
+    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
+
+
+def cache_folder() -> Path:
+    """Where features of benches are kept between runs: `labeler` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labeler"
+
+
+def _features(path: Path) -> Split:
+    shard = Shard.open(path, verify=False)
+    # Rows of a shard are in random order, which differs from one cache to the next.
+    by_name = np.argsort(np.array(shard.sources), kind="stable")
+    features = shard.features[by_name].astype(np.float32) / np.float32(2048)
+    return Split(features, np.asarray(shard.labels)[by_name].astype(np.int64))
+
+
+def _cifar10_images(root: Path, split: str, temporary: Path) -> Path | str:
+    archive = root / "cifar10-jpeg" / "cifar10_jpg.tar.xz"
+    if not archive.is_file():
+        return f"torchvision:CIFAR10?root={root / 'torchvision'}&split={split}"
+    with tarfile.open(archive) as tar:
+        tar.extractall(temporary, filter="data", members=(m for m in tar if m.name.startswith(f"{split}/")))
+    return temporary / split
+
+
+def _torchvision(root: Path, name: str, split: str) -> Split:
+    source = open_source(f"torchvision:{name}?root={root / 'torchvision'}&split={split}")
+    images = [np.asarray(source.read(row).convert("L").resize((28, 28))) for row in range(len(source.names))]
+    return Split(np.stack(images), np.array(source.labels, dtype=np.int64))
+
+
+def _mnist(folder: Path, name: str) -> Split:
+    images = _idx(folder / f"{name}-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)
+    return Split(images, _idx(folder / f"{name}-labels-idx1-ubyte.gz", 8).astype(np.int64))
+
+
+def _idx(path: Path, header: int) -> NDArray[np.uint8]:
+    try:
+        with gzip.open(path) as file:
+            return np.frombuffer(file.read(), dtype=np.uint8, offset=header)
+    except (OSError, ValueError) as error:
+        raise BadData(f"{path.name} is no readable idx file: {error}") from None
+
+
+def _usps(path: Path) -> Split:
+    table = np.loadtxt(path, ndmin=2)
+    pixels = np.rint((table[:, 1:].reshape(-1, 16, 16) + 1) * 127.5).astype(np.uint8)
+    digits = np.zeros((len(table), 28, 28), dtype=np.uint8)
+    for digit, small in zip(digits, pixels, strict=True):
+        digit[4:24, 4:24] = np.asarray(Image.fromarray(small).resize((20, 20), Image.Resampling.BILINEAR))
+    return Split(digits, table[:, 0].astype(np.int64))

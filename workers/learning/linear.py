@@ -1,0 +1,160 @@
+"""The linear learners that `labeler.convex.LinearTerms` defines: for one agent, and for thousands of users at once.
+
+    weights = train_linear(features, labels, terms=terms)         one agent: what `labeler run` and the service call
+    weights = train_users(features, labels, terms=terms)          the same for every user of a simulation
+
+The terms' docstring is the mechanism, with the proof; this module is the arithmetic, and changes neither. There is no
+randomness in it: no seed, no order of records, no early stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.convex import HUBER_WIDTH, MOST_NUMBERS, LinearTerms
+from labeler.errors import BadData, InvalidSetting
+from workers.progress import ProgressCallback, silent
+
+NO_RECORD = -1
+"""The label of a row that only fills an array up: it is no record and changes nothing."""
+
+_NUMBERS_AT_ONCE = 1 << 18
+# Users are trained in groups whose rows stay in a core's cache over all steps; measured, larger groups are slower.
+
+
+def train_linear(
+    features: NDArray[np.floating], labels: NDArray[np.integer], *, terms: LinearTerms
+) -> NDArray[np.float64]:
+    """One agent's model: the mechanism of `terms` on its records.
+
+    Private: it leaves the agent only inside a `labeler.vector_sum.VectorSum` with these terms' `largest_norm` and
+    `sensitivity`. Another machine may round differently, within `terms.rounding_margin`: an agent that is asked twice
+    sends again what it stored, and does not train again.
+
+    Args:
+        features: shape (num_records, dimension), any scale: rows are cut to `terms.feature_norm`.
+        labels: shape (num_records,), 0 to num_classes - 1.
+        terms: the learner.
+
+    Returns:
+        float64, shape (dimension + 1, num_classes); the last row is the weight of the constant `terms.bias_feature`.
+
+    Raises:
+        BadData: a feature is not finite, a label is no class, or shapes do not fit.
+        InvalidSetting: more records and weights than the proof's margin for rounding covers.
+    """
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise BadData(f"records are rows with one label each, found shapes {features.shape} and {labels.shape}")
+    if labels.size and int(labels.min()) < 0:
+        raise BadData("a label is no class of the task")
+    (weights,) = train_users(features[None], labels[None], terms=terms)
+    return np.asarray(weights)
+
+
+def train_users(
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    *,
+    terms: LinearTerms,
+    progress: ProgressCallback = silent,
+) -> NDArray[np.float64]:
+    """Every user's own model, as `train_linear` would give it up to rounding.
+
+    Args:
+        features: shape (users, rows, dimension).
+        labels: shape (users, rows); NO_RECORD where a user has fewer records than rows.
+        terms: the learner, the same for all.
+        progress: told how many users are done.
+
+    Returns:
+        float64, shape (users, dimension + 1, num_classes).
+
+    Raises:
+        As for train_linear.
+    """
+    users, records, dimension = _checked_shape(features, labels, terms)
+    weights = np.empty((users, dimension + 1, terms.num_classes))
+    group = max(1, _NUMBERS_AT_ONCE // max(1, records * (dimension + 1)))
+    for start in range(0, users, group):
+        part = slice(start, start + group)
+        weights[part] = _descend(_augmented(features[part], terms), labels[part], terms)
+        progress("Training users", min(start + group, users), users)
+    return weights
+
+
+def linear_scores(
+    features: NDArray[np.floating], weights: NDArray[np.float64], *, terms: LinearTerms
+) -> NDArray[np.float64]:
+    """Scores of a model on rows, prepared as in training; the class is the largest.
+
+    Args:
+        features: shape (n, dimension).
+        weights: shape (dimension + 1, num_classes), of one user or an average of many.
+        terms: the learner.
+
+    Returns:
+        float64, shape (n, num_classes).
+    """
+    scores: NDArray[np.float64] = _augmented(features, terms) @ weights
+    return scores
+
+
+def _descend(rows: NDArray[np.float64], labels: NDArray[np.integer], terms: LinearTerms) -> NDArray[np.float64]:
+    """Projected gradient descent from zero, for each of a group of users; `LinearTerms` has the formulas."""
+    slopes = _softmax_slopes if terms.learner == "softmax" else _hinge_slopes
+    is_record = (labels != NO_RECORD)[..., None]
+    is_class = labels[..., None] == np.arange(terms.num_classes)
+    counts = np.maximum(is_record.sum(axis=1, keepdims=True), terms.min_records)
+    columns = rows.transpose(0, 2, 1)
+    weights = np.zeros((len(rows), rows.shape[2], terms.num_classes))
+    norm_axes = (1, 2) if terms.learner == "softmax" else 1
+    step, keep = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation
+    for _ in range(terms.iterations):
+        gradient = columns @ (slopes(rows @ weights, is_class) * is_record)
+        weights = keep * weights - (step / counts) * gradient
+        norms = np.sqrt(np.square(weights).sum(axis=norm_axes, keepdims=True))
+        weights *= terms.radius / np.maximum(norms, terms.radius)
+    return weights
+
+
+Slopes = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float64]]
+"""(scores, is_class) -> the loss's derivative by each score; all of shape (users, rows, classes)."""
+
+
+def _softmax_slopes(scores: NDArray[np.float64], is_class: NDArray[np.bool_]) -> NDArray[np.float64]:
+    powers = np.exp(scores - scores.max(axis=2, keepdims=True))
+    slopes: NDArray[np.float64] = powers / powers.sum(axis=2, keepdims=True) - is_class
+    return slopes
+
+
+def _hinge_slopes(scores: NDArray[np.float64], is_class: NDArray[np.bool_]) -> NDArray[np.float64]:
+    signs = np.where(is_class, 1.0, -1.0)
+    return -signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1)
+
+
+def _augmented(features: NDArray[np.floating], terms: LinearTerms) -> NDArray[np.float64]:
+    rows = features.astype(np.float64)
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    rows *= terms.feature_norm / np.maximum(norms, terms.feature_norm)
+    return np.concatenate([rows, np.full((*rows.shape[:-1], 1), terms.bias_feature)], axis=-1)
+
+
+def _checked_shape(
+    features: NDArray[np.floating], labels: NDArray[np.integer], terms: LinearTerms
+) -> tuple[int, int, int]:
+    if features.ndim != 3 or labels.shape != features.shape[:2] or features.shape[2] < 1:
+        raise BadData(f"users' records are rows with one label each, found shapes {features.shape} and {labels.shape}")
+    if not np.issubdtype(labels.dtype, np.integer) or not np.isfinite(features).all():
+        raise BadData("features must be finite numbers and labels integers")
+    if labels.size and not NO_RECORD <= int(labels.min()) <= int(labels.max()) < terms.num_classes:
+        raise BadData(f"a label is no class of the task, which has {terms.num_classes}")
+    users, records, dimension = features.shape
+    if records + (dimension + 1) * terms.num_classes > MOST_NUMBERS:
+        raise InvalidSetting(
+            f"{records} records and {(dimension + 1) * terms.num_classes} weights are more numbers than "
+            f"{MOST_NUMBERS}, for which rounding is bounded; use fewer features, for example a public projection"
+        )
+    return users, records, dimension

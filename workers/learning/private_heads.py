@@ -1,0 +1,202 @@
+"""One client's two heads, fitted, noised once and then free: what an agent of method `aux-distill` answers with.
+
+    heads = private_heads(features, labels, negatives, terms=terms, source=source)     private in, public out
+    heads.soft_votes(queries)                                                          post-processing: no more price
+
+The noise is local and drawn once. Drawn again for the same records, a second pair of heads would have to be paid for
+again, so an agent keeps its heads, or the source of their noise, for as long as it keeps its records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from feature_store.durable import replace_file
+from labeler.errors import BadData, InvalidSetting
+from labeler.local_heads import LocalHeadTerms
+from labeler.randomness import ByteSource
+from workers.learning.certainty import certainty, fit_certainty
+from workers.learning.public_map import PublicMap, fit_public_map
+from workers.learning.regression import Array, fit_multinomial
+from workers.students.projection import softmax
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateHeads:
+    """What a client released: noisy, hence public.
+
+    Attributes:
+        head: noisy weights, float64, shape (num_classes, head_map.dimension).
+        scores: noisy certainty head, float64, shape (score_map.dimension,); None where certainty was not asked for.
+        head_map: public map in front of the head.
+        score_map: public map in front of the certainty head.
+        is_seeded: True where somebody may know the noise: nothing is protected (simulations).
+    """
+
+    head: Array
+    scores: Array | None
+    head_map: PublicMap
+    score_map: PublicMap
+    is_seeded: bool
+
+    def soft_votes(
+        self, queries: NDArray[np.floating], *, head_sharpness: float = 1.0, score_sharpness: float = 1.0
+    ) -> Array:
+        """f(x) g(x): certainty times class probabilities.
+
+        Args:
+            queries: stored features, shape (num_queries, stored).
+            head_sharpness: factor on the head's scores before the softmax.
+            score_sharpness: factor on the certainty head's score.
+
+        Returns:
+            float64, shape (num_queries, num_classes), entries and sums of rows in [0, 1].
+        """
+        return self.votes_of_rows(
+            self.head_map(queries),
+            self.score_map(queries),
+            head_sharpness=head_sharpness,
+            score_sharpness=score_sharpness,
+        )
+
+    def votes_of_rows(
+        self, head_rows: Array, score_rows: Array, *, head_sharpness: float = 1.0, score_sharpness: float = 1.0
+    ) -> Array:
+        """`soft_votes` of queries that both maps were applied to before; clients with equal maps share that work."""
+        probabilities = softmax(head_sharpness * (head_rows @ self.head.T))
+        if self.scores is None:
+            return probabilities
+        return probabilities * certainty(self.scores, score_rows, sharpness=score_sharpness)[:, None]
+
+    def save(self, path: Path) -> None:
+        """Write everything but the terms to a safetensors file."""
+        tensors = {"head": self.head} | _tensors("head_map", self.head_map) | _tensors("score_map", self.score_map)
+        if self.scores is not None:
+            tensors["scores"] = self.scores
+        tensors["is_seeded"] = np.array(self.is_seeded)
+        replace_file(path, save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
+
+    @classmethod
+    def load(cls, path: Path) -> PrivateHeads:
+        """Read what `save` wrote.
+
+        Raises:
+            BadData: the file holds no released heads.
+        """
+        try:
+            tensors = load_file(path)
+            maps = [
+                PublicMap(tensors[f"{name}.mean"], tensors.get(f"{name}.basis"), *tensors[f"{name}.lengths"].tolist())
+                for name in ("head_map", "score_map")
+            ]
+            return cls(tensors["head"], tensors.get("scores"), maps[0], maps[1], bool(tensors["is_seeded"]))
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise BadData(f"{path.name} holds no released heads: {type(error).__name__}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class FittedHeads:
+    """Both heads before the noise: private.
+
+    Attributes:
+        head, scores, head_map, score_map: as in `PrivateHeads`, without noise.
+    """
+
+    head: Array
+    scores: Array | None
+    head_map: PublicMap
+    score_map: PublicMap
+
+    def released(self, terms: LocalHeadTerms, *, source: ByteSource) -> PrivateHeads:
+        """Both heads under the noise of the terms they were fitted for."""
+        head, scores = terms.release(self.head, self.scores, source=source)
+        return PrivateHeads(head, scores, self.head_map, self.score_map, source.is_seeded)
+
+    def __repr__(self) -> str:
+        return f"FittedHeads(<weights redacted>, shape={self.head.shape})"
+
+
+def private_heads(
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    negatives: NDArray[np.floating],
+    *,
+    terms: LocalHeadTerms,
+    source: ByteSource,
+    head_map: PublicMap | None = None,
+    score_map: PublicMap | None = None,
+) -> PrivateHeads:
+    """Fit both heads to a client's records and release them under noise, once.
+
+    Args:
+        features: the client's records as stored (int16 / 2048), shape (n, stored); n may be 0.
+        labels: shape (n,), 0 to num_classes - 1.
+        negatives: public images that are nobody's, as stored, shape (terms.num_negatives, stored).
+        terms: the mechanism and its price.
+        source: the client's secret randomness for this release and nothing else.
+        head_map: public map for the head; by default the negatives' centre and axes, to terms.head_dimension.
+        score_map: likewise for the certainty head, to terms.score_dimension.
+
+    Raises:
+        InvalidSetting: shapes, labels or dimensions do not fit the terms.
+        PrivacyRefusal: an optimiser did not converge.
+    """
+    fitted = fit_heads(features, labels, negatives, terms=terms, head_map=head_map, score_map=score_map)
+    return fitted.released(terms, source=source)
+
+
+def fit_heads(
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    negatives: NDArray[np.floating],
+    *,
+    terms: LocalHeadTerms,
+    head_map: PublicMap | None = None,
+    score_map: PublicMap | None = None,
+) -> FittedHeads:
+    """The first half of `private_heads`: no randomness in it, and private."""
+    if len(negatives) != terms.num_negatives:
+        raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
+    if labels.shape != (len(features),) or (len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes):
+        raise InvalidSetting(f"labels must be one per record, from 0 to {terms.num_classes - 1}")
+
+    @cache
+    def default_map(dimension: int) -> PublicMap:
+        return fit_public_map(negatives, dimensions=dimension - 1, clip_norm=terms.clip_norm)
+
+    head_map = head_map or default_map(terms.head_dimension)
+    score_map = score_map or default_map(terms.score_dimension)
+    for found, wanted in ((head_map, terms.head_dimension), (score_map, terms.score_dimension)):
+        if found.dimension != wanted or found.clip_norm > terms.clip_norm:
+            raise InvalidSetting(
+                f"a map gives {found.dimension} numbers of norm {found.clip_norm:g}; "
+                f"the terms price {wanted} of norm {terms.clip_norm:g}"
+            )
+    rows = head_map(features)
+    head = fit_multinomial(
+        rows,
+        np.eye(terms.num_classes)[labels],
+        regularisation=terms.head_regularisation,
+        records=max(len(features), terms.min_records),
+        tolerance=terms.tolerance,
+    ).weights
+    scores = None
+    if terms.sigma_scores is not None:
+        records = rows if score_map is head_map else score_map(features)
+        scores = fit_certainty(records, score_map(negatives), terms=terms).weights
+    return FittedHeads(head, scores, head_map, score_map)
+
+
+def _tensors(name: str, made: PublicMap) -> dict[str, NDArray[np.generic]]:
+    tensors: dict[str, NDArray[np.generic]] = {
+        f"{name}.mean": made.mean,
+        f"{name}.lengths": np.array([made.least_length, made.clip_norm]),
+    }
+    return tensors if made.basis is None else tensors | {f"{name}.basis": made.basis}

@@ -1,0 +1,46 @@
+"""DP-Helmet: an agent contributes the weights of a linear model that it trained (Kirschte et al., Algorithm 1).
+
+The rows asked about are no images: they are the unit vectors of feature space and zero, at which a linear model's
+scores are its weights and its intercept. So a model travels the way of votes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.batch import QueryBatch
+from labeler.errors import PrivacyRefusal
+from labeler.model_terms import linear_terms, weight_sum
+from labeler.task import Task
+from workers.learning.linear import train_linear
+from workers.voting.model_store import ModelStore
+from workers.voting.records import Records
+
+_FEATURE_ONE = np.float32(2048)
+
+
+def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: ModelStore) -> NDArray[np.int64]:
+    """The agent's weights on the grid, in units of their sensitivity, shape (dimension + 1, num_classes).
+
+    Args:
+        task: of method blind-average.
+        batch: as many rows as the model has.
+        records: the agent's.
+        models: where the weights are kept: trained once per task and version of the records.
+
+    Raises:
+        PrivacyRefusal: the task is not about models of the records' features.
+    """
+    if len(batch) != records.features.shape[1] + 1:
+        raise PrivacyRefusal(
+            f"a blind-average task over features of dimension {records.features.shape[1]} has one row more than that, "
+            f"found {len(batch)}"
+        )
+
+    def train() -> NDArray[np.int64]:
+        terms = linear_terms(task)
+        weights = train_linear(records.features.astype(np.float32) / _FEATURE_ONE, records.labels, terms=terms)
+        return weight_sum(task).quantize(weights / terms.sensitivity)
+
+    return models.once(records.version, f"blind-average {task.digest}", train).reshape(len(batch), task.num_classes)

@@ -1,0 +1,70 @@
+"""Votes of neighbours: the records nearest to each query (knn), or the queries nearest to each record (reverse-knn)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index import NeighborIndex, build_index
+from labeler.ballots import knn_ballots, reverse_knn_ballots
+from labeler.batch import QueryBatch
+from labeler.task import Task
+from workers.voting.records import Records
+
+NEIGHBORS_AT_ONCE = 2**21
+"""Neighbours found in one step: some 40 MiB, however many a task asks for."""
+
+
+class NeighborVotes:
+    """Casts ballots of neighbours. The index over the records is kept until the records change.
+
+    Args:
+        engine, memory_limit_bytes: see feature_store.index.build_index.
+    """
+
+    def __init__(self, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
+        self._engine = engine
+        self._memory_limit_bytes = memory_limit_bytes
+        self._index: tuple[str, NeighborIndex] | None = None
+
+    def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
+        """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
+        index = self._index_of(records)
+        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+        k = min(task.k, len(records))
+        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // k):
+            rows = index.search(batch.features[block], k).rows
+            votes[block] = knn_ballots(records.labels[rows], num_classes=task.num_classes)
+        return votes
+
+    def reverse_knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
+        """Votes of the records at their nearest queries, in blocks of records, whose votes add up."""
+        features, labels = records.features, records.labels
+        if task.max_agent_records is not None and len(labels) > task.max_agent_records:
+            kept = np.argsort(records.record_ids)[: task.max_agent_records]
+            features, labels = features[kept], labels[kept]
+        limit = self._memory_limit_bytes
+        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine, memory_limit_bytes=limit)
+        votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+        k = min(task.k, len(batch))
+        # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
+        for block in _blocks(len(labels), max(NEIGHBORS_AT_ONCE, votes.size) // k):
+            nearest = queries.search(features[block], k).record_ids
+            votes += reverse_knn_ballots(nearest, labels[block], num_queries=len(batch), num_classes=task.num_classes)
+        return votes
+
+    def _index_of(self, records: Records) -> NeighborIndex:
+        """The index over the records as they are now; an index of an older version would let deleted ones vote."""
+        if self._index is None or self._index[0] != records.version:
+            limit = self._memory_limit_bytes
+            index = build_index(records.features, records.record_ids, engine=self._engine, memory_limit_bytes=limit)
+            self._index = (records.version, index)
+        return self._index[1]
+
+
+def _blocks(count: int, most: int) -> Iterator[slice]:
+    """Slices that cover `count` rows, each at least 1 and else at most `most` rows long."""
+    step = max(1, most)
+    return (slice(start, start + step) for start in range(0, count, step))
