@@ -1,0 +1,229 @@
+"""A proven upper bound on epsilon for rounds in which every contributor takes part at random, and nobody sees who.
+
+Each round every record (instance level) or every agent (agent level) takes part with probability q, independently of
+the others (Poisson sampling), and what it adds to the sum is zero otherwise. Who took part stays inside the secret
+shares: an agent that is not sampled still sends a vector and its noise share. That hidden coin is worth privacy, and
+this module says how much, for the integer noise that really runs.
+
+**Real numbers.** Let A be the law of one round's output when the record (or agent) adds nothing, and B when it does,
+given everything that was opened before and the coins of everybody else. With noise N(0, v) these are two normal laws
+at distance at most D2. On neighbouring inputs the round follows A, and (1-q)A + qB; the coins of everybody else have
+the same law on both, and the hockey-stick divergence is jointly convex, so averaging over them increases nothing.
+T such rounds, each chosen after seeing what was opened, are dominated by T independent draws of the pair
+(1-q)N(0,1) + qN(mu,1) against N(0,1), mu = D2/sqrt(v), in either order (Zhu, Dong, Wang 2022, theorems 10 and 11).
+dp-accounting computes that composition by privacy loss distributions, every rounding of which is pessimistic.
+
+**Integers.** By steps 1 and 2 of `labeler.accounting.integer`, A and B are, each within e^(+-c) pointwise, what one and
+the same randomised map makes of N(a, v-e) and N(b, v-e), c = m (tau + 2 kappa) for m coordinates; then so is every
+mixture of the two. With mu^2 the event's `mu_squared`, which has v - e below, T rounds are within e^(+-Tc) of a
+post-processing of the pairs above. If those satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
+
+**The sampler, and rounds that fail.** Every one of the T m h unknown shares is within total variation t of exact. An
+agent may also be allowed to send zero in place of its vector in rounds of small probability (more records were sampled
+than fit its batch); let F bound that probability, summed over agents, for one round, on both inputs. Replacing the
+real transcript by the ideal one costs r = T (m h t + F) in total variation on either side, so delta grows by at most
+(1 + e^epsilon) r.
+
+**Rounding.** dp-accounting convolves by Fourier transforms in double precision: every power of the spectrum is off by
+a relative T 2^-53 or so, which spreads over the bins and changes a delta by less than 1e-11 for thousands of rounds
+(measured against the closed form, q = 1: below 1e-13). That much of delta is set aside for it, and a millionth of delta
+for r; a bound that needs more is reported as infinite. Epsilon is enlarged by one part in a million. dp-accounting is
+imported when called: it takes a second to load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import gammaln, logsumexp
+
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.gaussian import mu_of_epsilon
+from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, smoothing_error, sum_of_shares_error
+from labeler.errors import InvalidSetting, PrivacyRefusal
+
+_ROUND_UP = 1e-6
+_SET_ASIDE = 1e-6
+_INTERVAL = 5e-4
+# A bin of privacy loss is at most this share of one round's standard deviation: all rounds' variance grows by 0.1 %.
+_FINENESS = 0.05
+_FOURIER = 1e-11
+_ORDERS = (*range(2, 64), *range(64, 513, 8))
+
+
+@dataclass(frozen=True)
+class SampledRounds:
+    """T openings of one `IntegerSum`, each over a fresh Poisson sample that nobody sees.
+
+    Attributes:
+        event: one round, for a record or agent that was sampled; its level says which of the two is sampled.
+        sampling_probability: q, in (0, 1]. Fixed-size samples, shuffled batches and samples that are made known are
+            other mechanisms, and are not covered.
+        rounds: T, at least 1.
+        failure_probability: F, of a round in which an agent sends zero in place of what was defined, all agents
+            together; see the module.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+
+    event: IntegerSum
+    sampling_probability: float
+    rounds: int
+    failure_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, IntegerSum):
+            raise PrivacyRefusal(f"sampling is proved for an IntegerSum, found {type(self.event).__name__}")
+        _check_sampling(self.sampling_probability, self.rounds)
+        if not 0 <= self.failure_probability < 1:
+            raise InvalidSetting(f"failure_probability must be in [0, 1), found {self.failure_probability}")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the distance a sampled contributor makes; rounded down."""
+        return (1 - 1e-12) / math.sqrt(self.event.mu_squared)
+
+
+def epsilon_bound(
+    parts: SampledRounds | Sequence[SampledRounds],
+    delta: float,
+    *,
+    total_variation: float = SAMPLER_TOTAL_VARIATION,
+) -> float:
+    """An epsilon such that the integer mechanism, all its rounds together, is (epsilon, delta)-DP.
+
+    For adding or removing a record of one agent (instance level), or for one agent whose vectors all become zero while
+    its noise stays (agent level).
+
+    Args:
+        parts: rounds of one setting, or several kinds of rounds that all were run, of one level. How many of each kind
+            there are must be fixed beforehand.
+        delta: in (0, 1).
+        total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
+
+    Returns:
+        The bound, rounded up; infinity where nothing can be proved.
+
+    Raises:
+        InvalidSetting: an argument is out of bounds, or there are no rounds.
+        PrivacyRefusal: levels are mixed.
+    """
+    parts = [parts] if isinstance(parts, SampledRounds) else list(parts)
+    _check_delta(delta)
+    if not parts:
+        raise InvalidSetting("there are no rounds to account for")
+    if len({part.event.level for part in parts}) > 1:
+        raise PrivacyRefusal("instance-level and agent-level events do not compose; account for each level by itself")
+    error = drift = 0.0
+    for part in parts:
+        event = part.event
+        shares_error = sum_of_shares_error(event.share_sigma_grid, event.noise_contributors)
+        error += part.rounds * event.coordinates * (shares_error + smoothing_error())
+        unknown = event.coordinates * event.noise_contributors
+        drift += part.rounds * (unknown * total_variation + part.failure_probability)
+    left = (delta * (1 - _SET_ASIDE) - _FOURIER) * math.exp(-error) if error < 700 else 0.0
+    if left <= 0:
+        return math.inf
+    kinds = tuple((part.noise_multiplier, part.sampling_probability, part.rounds) for part in parts)
+    epsilon = _pld_epsilon(kinds, left) + 2 * error
+    spent = (1 + math.exp(epsilon)) * drift if epsilon < 600 else math.inf
+    return (1 + _ROUND_UP) * epsilon if spent <= _SET_ASIDE * delta else math.inf
+
+
+def noise_multiplier_of(epsilon: float, delta: float, *, sampling_probability: float, rounds: int) -> float:
+    """The noise multiplier that a budget asks for, for continuous noise; slightly too large rather than too small.
+
+    A starting point for choosing a sigma: what the integer mechanism then costs is `epsilon_bound`'s to say.
+
+    Args:
+        epsilon: positive and finite.
+        delta: in (0, 1).
+        sampling_probability: q, in (0, 1].
+        rounds: T, at least 1.
+    """
+    if not 0 < epsilon < math.inf:
+        raise InvalidSetting(f"epsilon must be positive and finite, found {epsilon}")
+    _check_delta(delta)
+    _check_sampling(sampling_probability, rounds)
+
+    def excess(log_multiplier: float) -> float:
+        kind = (math.exp(log_multiplier), sampling_probability, rounds)
+        return _pld_epsilon((kind,), delta * (1 - _SET_ASIDE), coarseness=2) - epsilon
+
+    # The central limit theorem of Dong, Roth, Su 2022, mu = q sqrt(T (exp(1/z^2) - 1)), is a first guess.
+    mu = mu_of_epsilon(epsilon, delta)
+    low = high = -0.5 * math.log(math.log1p((mu / sampling_probability) ** 2 / rounds))
+    while excess(high) > 0:
+        high += 0.05
+    while excess(low) < 0 and low > high - 1:
+        low -= 0.05
+    found = low if excess(low) < 0 else float(brentq(excess, low, high, xtol=1e-4))
+    return math.exp(found) * (1 + 3e-4)
+
+
+def renyi_epsilon(noise_multiplier: float, delta: float, *, sampling_probability: float, rounds: int) -> float:
+    """min over whole orders of T rdp(alpha) + log(1/delta)/(alpha - 1): "as in the paper", never charged.
+
+    rdp(alpha) = log(sum over k of binom(alpha, k) (1-q)^(alpha-k) q^k exp(k(k-1)/(2 z^2))) / (alpha - 1), with z the
+    noise multiplier.
+
+    References:
+        Mironov, Talwar, Zhang 2019, section 3.3; conversion of Mironov 2017, Proposition 3.
+    """
+    _check_delta(delta)
+    _check_sampling(sampling_probability, rounds)
+    best = math.inf
+    for order in _ORDERS:
+        total = rounds * _renyi(order, sampling_probability, noise_multiplier)
+        best = min(best, total - math.log(delta) / (order - 1))
+    return best
+
+
+def _renyi(order: int, probability: float, noise_multiplier: float) -> float:
+    if probability == 1:
+        return order / (2 * noise_multiplier * noise_multiplier)
+    k = np.arange(order + 1)
+    log_binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    terms = log_binomial + k * math.log(probability) + (order - k) * math.log1p(-probability)
+    return float(logsumexp(terms + k * (k - 1) / (2 * noise_multiplier**2))) / (order - 1)
+
+
+@lru_cache(maxsize=256)
+def _pld_epsilon(kinds: tuple[tuple[float, float, int], ...], delta: float, *, coarseness: float = 1) -> float:
+    widths = (_FINENESS * probability / multiplier for multiplier, probability, _ in kinds)
+    interval = coarseness * min(_INTERVAL, *widths)
+    losses = (_loss(multiplier, probability, interval).self_compose(count) for multiplier, probability, count in kinds)
+    total = next(losses)
+    for loss in losses:
+        total = total.compose(loss)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def _loss(noise_multiplier: float, probability: float, interval: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=noise_multiplier,
+        sampling_prob=probability,
+        pessimistic_estimate=True,
+        value_discretization_interval=interval,
+    )
+
+
+def _check_sampling(probability: float, rounds: int) -> None:
+    if not 0 < probability <= 1:
+        raise InvalidSetting(f"sampling_probability must be in (0, 1], found {probability}")
+    if type(rounds) is not int or rounds < 1:
+        raise InvalidSetting(f"rounds must be a whole number of at least 1, found {rounds!r}")
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
