@@ -73,7 +73,7 @@ from labeler.vector_sum import VectorSum
 Weights = NDArray[np.float64]
 
 FEATURE_ROUNDING = 2.0**-32
-"""By how much of c a row of features may depend on which other rows were computed with it (`workers.learning.public_map`)."""
+"""By how much of c a row of features may depend on what was computed with it (see `workers.learning.public_map`)."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ class LocalHeadTerms:
             if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
                 raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
         # A gradient (p - e_y) x^T with |B| at its largest, features rounded: see `workers.learning.regression`.
-        least = min(self.head_regularisation, self.score_regularisation)
-        rounding = math.sqrt(2) * FEATURE_ROUNDING * self.clip_norm * (1 + self.clip_norm**2 / least) / least
+        weakest = min(self.head_regularisation, self.score_regularisation)
+        rounding = math.sqrt(2) * FEATURE_ROUNDING * self.clip_norm * (1 + self.clip_norm**2 / weakest) / weakest
         if self.tolerance < 2 * rounding:
             raise InvalidSetting(
-                f"a tolerance of {self.tolerance:g} cannot be certified in double precision where heads are regularised "
-                f"with {least:g}; allow {2 * rounding:.2g}, or regularise more"
+                f"a tolerance of {self.tolerance:g} cannot be certified in double precision for a regularisation "
+                f"of {weakest:g}; allow {2 * rounding:.2g}, or regularise more"
             )
         _ = self.mechanism  # Refuses numbers that no grid serves.
 

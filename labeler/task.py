@@ -87,7 +87,7 @@ class Training(BaseModel):
     radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.05
+    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
 
 
 class Task(BaseModel):

@@ -34,9 +34,9 @@ def terms(**changes: Any) -> LocalHeadTerms:
 
 
 def test_sensitivities_are_those_of_the_docstring() -> None:
-    given_terms = terms(head_regularisation=0.02, score_regularisation=0.05, clip_norm=1.5, tolerance=1e-6)
-    assert given_terms.head_sensitivity == pytest.approx(2 * math.sqrt(2) * 1.5 / (0.02 * 2000) + 2e-6)
-    assert given_terms.score_sensitivity == pytest.approx(2 * 1.5 / (0.05 * 4000) + 2e-6)
+    given_terms = terms(head_regularisation=0.02, score_regularisation=0.05, clip_norm=1.5, tolerance=1e-4)
+    assert given_terms.head_sensitivity == pytest.approx(2 * math.sqrt(2) * 1.5 / (0.02 * 2000) + 2e-4)
+    assert given_terms.score_sensitivity == pytest.approx(2 * 1.5 / (0.05 * 4000) + 2e-4)
 
 
 def test_noise_does_not_grow_with_the_number_of_classes_and_the_papers_does() -> None:

@@ -8,9 +8,12 @@ is bundled. Features are computed once and kept in the user's cache folder.
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import os
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones import load_backbone, parse_spec
-from feature_store.embedding import embed_source
-from feature_store.images import open_source
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting
 from labeler.randomness import seeded_source
@@ -101,9 +101,20 @@ def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> Data
     weights = root / "backbones" / "mobilenetv2_100.safetensors"
     if not weights.is_file():
         raise InvalidSetting(f"{root} holds no backbones/mobilenetv2_100.safetensors; name the folder with --data")
-    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights}))
-    folder = cache_folder() / backbone.fingerprint[:16]
+    made_by = hashlib.sha256(json.dumps(CIFAR10_BACKBONE, sort_keys=True).encode() + weights.read_bytes()).hexdigest()
+    folder = cache_folder() / made_by[:16]
     missing = [split for split in ("train", "test") if not (folder / f"cifar10-{split}").exists()]
+    if missing:
+        _embed_cifar10(root, weights, folder, missing, progress)
+    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
+
+
+def _embed_cifar10(root: Path, weights: Path, folder: Path, missing: Sequence[str], progress: ProgressCallback) -> None:
+    # Loaded where it is wanted: where all features are kept, nothing needs the network.
+    from feature_store.backbones import load_backbone, parse_spec
+    from feature_store.embedding import embed_source
+
+    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights}))
     with tempfile.TemporaryDirectory() as temporary:
         for split in missing:
             embed_source(
@@ -114,7 +125,6 @@ def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> Data
                 random_bytes=seeded_source(f"record ids cifar10 {split}".encode()).bytes,
                 progress=lambda done, total, split=split: progress(f"Embedding CIFAR-10 {split}", done, total),  # type: ignore[misc]
             )
-    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
 
 
 def cache_folder() -> Path:
@@ -140,6 +150,8 @@ def _cifar10_images(root: Path, split: str, temporary: Path) -> Path | str:
 
 
 def _torchvision(root: Path, name: str, split: str) -> Split:
+    from feature_store.images import open_source
+
     source = open_source(f"torchvision:{name}?root={root / 'torchvision'}&split={split}")
     images = [np.asarray(source.read(row).convert("L").resize((28, 28))) for row in range(len(source.names))]
     return Split(np.stack(images), np.array(source.labels, dtype=np.int64))

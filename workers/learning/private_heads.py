@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save
 
 from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting
-from labeler.local_heads import LocalHeadTerms
+from labeler.local_heads import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
 from workers.learning.certainty import certainty, fit_certainty
 from workers.learning.public_map import PublicMap, fit_public_map
@@ -179,6 +179,8 @@ def fit_heads(
                 f"a map gives {found.dimension} numbers of norm {found.clip_norm:g}; "
                 f"the terms price {wanted} of norm {terms.clip_norm:g}"
             )
+        if found.rounding > FEATURE_ROUNDING:
+            raise InvalidSetting("a map would magnify rounding errors of private rows; whiten less, or keep fewer axes")
     rows = head_map(features)
     head = fit_multinomial(
         rows,

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.local_heads import FEATURE_ROUNDING
 from workers.learning.regression import Array
 
 CONSTANT_SHARE = 0.1
@@ -50,7 +49,7 @@ class PublicMap:
         clip_norm: c.
 
     Raises:
-        InvalidSetting: a number is out of bounds, or rows could round too far.
+        InvalidSetting: a number is out of bounds.
     """
 
     mean: Array
@@ -61,16 +60,21 @@ class PublicMap:
     def __post_init__(self) -> None:
         if not 0 < self.least_length < math.inf or not 0 < self.clip_norm < math.inf:
             raise InvalidSetting("a map's least length and norm must be positive and finite")
-        # A product of d terms is off by at most (d + 2) 2^-52 times the norms; the difference of two by twice that.
-        spread = 1.0 if self.basis is None else float(np.linalg.norm(self.basis))
-        reach = (_STORED_NORM + float(np.linalg.norm(self.mean))) * spread
-        if not 2 * (len(self.mean) + 2) * 2.0**-52 * reach <= FEATURE_ROUNDING * self.least_length:
-            raise InvalidSetting("this map would magnify rounding errors; whiten less, or keep fewer axes")
 
     @property
     def dimension(self) -> int:
         """Numbers per row that come out, with the constant."""
         return (len(self.mean) if self.basis is None else self.basis.shape[1]) + 1
+
+    @property
+    def rounding(self) -> float:
+        """Bound on how far, as a share of c, a row may move when other rows are computed with it.
+
+        A product of d terms is off by at most (d + 2) 2^-52 times the norms, and two of them differ by twice that.
+        """
+        spread = 1.0 if self.basis is None else float(np.linalg.norm(self.basis))
+        reach = (_STORED_NORM + float(np.linalg.norm(self.mean))) * spread
+        return 2 * (len(self.mean) + 2) * 2.0**-52 * reach / self.least_length
 
     def __call__(self, features: NDArray[np.floating]) -> Array:
         """Rows of norm c at most, float64, shape (n, dimension)."""

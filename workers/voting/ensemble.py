@@ -16,11 +16,11 @@ from workers.voting.model_store import ModelStore
 from workers.voting.records import Records
 
 INVERSE_REGULARISATION = 10.0
-"""scikit-learn's C on features of norm 1. On the amazon and caltech10 photographs 1, 10 and 100 lie within a point of each
-other (unanimous sums: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
+"""scikit-learn's C on features of norm 1. On the amazon and caltech10 photographs 1, 10 and 100 lie within a point of
+each other (sums without noise: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
 
 LARGEST_WEIGHT = 2**20
-"""Weights become integers up to this, so that scores of integer features are exact in double precision: below
+"""Weights become integers up to this, so that scores of integer features are exact in double precision, below
 2^11 * 2^20 * (number of features + 1) < 2^53 for up to two million features."""
 
 _FEATURE_ONE = 2048
