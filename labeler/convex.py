@@ -196,9 +196,9 @@ class LinearTerms:
     b'/lambda), b' = b + 2 lambda: scores of K classes are off by u N c |w| each, with |w| <= L/lambda, which moves
     slopes by at most b/c^2 of that and the gradient by c times as much; sums over records by u N L; update and
     projection by u N |w|/a. As in the proof, the distance grows by 2 e / lambda, a share of n e / L <= n u N sqrt(K)
-    (2 + 1.5 b'/lambda) of the bound. N is at most MOST_NUMBERS, or training is refused. Features that are computed anew,
-    and round differently when another record is gone, count the same: by as much again, if no row is off by more than
-    MOST_NUMBERS u c = 2^-35 c. `rounding_margin` is three times this, one of them to spare, and included.
+    (2 + 1.5 b'/lambda) of the bound. N is at most MOST_NUMBERS, or training is refused. Features that are computed
+    anew, and round differently when another record is gone, count the same way: twice as much, if no row is off by
+    more than 2 MOST_NUMBERS u c = 2^-34 c. `rounding_margin` is four times this, one of them to spare, and included.
 
     Attributes:
         learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
@@ -298,7 +298,7 @@ class LinearTerms:
     def rounding_margin(self) -> float:
         """Share of the bound that covers double precision."""
         condition = (self.smoothness + 2 * self.regularisation) / self.regularisation
-        return 3 * self.min_records * 2.0**-53 * MOST_NUMBERS * math.sqrt(self.num_classes) * (2 + 1.5 * condition)
+        return 4 * self.min_records * 2.0**-53 * MOST_NUMBERS * math.sqrt(self.num_classes) * (2 + 1.5 * condition)
 
 
 def _check_positive(**values: float) -> None:

@@ -1,4 +1,4 @@
-"""Sensitivities of linear models: the papers' numbers, minimisers found by an independent optimiser, gradients by brute force.
+"""Sensitivities of linear models: the papers' numbers, minimisers found independently, gradients by brute force.
 
 What training on neighbouring sets really does is measured in tests/workers/learning/test_linear.py.
 """
@@ -93,7 +93,7 @@ def test_no_gradient_of_a_softmax_is_longer_than_its_bound(
     row = rng.standard_normal(4)
     row *= clip_norm / np.linalg.norm(row)
     against = np.outer(row, rng.dirichlet(np.full(classes, 0.1)) - np.eye(classes)[0])
-    weights = push * against / max(np.linalg.norm(against), 1e-12)
+    weights = push * against / max(float(np.linalg.norm(against)), 1e-12)
     weights += (1 - push) * rng.standard_normal((4, classes)) / 10
     weights *= radius / np.linalg.norm(weights)
     slope = softmax(row @ weights) - np.eye(classes)[0]

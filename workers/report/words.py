@@ -180,8 +180,8 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
     if hidden < everyone:
         lines.append(
             "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
-            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what is "
-            "counted on."
+            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what "
+            "is counted on."
         )
     return tuple(lines)
 
