@@ -14,7 +14,7 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.planning import price
 from workers.bench.papers import ae_dpfl
 from workers.bench.papers.attribute_votes import MOST_POSITIVE, TABLE
-from workers.bench.papers.ensemble_rounds import DELTA, svhn, task_for, vote
+from workers.bench.papers.ensemble_rounds import ACCURACY, DELTA, LABELS, svhn, task_for, vote
 from workers.bench.papers.partitions import MNIST_CASE
 
 
@@ -61,9 +61,9 @@ def test_the_quick_version_measures_every_cell_on_real_digits(data_root: Path) -
     assert {row.level for row in private} == {"agent"}
     assert all(row.settings["instance_epsilon"] > row.epsilon for row in private if row.epsilon)
     by_method = {(row.case, row.method, row.metric): row for row in rows}
-    ours = by_method[MNIST_CASE, "AE-DPFL, cluster centres, histogram", ae_dpfl.ACCURACY]
+    ours = by_method[MNIST_CASE, "AE-DPFL, cluster centres, histogram", ACCURACY]
     assert ours.epsilon is not None
     assert ours.epsilon <= 4.3
-    without = [row for row in rows if row.epsilon is None and row.metric == ae_dpfl.LABELS]
+    without = [row for row in rows if row.epsilon is None and row.metric == LABELS]
     # Ten classes: whoever guesses is right in a tenth of all cases, four standard deviations of 200 images below 0.19.
     assert all(row.value > 19 for row in without)
