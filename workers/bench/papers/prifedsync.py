@@ -266,10 +266,13 @@ def _training(
         ("global model", "accuracy on the clients' own digits, %"),
         ("global model", "right on all test digits, %"),
     )
+    how = f"alpha {settings.interpolation:g}"
+    how += f", rounds of {settings.sync_probability:g} of the clients" if settings.sync_probability < 1 else ""
+    how += f", batches of {settings.batch}" if settings.batch < settings.records else ""
     case = CASE if settings.clients == CLIENTS else f"MNIST, {settings.clients} clients of 4 shards"
     return [
         BenchRow(
-            case, f"{method}, alpha {settings.interpolation:g}", metric, float(mean),
+            case, f"{method}, {how}", metric, float(mean),
             sd=float(sd) if len(seeds) > 1 else None, epsilon=epsilon, delta=DELTA if is_private else None,
             level="instance", reference=reference, settings=common,
         )
