@@ -10,10 +10,14 @@ from PIL import Image
 
 from labeler.errors import InvalidSetting
 from workers.bench import run_bench
+from workers.bench.data_sets import cache_folder
 from workers.bench.papers import PAPERS, runner
 from workers.bench.papers.chart import draw_chart
 from workers.bench.papers.runner import Cell, run_cells
 from workers.bench.rows import BenchRow
+
+ON_CIFAR_10 = ("fedauxfdp", "dp-helmet")
+"""Tables over features of the whole of CIFAR-10; their own tests run the same cells on small made-up features."""
 
 CODE = "workers.bench.papers.partitions"
 
@@ -112,6 +116,8 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_quick_version_of_every_table_runs_on_real_data(data_root: Path, tmp_path: Path, paper: str) -> None:
+    if paper in ON_CIFAR_10 and len(list(cache_folder().glob("*/cifar10-*/manifest.json"))) < 2:
+        pytest.skip("features of CIFAR-10, ten minutes of work, are not computed yet; its tables do it once")
     document = run_bench("papers", paper, data=data_root, out=tmp_path)
     written = json.loads((tmp_path / f"{paper}.json").read_text())
     assert written["rows"] == document["rows"]
