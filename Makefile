@@ -1,8 +1,6 @@
 # Two commands do everything on a machine with Python 3.11 and nothing else: `make demo` and `make test`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# One more than there are cores, since tests of processes mostly wait; each with one thread, or their threads fight.
-WORKERS := $(shell echo $$(( $$( (nproc || sysctl -n hw.ncpu || echo 1) 2>/dev/null | head -1 ) + 1 )))
 
 .PHONY: demo test install lint types imports bench clean
 
@@ -10,7 +8,7 @@ demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
 test: install lint types imports  ## everything CI checks
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 install: .venv/.installed
 
