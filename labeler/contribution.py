@@ -38,7 +38,7 @@ def most_votes_per_cell(task: Task) -> int:
 
 def largest_sum(task: Task, num_contributors: int) -> int:
     """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
-    if task.method == "aux-distill":
+    if task.traits.has_local_noise:
         return num_contributors * task.scale
     most = most_votes_per_cell(task) * task.scale if task.traits.counts else longest_weights_grid(task)
     return num_contributors * (most + DiscreteGaussian(task.share_sigma_grid).reach)
@@ -96,7 +96,7 @@ def longest_weights_grid(task: Task) -> int:
 
 def _check_numbers(numbers: NDArray[np.int64], task: Task) -> None:
     """Refuse real numbers on the grid beyond what the price covers; their own size is private and not told."""
-    if task.method == "aux-distill":
+    if task.traits.has_local_noise:
         # Entries first: only bounded entries can be summed without wrapping around.
         if numbers.min() < 0 or numbers.max() > task.scale or numbers.sum(axis=1).max() > task.scale:
             raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")

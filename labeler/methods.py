@@ -27,14 +27,11 @@ class MethodTraits:
         sums: what is added up, in words for people.
         asked_at_once: whether all queries of a task are one composition, so that a job is asked in one round.
         rows_have_a_total: whether talliers can check what the rows of a ballot sum to (labeler.wellformed).
-        releases: what may be opened: a winner only where a row of the sum counts votes.
         counts: whether contributions are whole votes, counted; else they are real numbers on a fixed-point grid.
         asks_for_a_model: whether the sum is a model's weights; then its rows are no queries, and the public images are
             labelled with it afterwards.
         has_local_noise: whether each agent's noise is in what it answers already, enough of it for its own price; then
             no share of noise is added to the sum, and nobody's collusion weakens the guarantee.
-        is_priced_by_training: whether the price depends on how agents train, so that the task has to say it.
-        trains: whether an agent fits a model to its records before it answers.
     """
 
     system: str
@@ -42,12 +39,20 @@ class MethodTraits:
     sums: str = "votes"
     asked_at_once: bool = False
     rows_have_a_total: bool = False
-    releases: tuple[ReleaseKind, ...] = ("histogram", "winner")
     counts: bool = True
     asks_for_a_model: bool = False
     has_local_noise: bool = False
-    is_priced_by_training: bool = False
-    trains: bool = False
+
+    @property
+    def releases(self) -> tuple[ReleaseKind, ...]:
+        """What may be opened: a winner only where a row of the sum counts votes."""
+        return ("histogram", "winner") if self.counts else ("histogram",)
+
+    @property
+    def is_priced_by_training(self) -> bool:
+        """Whether the price depends on how agents train, so that the task has to say it: a vote is worth one whatever
+        cast it, a number as much as a record can move it."""
+        return not self.counts
 
 
 METHODS: Final[dict[Method, MethodTraits]] = {
@@ -56,29 +61,23 @@ METHODS: Final[dict[Method, MethodTraits]] = {
         "reverse kNN", "each record's label, at the k questions nearest to it", asked_at_once=True
     ),
     "ensemble": MethodTraits(
-        "AE-DPFL", "one vote per question, of a model trained on its records", rows_have_a_total=True, trains=True
+        "AE-DPFL", "one vote per question, of a model trained on its records", rows_have_a_total=True
     ),
     "blind-average": MethodTraits(
         "DP-Helmet",
         "the weights of a linear model trained on its records",
         sums="weights",
         asked_at_once=True,
-        releases=("histogram",),
         counts=False,
         asks_for_a_model=True,
-        is_priced_by_training=True,
-        trains=True,
     ),
     "aux-distill": MethodTraits(
         "FedAUXfdp",
         "soft labels of a model with noise of its own, weighted by how certain it may be",
         sums="soft labels",
         asked_at_once=True,
-        releases=("histogram",),
         counts=False,
         has_local_noise=True,
-        is_priced_by_training=True,
-        trains=True,
     ),
 }
 """Every way to answer, by the name a task gives it."""

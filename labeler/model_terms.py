@@ -81,11 +81,22 @@ def head_terms(task: Task) -> LocalHeadTerms:
     )
 
 
+def answer_sum(task: Task) -> VectorSum:
+    """The noisy vector whose price a task has that does not count votes: the sum of all agents, or each agent's own."""
+    return weight_sum(task) if task.method == "blind-average" else head_terms(task).mechanism
+
+
 def model_event(task: Task, level: Level) -> IntegerSum:
-    """One answer of every agent to a task whose method does not count votes.
+    """One answer of every agent to a task whose method does not count votes, rounding included.
 
     Args:
         task: of such a method.
         level: whose presence is protected.
     """
-    return weight_sum(task).event(level) if task.method == "blind-average" else head_terms(task).event(level)
+    return answer_sum(task).event(level)
+
+
+def largest_distance(task: Task, level: Level) -> float:
+    """How far neighbouring data move that vector before it is rounded, in the unit of `sigma_votes`; for real noise."""
+    spec = answer_sum(task)
+    return (spec.sensitivity if level == "instance" else spec.largest_norm) * task.sigma_votes / spec.sigma

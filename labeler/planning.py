@@ -28,7 +28,7 @@ from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
-from labeler.model_terms import model_event
+from labeler.model_terms import largest_distance, model_event
 from labeler.noise import DiscreteGaussian
 from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Level, Task
@@ -238,10 +238,14 @@ def solve_sigma(task: Task, epsilon: float, *, level: Level = "instance", querie
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    at_any_price = _statement(task, level, asked)
-    if at_any_price.squared_sensitivity is None:
-        raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {at_any_price.reason}")
-    start = math.sqrt(at_any_price.squared_sensitivity) / mu_of_epsilon(epsilon, task.delta)
+    if task.traits.counts:
+        squared = squared_sensitivity(task, level, asked)
+        if squared is None:
+            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {_NO_BOUND}")
+        distance = math.sqrt(squared)
+    else:
+        distance = largest_distance(task, level)
+    start = distance / mu_of_epsilon(epsilon, task.delta)
     exponent = math.floor(math.log10(start)) - 5
 
     def sigma(units: int) -> float:
@@ -364,20 +368,24 @@ def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
         squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
+    exact = epsilon_of_delta(task.delta, mu)
     sampler = DiscreteGaussian(event.share_sigma_grid)
     certified = epsilon_bound(event, task.delta, total_variation=sampler.total_variation)
     return PrivacyStatement(
         level=level,
         epsilon=certified,
-        continuous_epsilon=epsilon_of_delta(task.delta, mu),
+        continuous_epsilon=exact,
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
-        paper_shares_epsilon=price_of_paper_shares(
+        # Noise of an agent's own is no share: nobody else can subtract any of it.
+        paper_shares_epsilon=exact
+        if task.traits.has_local_noise
+        else price_of_paper_shares(
             squared,
             task.sigma_votes,
             task.delta,
-            agents=1 if task.traits.has_local_noise else task.agents,
-            colluding_agents=0 if task.traits.has_local_noise else task.colluding_agents,
-            max_dropouts=0 if task.traits.has_local_noise else task.max_dropouts,
+            agents=task.agents,
+            colluding_agents=task.colluding_agents,
+            max_dropouts=task.max_dropouts,
         ),
         squared_sensitivity=int(squared) if squared.denominator == 1 else float(squared),
         mu=mu,

@@ -16,6 +16,7 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.model_terms import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
@@ -193,4 +194,14 @@ class Agent:
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.max_queries} "
                 f"queries; every batch costs the whole price, and this one has {len(batch)}"
+            )
+        if task.traits.asks_for_a_model and len(batch) != self._shard.dimension + 1:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
+                f"one row more than that, found {len(batch)}"
+            )
+        if task.method == "aux-distill" and training_of(task).dimension > self._shard.dimension:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
+                f"features that have {self._shard.dimension} numbers"
             )

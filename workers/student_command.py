@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.durable import replace_file
 from feature_store.shard import Shard, check_compatible
 from labeler.errors import BadData, InvalidSetting
+from labeler.model_file import model_file, privacy_card
+from labeler.planning import price
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.public_images import PublicImages
@@ -36,11 +39,13 @@ class FinishedJob:
         task: the task.
         answers: the release.
         public: the public images.
+        is_seeded: whether any noise came from a known seed.
     """
 
     task: Task
     answers: NoisyAnswers
     public: PublicImages
+    is_seeded: bool
 
 
 def read_job(folder: Path) -> FinishedJob:
@@ -53,6 +58,7 @@ def read_job(folder: Path) -> FinishedJob:
         table = pq.read_table(folder / "pseudo_labels.parquet")
         place = json.loads((folder / "job.json").read_text())["public_shard"]
         task = parse_task(json.loads(table.schema.metadata[b"task"]))
+        is_seeded = bool(json.loads(table.schema.metadata[b"seeded"]))
         with np.load(folder / "queries.npz", allow_pickle=False) as stored:
             features, assignment = stored["features"], stored["assignment"]
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
@@ -67,7 +73,7 @@ def read_job(folder: Path) -> FinishedJob:
     answers = NoisyAnswers.of(
         task, features=features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=assignment
     )
-    return FinishedJob(task, answers, public)
+    return FinishedJob(task, answers, public, is_seeded)
 
 
 def train_student(
@@ -117,6 +123,9 @@ def train_student(
     )
     path = folder / f"student-{kind}.npz"
     student.save(path)
+    card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
+    exported = model_file(student.arrays, kind=student.kind, classes=job.task.classes, card=card)
+    replace_file(path.with_suffix(".safetensors"), exported)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result

@@ -52,6 +52,12 @@ def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path
     again = labeler("student", out, "--test", federation.root / "test.shard", "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["accuracy"] > 0.8
+    cards = []
+    for name in ("student.safetensors", "student-auto.safetensors"):
+        with safe_open(out / name, framework="numpy") as file:
+            cards.append(json.loads(file.metadata()["labeler"])["privacy_card"])
+    assert cards[0] == cards[1]
+    assert cards[0]["guarantees"]["instance"]["epsilon"] == summary["privacy"]["instance"]["epsilon"]
 
 
 def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp_path) -> None:

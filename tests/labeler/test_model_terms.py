@@ -60,8 +60,10 @@ def test_collusion_is_paid_in_noise_where_it_is_added_to_the_sum_and_not_at_all_
 
 @pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
 def test_the_noise_for_a_price_is_solved(method: str) -> None:
-    sigma = solve_sigma(task(method), 0.7)
-    assert 0.69 < price(task(method, sigma_votes=sigma)).instance.epsilon <= 0.7
+    for level, target in (("instance", 0.7), ("agent", 300.0), ("instance", 9.0)):
+        sigma = solve_sigma(task(method, sigma_votes=50.0), target, level=level)
+        assert price(task(method, sigma_votes=sigma)).statement(level).epsilon <= target
+        assert price(task(method, sigma_votes=sigma * (1 - 1e-4))).statement(level).epsilon > target
 
 
 def test_both_heads_share_the_price_that_sigma_states() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
-from labeler.errors import PrivacyRefusal
 from labeler.model_terms import linear_terms, weight_sum
 from labeler.task import Task
 from workers.learning.linear import train_linear
@@ -25,18 +24,10 @@ def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: Mode
 
     Args:
         task: of method blind-average.
-        batch: as many rows as the model has.
+        batch: as many rows as the model has (`workers.agent.Agent.check`).
         records: the agent's.
         models: where the weights are kept: trained once per task and version of the records.
-
-    Raises:
-        PrivacyRefusal: the task is not about models of the records' features.
     """
-    if len(batch) != records.features.shape[1] + 1:
-        raise PrivacyRefusal(
-            f"a blind-average task over features of dimension {records.features.shape[1]} has one row more than that, "
-            f"found {len(batch)}"
-        )
 
     def train() -> NDArray[np.int64]:
         terms = linear_terms(task)

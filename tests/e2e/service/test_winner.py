@@ -168,7 +168,7 @@ def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
 @pytest.mark.timeout(420)
 def test_jobs_in_a_row_eight_at_a_time_do_not_mix(winning: Service, digit_features: np.ndarray, tmp_path: Path) -> None:
     """As many as the time allows, at most LABELER_WINNER_JOBS."""
-    most, until = int(os.environ.get("LABELER_WINNER_JOBS", "16")), time.monotonic() + 240
+    most, until = int(os.environ.get("LABELER_WINNER_JOBS", "40")), time.monotonic() + 240
 
     def one(number: int) -> bool:
         if time.monotonic() > until:
@@ -179,4 +179,4 @@ def test_jobs_in_a_row_eight_at_a_time_do_not_mix(winning: Service, digit_featur
 
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         done = list(pool.map(one, range(most)))
-    assert sum(done) >= 16
+    assert sum(done) >= 40

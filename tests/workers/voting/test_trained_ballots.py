@@ -181,11 +181,23 @@ def test_a_batch_of_another_size_than_the_task_is_refused(make_shard: Any, metho
         agent_for(shard).answer(asked, QueryBatch(batch.features[:-1]))
 
 
-def test_a_model_of_another_dimension_is_refused(make_shard: Any) -> None:
+def test_a_model_of_another_dimension_is_refused_before_it_is_charged(make_shard: Any) -> None:
     shard = make_shard("own")
-    asked = task("blind-average", classes=shard.classes, agents=1)
-    with pytest.raises(PrivacyRefusal, match="has one row more than that"):
-        agent_for(shard).answer(asked, QueryBatch(np.asarray(shard.features)[: DIMENSION + 1]))
+    narrow = task("blind-average", classes=shard.classes, agents=1)
+    wide = task(
+        "aux-distill", classes=shard.classes, agents=1, max_queries=100,
+        training={"min_records": 8, "regularisation": 0.1, "dimension": shard.dimension + 1},
+    )  # fmt: skip
+    rows = np.resize(np.asarray(shard.features), (100, shard.dimension))
+    for asked, batch, because in (
+        (narrow, QueryBatch(rows[: DIMENSION + 1]), "has one row more than that"),
+        (wide, QueryBatch(rows), "axes .training.dimension. of features that have 16 numbers"),
+    ):
+        account = Account("a", "instance", 10**15)
+        agent = Agent("a", shard, noise_secret=bytes(32), ledger=InMemoryLedger({"instance": account}), is_seeded=True)
+        with pytest.raises(PrivacyRefusal, match=because):
+            agent.answer(asked, batch)
+        assert account.spent == 0
 
 
 def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
