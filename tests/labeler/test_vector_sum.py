@@ -55,6 +55,14 @@ def test_rounding_can_cost_nearly_as_much_as_it_is_charged_for() -> None:
     assert apart - spec.scale * np.linalg.norm(2 * x) == pytest.approx(0.95 * math.sqrt(40))
 
 
+def test_the_grid_is_so_fine_that_rounding_adds_a_thousandth_to_the_sensitivity() -> None:
+    for dimension in (7, 40, 1000):
+        spec = VectorSum(dimension, largest_norm=3.0, sensitivity=0.2, sigma=0.5, agents=12)
+        rounded = math.sqrt(spec.event().squared_sensitivity) / (spec.scale * spec.sensitivity)
+        assert 1 < rounded < 1.00101
+        assert 1600 <= spec.share_sigma_grid < 65_600
+
+
 def test_the_certified_price_is_the_closed_form_and_a_little_above_it() -> None:
     for spec in (SPEC, VectorSum(12_810, 40.0, 1.9, 8.0, 1000, 500), VectorSum(10, 1.0, 2.0, 1.0, 2)):
         exact = epsilon_of_delta(1e-5, spec.sensitivity / spec.sigma)
