@@ -2,13 +2,20 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test install lint types imports bench clean
+.PHONY: demo test test-all test-long install lint types imports bench clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
-test: install lint types imports  ## everything CI checks
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: install lint types imports  ## everything a change is checked by before it is committed
+	$(PYTEST) -m "not long"
+
+test-long: install  ## the long matrices alone: every kill, every engine, long fuzzing
+	$(PYTEST) -m long
+
+test-all: test test-long  ## everything CI checks
 
 install: .venv/.installed
 
