@@ -38,6 +38,7 @@ from pathlib import Path
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.post_office import PostOffice
 from api.coordinator.questions import batch_of, read_failure, read_questions
+from api.coordinator.schedule import LONGEST_PAUSE_S, Schedule
 from api.coordinator.settlement import UNFINISHED, reservation_id, settle_rounds
 from api.coordinator.winner_turns import WinnerTurns
 from feature_store.durable import replace_file
@@ -52,6 +53,7 @@ from labeler.bodies import Ask, OpenRound, SumRequest, TallierKey
 from labeler.errors import (
     BadData,
     LabelerError,
+    NotFound,
     ProtocolViolation,
     QuorumNotReached,
     TooLarge,
@@ -75,7 +77,8 @@ REKEYED = "its keys were changed while this batch was being collected; it takes 
 TURN_GRACE_S = 30.0
 """How much longer than talliers may compute a round waits for its winners, before it is another round's turn."""
 
-_LONGEST_PAUSE_S = 30.0
+_LOOK_S = 1.0
+_LEAST_LOOK_S = 0.05
 _COUNTED_S = 0.5
 
 
@@ -109,6 +112,7 @@ class Conductor:
         timing: Timing,
         clock: Callable[[], datetime],
         turns: WinnerTurns | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home = home
         self._turns = turns or WinnerTurns()
@@ -121,60 +125,60 @@ class Conductor:
         self._mailbox = mailbox
         self._timing = timing
         self._clock = clock
-        self._wanted: set[str] = set()
-        self._bell = threading.Condition()
+        self._schedule = Schedule(every_s=max(_LEAST_LOOK_S, min(_LOOK_S, timing.ask_again_s)), clock=now)
         # Conveniences, all of which may be lost: when somebody was last asked, when a quorum was first seen or lost.
         self._asked: dict[tuple[str, ...], float] = {}
         self._mail: dict[str, tuple[float, int]] = {}
         self._quorum_since: dict[str, float] = {}
         self._rekeyed_since: dict[tuple[str, str], float] = {}
         self._asks: dict[str, tuple[tuple[TallierKey, ...], bytes]] = {}
-        self._pauses: dict[str, tuple[float, float]] = {}
 
     def wake(self, job_id: str) -> None:
         """Look at a job soon: something about it has changed."""
-        with self._bell:
-            self._wanted.add(job_id)
-            self._bell.notify()
+        self._schedule.wake(job_id)
+
+    def ring(self) -> None:
+        """Let `run` see at once that it is to stop."""
+        self._schedule.ring()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until told to stop; `wake` or a tick starts a turn."""
+        """Work until told to stop."""
         while not stop.is_set():
-            with self._bell:
-                if not self._wanted:
-                    self._bell.wait(min(1.0, self._timing.ask_again_s))
-                wanted, self._wanted = self._wanted, set()
+            self.tick(stop)
+            if not stop.is_set():
+                self._schedule.wait()
+
+    def tick(self, stop: threading.Event | None = None) -> None:
+        """Look once at every job that is due, whoever was woken meanwhile (api.coordinator.schedule)."""
+        if self._schedule.wants_refresh:
             try:
-                wanted = wanted or {job.job_id for job in self._jobs.unfinished()}
+                self._schedule.refresh(job.job_id for job in self._jobs.unfinished())
             except LabelerError as error:
                 log.warning("journal cannot be read now", extra={"problem": error.problem_type})
-                stop.wait(1.0)
-                continue
-            for job_id in sorted(wanted):
-                if not stop.is_set():
-                    self._turn(job_id)
+                self._schedule.postpone_refresh()
+        for job_id in self._schedule.due():
+            if stop is None or not stop.is_set():
+                self._turn(job_id)
 
     def _turn(self, job_id: str) -> None:
-        not_before, pause = self._pauses.get(job_id, (0.0, 0.25))
-        if time.monotonic() < not_before:
-            return
+        self._schedule.looking(job_id)
         try:
             self.advance(job_id)
-            self._pauses.pop(job_id, None)
+            self._schedule.went_on(job_id)
         except QuorumNotReached as error:
             # Refusals are final: waiting for the deadline would only keep the requester from knowing.
             log.warning("quorum cannot be reached", extra={"job_id": job_id})
             self._give_up(job_id, error)
         except TryAgain as error:
             log.warning("job waits", extra={"job_id": job_id, "problem": error.problem_type})
-            self._pauses[job_id] = (time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE_S))
+            self._schedule.failed(job_id)
         except LabelerError as error:
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
             self._give_up(job_id, error)
         except Exception:
             # One job that meets a defect must not stop the others; it is tried again, ever more slowly.
             log.exception("job met a defect", extra={"job_id": job_id})
-            self._pauses[job_id] = (time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE_S))
+            self._schedule.failed(job_id)
 
     def advance(self, job_id: str) -> None:
         """Take every step of a job that can be taken now.
@@ -457,8 +461,11 @@ class Conductor:
             job = self._jobs.get(job_id)
             if job.state in UNFINISHED:
                 self._end(job, "failed", error)
+        except NotFound:
+            self._schedule.forget(job_id)
         except LabelerError as failure:
             log.warning("job could not be ended yet", extra={"job_id": job_id, "problem": failure.problem_type})
+            self._schedule.failed(job_id)
 
     def _end(self, job: JobRecord, state: JobState, error: LabelerError) -> None:
         """End a job: what was asked stays charged, what was not is given back, in one transaction."""
@@ -493,7 +500,7 @@ class Conductor:
             if now - before < pause_s:
                 return False
             waiting = max((self._waiting(party_id) for party_id in through), default=0)
-            if now - before < min(pause_s * (1 + waiting), max(pause_s, _LONGEST_PAUSE_S)):
+            if now - before < min(pause_s * (1 + waiting), max(pause_s, LONGEST_PAUSE_S)):
                 return False
         self._asked[what] = now
         return True
@@ -516,7 +523,7 @@ class Conductor:
             self._quorum_since.pop(digest, None)
             self._asks.pop(digest, None)
         self._rekeyed_since = {what: when for what, when in self._rekeyed_since.items() if what[0] not in digests}
-        self._pauses.pop(job.job_id, None)
+        self._schedule.forget(job.job_id)
 
 
 def held_by_all(current: RoundRecord, tallier_ids: Collection[str]) -> set[str]:

@@ -209,7 +209,7 @@ class Coordinator:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self.conductor.wake("")
+            self.conductor.ring()
             self._thread.join(timeout=10.0)
         self._mailbox.close()
         self.stores.database.close()
@@ -271,12 +271,19 @@ class Coordinator:
             JournalBehind: charges are missing from the journal, so nothing can be promised.
         """
         self._check_trusted()
-        view = submission.submit(
-            request, upload, by=by, idempotency_key=idempotency_key, config=self.config, stores=self._intake
+        return submission.submit(
+            request,
+            upload,
+            by=by,
+            idempotency_key=idempotency_key,
+            config=self.config,
+            stores=self._intake,
+            on_taken=self._taken,
         )
+
+    def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
-        self.conductor.wake(view.job_id)
-        return view
+        self.conductor.wake(job_id)
 
     def job(self, job_id: str) -> JobView:
         """One job."""

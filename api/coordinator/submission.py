@@ -75,6 +75,7 @@ def submit(
     idempotency_key: str | None,
     config: CoordinatorConfig,
     stores: Stores,
+    on_taken: Callable[[str], None] | None = None,
 ) -> JobView:
     """Take a job, or refuse it.
 
@@ -85,6 +86,8 @@ def submit(
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
         stores: see Stores.
+        on_taken: called with the id of a job that is new and durable; a request that is sent again makes no job, and
+            gives nobody anything to do.
 
     Returns:
         The job; one that was made before under this key.
@@ -101,6 +104,8 @@ def submit(
         known = _known(order, stores)
         if known is None:
             known = _take(order, upload, config=config, stores=stores)
+            if known is None and on_taken is not None:
+                on_taken(order.job.job_id)
         return read_job(order.job.job_id, stores=stores) if known is None else _again(known, stores)
     finally:
         if upload is not None:

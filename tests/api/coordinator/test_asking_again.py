@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from api.coordinator import conductor as module
 from api.coordinator.conductor import Conductor, Timing
+from api.coordinator.schedule import LONGEST_PAUSE_S
 from feature_store.mailbox import Mailbox
 from tests.api.conftest import House
 from workers.redis_server import RedisServer
@@ -70,7 +70,7 @@ def test_mail_on_its_way_makes_the_pause_longer_but_never_endless(
     assert desk._is_due(("round", "east"), through=["east", "t0"])
     for number in range(100):
         mailbox.send("t0", b"many", message_id=f"north:{number}")
-    now[0] += module._LONGEST_PAUSE_S + 0.1
+    now[0] += LONGEST_PAUSE_S + 0.1
     assert desk._is_due(("round", "east"), through=["east", "t0"])
 
 

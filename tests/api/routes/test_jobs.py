@@ -70,6 +70,19 @@ def test_a_job_of_vectors_is_queued_with_its_place_and_the_same_key_gives_the_sa
         assert bad.status_code == 422
 
 
+def test_a_request_that_is_sent_again_gives_the_conductor_nothing_to_do(
+    service: Service, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replays of one key were a way to keep every other job waiting."""
+    woken: list[str] = []
+    monkeypatch.setattr(service.coordinator.conductor, "wake", woken.append)
+    body = {"task_id": service.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
+    with service.http("requester") as http:
+        made = [http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "again"}) for _ in range(5)]
+    assert {one.status_code for one in made} == {202}
+    assert woken == [made[0].json()["job_id"]]
+
+
 @pytest.mark.parametrize("kind", ["images", "archive", "parquet"])
 def test_images_arrive_as_files_as_a_zip_and_as_parquet(service: Service, kind: str) -> None:
     request = json.dumps({"task_id": service.task().task_id, "name": kind})
