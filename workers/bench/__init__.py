@@ -42,6 +42,12 @@ def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_service(data=data, full=full, progress=progress)
 
 
+def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.bench.attacks import bench_attacks
+
+    return bench_attacks(data=data, full=full, progress=progress)
+
+
 def _winner(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.bench.winner import bench_winner
 
@@ -60,6 +66,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "speed": _speed,
     "ledger": _ledger,
     "service": _service,
+    "attacks": _attacks,
     "winner": _winner,
     "winner-delay": _winner_delay,
 }

@@ -32,6 +32,9 @@ QUIET_S: Final = 60.0
 DEADLINE_S: Final = 300.0
 """A job that takes longer is an error."""
 
+SHORT_DEADLINE_S: Final = 60.0
+"""Of a job whose time is compared with that of the same job in quiet."""
+
 Answer = TypeVar("Answer")
 
 
@@ -224,3 +227,68 @@ def _count_labels(path: Path, ids: Sequence[str]) -> int:
     if found != sorted(ids):
         raise BadData(f"asked about {len(ids)} queries and got {len(rows)} rows, {len(found)} of them labels")
     return len(found)
+
+
+class WellBehaved:
+    """One requester with a task of its own that submits a small job, waits for its labels, and does it again.
+
+    Args:
+        url: of the service.
+        token: a requester's.
+        wanted: what it asks.
+    """
+
+    def __init__(self, url: str, token: str, wanted: Wanted) -> None:
+        self._client = Client(url, token, timeout_s=QUIET_S)
+        self._wanted = wanted
+        self._choose = np.random.default_rng(0)
+        self.task_id = self._client.create_task(TaskRequest.model_validate(wanted.task)).task_id
+
+    def __enter__(self) -> WellBehaved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def body(self) -> dict[str, Any]:
+        """A job of its own as it is sent: vectors in JSON."""
+        rows = self._choose.choice(len(self._wanted.features), self._wanted.queries, replace=False)
+        return {
+            "task_id": self.task_id,
+            "features": self._wanted.features[rows].tolist(),
+            "backbone_fingerprint": self._wanted.fingerprint,
+        }
+
+    def job_seconds(self) -> float:
+        """From submission to the end of one job; its deadline where it expired, and then more would have been needed.
+
+        Raises:
+            BadData: it ended in another way than completed or expired.
+        """
+        body = self.body()
+        started = time.perf_counter()
+        job = self._client.submit(
+            self.task_id,
+            features=body["features"],
+            backbone_fingerprint=self._wanted.fingerprint,
+            deadline_s=SHORT_DEADLINE_S,
+        )
+        job = self._client.wait(job.job_id)
+        if job.state not in ("completed", "expired"):
+            why = job.problem.detail if job.problem is not None else "no reason given"
+            raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
+        return time.perf_counter() - started
+
+
+def new_token(url: str, token: str, name: str) -> str:
+    """A requester's token, made by an administrator."""
+    with Client(url, token) as admin:
+        return admin.create_token(name, "requester").token or ""
+
+
+def revoke_token(url: str, token: str, *, name: str) -> None:
+    """End every token of a name."""
+    with Client(url, token) as admin:
+        for one in list(admin.tokens()):
+            if one.name == name:
+                admin.revoke_token(one.token_id)

@@ -102,7 +102,7 @@ def bench_service(
         federation = make_federation(
             home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
         )
-        public = _embed_public(folder)
+        public = embed_public(folder)
         with running_service(federation.home) as service:
             progress("Service", 1, 3)
             before = service.process_ids()
@@ -146,7 +146,7 @@ def running_service(home: Path) -> Iterator[RunningService]:
                 process.kill()
 
 
-def _embed_public(folder: Path) -> Shard:
+def embed_public(folder: Path) -> Shard:
     """The public digits, embedded once: requesters bring vectors."""
     inputs = folder / "inputs"
     inputs.mkdir()
