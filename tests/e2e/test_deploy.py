@@ -173,6 +173,7 @@ def replace(path: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_the_steps_of_the_page_lead_to_labels_over_tls(

@@ -204,6 +204,7 @@ def test_a_backbone_can_be_pretrained_on_public_images(labeler, federation, tmp_
     assert json.loads(embedded.out)["fingerprint"] == first["fingerprint"]
 
 
+@pytest.mark.long
 def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path)
     out, backbone = tmp_path / "job", tmp_path / "backbone.safetensors"

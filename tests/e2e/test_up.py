@@ -165,7 +165,13 @@ def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "federation" / "federation.json").exists()
 
 
-@pytest.mark.parametrize("name", ["agent-2", "tallier-1", "embedder", "redis", "coordinator"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "coordinator",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("agent-2", "tallier-1", "embedder", "redis")),
+    ],
+)
 def test_whoever_is_killed_comes_back_and_jobs_go_on(service: Up, labeler: Any, tmp_path: Path, name: str) -> None:
     before = service.pids[name]
     os.kill(before, signal.SIGKILL)
@@ -219,6 +225,7 @@ def test_ctrl_c_stops_everything_in_seconds_and_a_second_start_goes_on_without_s
     assert sum(one.name == OWN_TOKEN for one in tokens) == 2
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_start_does_not_stop_the_others(tmp_path: Path) -> None:
     home = made(tmp_path, agents=2)
     (home / "agents" / "agent-2" / "policy.toml").write_text("allow = everything")

@@ -184,6 +184,7 @@ def test_an_answer_is_bounded_in_bytes_and_the_first_message_always_fits(server:
     assert [first, second, third, last] == [[600, 300], [200], [5000], [10]]
 
 
+@pytest.mark.long
 def test_sixteen_of_the_largest_messages_come_one_by_one(server: RedisServer, mailbox: Mailbox) -> None:
     for number in range(3):
         mailbox.send("site-1", bytes([number]) * MAX_MESSAGE_BYTES, message_id=f"c:{number}")

@@ -460,7 +460,14 @@ def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", ["tallier.received", "tallier.stored", "tallier.reported", "tallier.fixed", "tallier.summed"]
+    "point",
+    [
+        "tallier.stored",
+        *(
+            pytest.param(point, marks=pytest.mark.long)
+            for point in ("tallier.received", "tallier.reported", "tallier.fixed", "tallier.summed")
+        ),
+    ],
 )
 def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path, point: str) -> None:
     round = table.round()

@@ -112,6 +112,7 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
             submit(client, make_task(client, "aux-distill"), digit_features[:10])
 
 
+@pytest.mark.long
 def test_an_agent_killed_after_it_trained_sends_what_it_had_trained(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from workers.bench import run_bench
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fifty_requesters_see_no_error_and_every_label_is_charged_exactly_once() -> None:
     document = run_bench("service")

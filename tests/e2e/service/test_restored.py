@@ -152,6 +152,7 @@ def restored(stopped: Stopped) -> tuple[str, str]:
     return accepted["head"], f"{accepted['entries']}:{'1' * 64}"
 
 
+@pytest.mark.long
 def test_a_restored_journal_has_nothing_left_and_serves_only_sites_that_consent_to_it(
     stopped: Stopped, restored: tuple[str, str], digit_features: np.ndarray, labeler: Any
 ) -> None:

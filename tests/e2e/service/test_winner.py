@@ -63,7 +63,7 @@ def posted(client: Client) -> dict[str, int]:
     return {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
 
 
-@pytest.mark.parametrize("queries", [500, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("queries", [500, pytest.param(5_000, marks=pytest.mark.long)])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
     winning: Service, digit_features: np.ndarray, tmp_path: Path, queries: int
 ) -> None:
@@ -149,6 +149,7 @@ def outcome(service: Service, features: np.ndarray, sigma_votes: float, folder: 
     return found, expected(service, task, job)
 
 
+@pytest.mark.long
 def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
     winning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
         assert found == labels
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_jobs_in_a_row_eight_at_a_time_do_not_mix(winning: Service, digit_features: np.ndarray, tmp_path: Path) -> None:

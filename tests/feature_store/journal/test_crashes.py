@@ -32,7 +32,7 @@ with open_database(sys.argv[1], anchor=Path(sys.argv[2])) as database:
 """
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_process_loses_no_acknowledged_entry(place: Place, clock: Clock, seed: int) -> None:
     acknowledged: dict[str, tuple[int, str]] = {}
     for number in range(3):

@@ -36,6 +36,7 @@ def test_a_bench_without_its_data_is_refused(tmp_path: Path) -> None:
         run_bench("office-caltech", data=tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_photos_are_labelled_well_at_a_small_price(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_the_narrowest_and_the_widest_range_of_sums_are_compared_rightly(
     check_equal(run_three(MpycEngine(), jobs, shares_of(sums, jobs[0])), np.array([1, 0, 1, 0], dtype=np.int16))
 
 
+@pytest.mark.long
 def test_jobs_of_several_chunks_are_put_together_in_order(make_jobs: MakeJobs, rng: np.random.Generator) -> None:
     """5,000 queries of ten classes take two chunks; the same shares give the same answer again."""
     jobs = make_jobs(5_000, 10)
@@ -97,6 +98,7 @@ def test_jobs_of_several_chunks_are_put_together_in_order(make_jobs: MakeJobs, r
     check_equal(run_three(MpycEngine(), jobs, shares), reference_winners(shares, field=jobs[0].field))
 
 
+@pytest.mark.long
 def test_eight_jobs_at_the_same_time_do_not_mix(make_jobs: MakeJobs) -> None:
     def one(number: int) -> list[Outcome]:
         jobs = make_jobs(20, 10, job_id=f"job-{number}")
@@ -113,8 +115,8 @@ def test_eight_jobs_at_the_same_time_do_not_mix(make_jobs: MakeJobs) -> None:
     ("changed", "named"),
     [
         ({"num_queries": 3}, "num_queries"),
-        ({"threshold": 5}, "threshold"),
-        ({"highest": HIGHEST + 1}, "highest"),
+        pytest.param({"threshold": 5}, "threshold", marks=pytest.mark.long),
+        pytest.param({"highest": HIGHEST + 1}, "highest", marks=pytest.mark.long),
         ({"highest": 4 * HIGHEST}, "modulus"),
         ({"agreement": "1" * 64}, "agreement"),
     ],
@@ -140,7 +142,7 @@ def test_a_party_of_another_job_is_refused(make_jobs: MakeJobs) -> None:
     assert all(isinstance(outcome, WrongDigest | Unavailable) for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("impostor", [0, 1, 2])
+@pytest.mark.parametrize("impostor", [0, *(pytest.param(other, marks=pytest.mark.long) for other in (1, 2))])
 def test_a_party_with_another_certificate_is_refused(make_jobs: MakeJobs, tmp_path: Path, impostor: int) -> None:
     """The impostor pins the true certificates of the others, and has one of its own for itself."""
     own = make_identities(tmp_path)
@@ -205,6 +207,7 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
     check_equal(run_three(MpycEngine(), jobs, shares), reference_winners(shares, field=jobs[0].field))
 
 
+@pytest.mark.long
 def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) -> None:
     jobs = make_jobs(2, 3, time_limit_s=3.0)
     hanging = MpycEngine(command=script("import time; time.sleep(100)"))

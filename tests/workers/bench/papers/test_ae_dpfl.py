@@ -52,6 +52,7 @@ def test_house_numbers_are_left_out_where_they_are_not_there(tmp_path: Path) -> 
     assert svhn(tmp_path) is None
 
 
+@pytest.mark.long
 def test_the_quick_version_measures_every_cell_on_real_digits(data_root: Path) -> None:
     cells = ae_dpfl.cells(data_root, full=False)
     assert len({cell.key for cell in cells}) == len(cells)

@@ -113,6 +113,7 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         run_bench("papers", data=tmp_path / "nowhere")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_quick_version_of_every_table_runs_on_real_data(data_root: Path, tmp_path: Path, paper: str) -> None:
