@@ -20,8 +20,6 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
 
 from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.errors import BadData, InvalidSetting
@@ -111,6 +109,9 @@ def select_queries(
         features = public_features[rows]
         return _query_set(public_features, features, rows, _nearest(public_features, features), strategy, seed)
     directions = _leading_directions(public_features, count, seed)
+    # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
+    from sklearn.cluster import KMeans
+
     clusters = KMeans(count, n_init=10 if num_images <= 5000 else 2, random_state=seed).fit(directions)
     assignment = clusters.labels_.astype(np.int64)
     features = _centres(public_features, assignment, count)
@@ -177,6 +178,8 @@ def _leading_directions(features: NDArray[np.int16], count: int, seed: int) -> N
     if dimensions < 2:
         return unit
     small = min(unit.shape) <= 500
+    from sklearn.decomposition import PCA
+
     reduced = PCA(dimensions, svd_solver="full" if small else "randomized", random_state=seed).fit_transform(unit)
     norms = np.linalg.norm(reduced, axis=1, keepdims=True)
     return cast(NDArray[np.float32], (reduced / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32))

@@ -116,6 +116,11 @@ def test_a_tallier_and_a_ledger_begin_without_the_libraries_that_prices_need() -
     assert learning_libraries_after("import workers.tallier_service, feature_store.journal.ledger", ("scipy",)) == []
 
 
+def test_an_agent_starts_without_the_libraries_that_only_solving_and_learning_need() -> None:
+    heavy = (*LEARNING, "scipy.optimize", "scipy.stats")
+    assert learning_libraries_after("import workers.agent_service", heavy) == []
+
+
 def test_the_reader_of_strangers_files_loads_little() -> None:
     heavy = (*LEARNING, "scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl")
     assert learning_libraries_after("import api.coordinator.parquet_process", heavy) == []

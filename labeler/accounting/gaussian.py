@@ -23,7 +23,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
 from labeler.errors import InvalidSetting
@@ -116,6 +115,9 @@ def _mills(t: float | NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
+    # Loaded where it is wanted: it takes longer than the rest of an agent's start, and agents rarely solve for a price.
+    from scipy.optimize import brentq
+
     return float(brentq(function, low, high, xtol=1e-15, rtol=1e-15, maxiter=500))
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-from scipy.optimize import minimize_scalar
-
 from labeler.accounting.events import GaussianSum
 from labeler.errors import InvalidSetting
 
@@ -44,6 +42,9 @@ def improved_epsilon(event: GaussianSum, delta: float) -> float:
         return alpha * rho + math.log(excess / alpha) - (math.log(delta) + math.log(alpha)) / excess
 
     start = math.log(-math.log(delta) / rho) / 2
+    # Loaded where it is wanted: it takes longer than the rest of an agent's start.
+    from scipy.optimize import minimize_scalar
+
     found = minimize_scalar(bound, bounds=(start - 6, start + 3), method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(found.fun))
 
