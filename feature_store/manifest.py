@@ -39,6 +39,7 @@ class Manifest(BaseModel):
         job: digest of the source and settings it was made from; empty if unknown.
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
+        site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -53,6 +54,7 @@ class Manifest(BaseModel):
     job: str = ""
     files: dict[str, FileSum]
     deleted: tuple[int, ...] = ()
+    site_key: str | None = None
 
     @property
     def version(self) -> str:
@@ -82,9 +84,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest in one durable step."""
+    """Replace the manifest in one durable step; that of a private shard is its owner's alone."""
     text = json.dumps(json.loads(_canonical(manifest)) | {"sha256": manifest.version}, indent=1, ensure_ascii=False)
-    replace_file(folder / MANIFEST_NAME, text.encode())
+    replace_file(folder / MANIFEST_NAME, text.encode(), mode=0o600 if manifest.role == "private" else 0o644)
 
 
 def sum_file(path: Path) -> FileSum:
@@ -100,4 +102,7 @@ def sum_file(path: Path) -> FileSum:
 
 def _canonical(manifest: Manifest) -> bytes:
     fields = manifest.model_dump(mode="json")
+    if manifest.site_key is None:
+        # Came later: a shard without it has the version, and the checksum, that it always had.
+        del fields["site_key"]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -9,6 +9,8 @@ A shard is a folder:
     sources.jsonl        one JSON string per row: the image's name within its source
     skipped.jsonl        one [name, reason] per image that could not be read
     thumbnails.parquet   record_id, png; public shards only
+    persons.npy          int64 (n, 2): whose record it is, a digest under the site's key; private shards that were told
+    image_digests.npy    int64 (n, 2): of the image itself, likewise; private shards made since there is a key
 
 Rows of a private shard are in random order, so that a row number says nothing about the source's order.
 """
@@ -29,9 +31,13 @@ from feature_store.decode import Skipped
 from feature_store.durable import exclusive
 from feature_store.manifest import Manifest, read_manifest, sum_file, write_manifest
 from feature_store.quantize import largest_square_length
+from feature_store.site_key import DIGEST_WORDS
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 
 _ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
+
+_DIGESTS = ("persons.npy", "image_digests.npy")
+"""Arrays that a private shard may have: those made earlier have none."""
 
 
 class Shard:
@@ -45,6 +51,8 @@ class Shard:
         labels: int16, shape (n,). Secret in a private shard; in a public one only for scoring.
         record_ids: int64, shape (n,).
         version: changes when a record is deleted.
+        persons: int64, shape (n, 2), equal for records of one person; None where the shard was not told. Secret.
+        image_digests: int64, shape (n, 2), equal for equal images; None in older shards. Secret.
     """
 
     def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
@@ -53,6 +61,8 @@ class Shard:
         self.features: NDArray[np.int16] = arrays["features.npy"]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
+        self.persons: NDArray[np.int64] | None = arrays.get("persons.npy")
+        self.image_digests: NDArray[np.int64] | None = arrays.get("image_digests.npy")
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Shard:
@@ -70,7 +80,8 @@ class Shard:
         folder = Path(path)
         manifest = read_manifest(folder)
         _check_files(folder, manifest, verify=verify)
-        arrays = {name: _map_array(folder, name, kind) for name, kind in _ARRAYS.items()}
+        kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
+        arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
         if verify:
@@ -100,6 +111,16 @@ class Shard:
     @property
     def version(self) -> str:
         return self._manifest.version
+
+    @property
+    def knows_persons(self) -> bool:
+        """Whether it was told whose records it holds: a fact of how it was set up, whoever they are."""
+        return self.persons is not None
+
+    @property
+    def site_key(self) -> str | None:
+        """Name of the key that its digests are under; those of two shards compare only where it is the same."""
+        return self._manifest.site_key
 
     @property
     def job(self) -> str:
@@ -200,6 +221,12 @@ class Shard:
                 f"shard {self.path.name!r}: its manifest states {records} records of dimension {self.dimension}, "
                 f"its arrays have the shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
             )
+        for digests in (self.persons, self.image_digests):
+            if digests is not None and digests.shape != (records, DIGEST_WORDS):
+                raise DamagedShard(
+                    f"shard {self.path.name!r}: its manifest states {records} records, and digests of persons or "
+                    f"images have the shape {digests.shape}"
+                )
         if len(self._manifest.deleted) >= records:
             raise DamagedShard(f"shard {self.path.name!r} states more deletions than leave a record")
 
@@ -269,6 +296,8 @@ def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
     if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
         raise DamagedShard(f"private shard {folder.name!r} holds pictures, which only a public shard may")
+    if manifest.role == "public" and manifest.files.keys() & set(_DIGESTS):
+        raise DamagedShard(f"public shard {folder.name!r} holds digests of persons or images, which only a private may")
     for name, stated in manifest.files.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():

@@ -2,7 +2,8 @@
 
 Rows are gathered in a hidden folder beside the shard. After each batch a small state file says how many bytes of each
 file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
-another hidden folder and renames it: the shard is there complete, or not at all.
+another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
+half-written ones included, are their owner's alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,10 +29,30 @@ from feature_store.durable import exclusive, replace_file, sync_folder
 from feature_store.manifest import Manifest, sum_file, write_manifest
 from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels
+from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import BadData, DamagedShard, InvalidSetting
 
-_PARTS = ("features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes")
+_PARTS = (
+    "features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes", "persons", "image_digests",
+)  # fmt: skip
 _ROWS_PER_BLOCK = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What a writer has gathered so far, in the order in which it came. Private; does not print.
+
+    Attributes:
+        features: int16, shape (n, dimension), memory-mapped.
+        labels: int16, shape (n,).
+        persons: int64, shape (n, 2), or None.
+        image_digests: int64, shape (n, 2), or None.
+    """
+
+    features: NDArray[np.int16] = field(repr=False)
+    labels: NDArray[np.int16] = field(repr=False)
+    persons: Digests | None = field(repr=False)
+    image_digests: Digests | None = field(repr=False)
 
 
 class ShardWriter:
@@ -44,6 +66,7 @@ class ShardWriter:
         public: role of the shard.
         backbone: the backbone's description, for people.
         job: digest of what is being embedded; only a writer with the same one may go on.
+        site_key: name of the key that digests of persons and images are under; needed where there are any.
         random_bytes: source of record ids and of the order of private rows.
 
     Attributes:
@@ -61,6 +84,7 @@ class ShardWriter:
         public: bool,
         backbone: dict[str, Any] | None = None,
         job: str = "",
+        site_key: str | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.path = Path(path)
@@ -72,6 +96,7 @@ class ShardWriter:
         self._public = public
         self._backbone = dict(backbone or {})
         self._job = job
+        self._site_key = site_key
         self._random_bytes = random_bytes
         self._work = self.path.with_name(f".{self.path.name}.writing")
         self._sizes = dict.fromkeys(_PARTS, 0)
@@ -88,7 +113,8 @@ class ShardWriter:
         try:
             # Another writer may have finished between our first look and the lock.
             self._refuse_existing()
-            self._work.mkdir(exist_ok=True)
+            self._work.mkdir(mode=self._folder_mode, exist_ok=True)
+            self._work.chmod(self._folder_mode)
             self._resume()
         except BaseException:
             self._open.close()
@@ -107,6 +133,8 @@ class ShardWriter:
         sources: Sequence[str],
         *,
         thumbnails: Sequence[bytes] | None = None,
+        persons: Digests | None = None,
+        image_digests: Digests | None = None,
         skipped: Sequence[Skipped] = (),
         position: int | None = None,
     ) -> None:
@@ -117,6 +145,9 @@ class ShardWriter:
             labels: shape (n,), places in the class list; -1 for unknown, in public shards only.
             sources: name of each image within its source.
             thumbnails: PNG bytes per record; public shards only, and for all batches or none.
+            persons: whose record each is, shape (n, 2), digests under the site's key; private shards only, and for all
+                batches or none.
+            image_digests: of each image, likewise; of public images only to find equal ones: they are not kept.
             skipped: images of this batch that were left out.
             position: how far the caller has come in its source; handed back on resuming.
 
@@ -136,6 +167,13 @@ class ShardWriter:
             raise InvalidSetting("pictures are kept in public shards only; a private shard holds features and no image")
         if thumbnails is not None and len(thumbnails) != len(labels):
             raise BadData(f"found {len(thumbnails)} thumbnails for {len(labels)} records")
+        if persons is not None and self._public:
+            raise InvalidSetting("whose images they are is kept in private shards only")
+        for digests in (persons, image_digests):
+            if digests is not None and (digests.shape != (len(labels), DIGEST_WORDS) or digests.dtype != np.int64):
+                raise BadData(f"found digests of shape {digests.shape} for {len(labels)} records")
+            if digests is not None and not self._public and self._site_key is None:
+                raise InvalidSetting("digests of persons and images are kept with the name of the key they are under")
         self._extend("features", np.ascontiguousarray(rows, dtype="<i2").tobytes())
         self._extend("labels", np.ascontiguousarray(labels, dtype="<i2").tobytes())
         self._extend("sources", _json_lines(sources))
@@ -143,29 +181,54 @@ class ShardWriter:
         if thumbnails is not None:
             self._extend("thumbnails", b"".join(thumbnails))
             self._extend("thumbnail_sizes", np.array([len(png) for png in thumbnails], dtype="<i8").tobytes())
+        for part, digests in (("persons", persons), ("image_digests", image_digests)):
+            if digests is not None:
+                self._extend(part, np.ascontiguousarray(digests, dtype="<i8").tobytes())
         self.records += len(labels)
         self.position = self.position + len(labels) if position is None else position
         self._commit()
 
-    def finish(self) -> None:
-        """Write the shard in one atomic step and remove the working folder.
+    def gathered(self) -> Gathered:
+        """Everything appended so far, those of an interrupted writer included.
 
         Raises:
-            BadData: no record was appended, or only some batches had thumbnails.
+            BadData: only some batches had persons, or digests of images.
         """
-        if not self.records:
+        return Gathered(
+            np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
+            if self.records
+            else np.empty((0, self._dimension), dtype=np.int16),
+            np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16),
+            self._digests("persons"),
+            self._digests("image_digests"),
+        )
+
+    def finish(self, *, keep: NDArray[np.bool_] | None = None) -> None:
+        """Write the shard in one atomic step and remove the working folder.
+
+        Args:
+            keep: which of the records appended become records of the shard, in the order in which they came; all of
+                them where absent.
+
+        Raises:
+            BadData: no record was appended, or only some batches had thumbnails, persons or digests of images.
+        """
+        if keep is not None and self._public:
+            raise InvalidSetting("every public image is kept: a question must not vanish")
+        kept = np.arange(self.records) if keep is None else np.flatnonzero(keep)
+        if not len(kept):
             raise BadData(
                 f"nothing to keep: shard {self.path.name!r} would be empty; check the source, and the skipped images"
             )
         final = self._work / "final"
         if final.exists():
             shutil.rmtree(final)
-        final.mkdir()
-        ids = _unique_ids(self.records, self._random_bytes)
+        final.mkdir(mode=self._folder_mode)
+        ids = _unique_ids(len(kept), self._random_bytes)
         # The public order is the source's; a private one would say which records were neighbours in a folder.
         # Ascending by random id is a random order, and lets an index read the file from front to back.
-        order = np.arange(self.records) if self._public else np.argsort(ids)
-        ids = ids[order]
+        order = np.arange(len(kept)) if self._public else np.argsort(ids)
+        ids, order = ids[order], kept[order]
         self._write_arrays(final, ids, order)
         names = (self._work / "sources").read_text(encoding="utf-8").splitlines()
         lines = np.array(names, dtype=object)[order]
@@ -173,17 +236,25 @@ class ShardWriter:
         shutil.copyfile(self._work / "skipped", final / "skipped.jsonl")
         if self._sizes["thumbnail_sizes"]:
             self._write_thumbnails(final, ids)
+        has_digests = False
+        for part in ("persons", "image_digests"):
+            digests = self._digests(part)
+            if digests is not None and not self._public:
+                np.save(final / f"{part}.npy", digests[order])
+                has_digests = True
         manifest = Manifest(
             role="public" if self._public else "private",
             fingerprint=self._fingerprint,
             backbone=self._backbone,
             dimension=self._dimension,
             classes=self._classes,
-            records=self.records,
+            records=len(kept),
             job=self._job,
+            site_key=self._site_key if has_digests else None,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
         )
         for file in final.iterdir():
+            file.chmod(self._file_mode)
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         write_manifest(final, manifest)
@@ -199,8 +270,9 @@ class ShardWriter:
     def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
         shape = (self.records, self._dimension)
         written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
+        shape = (len(order), self._dimension)
         features = open_memmap(final / "features.npy", mode="w+", dtype=np.int16, shape=shape)
-        for start in range(0, self.records, _ROWS_PER_BLOCK):
+        for start in range(0, len(order), _ROWS_PER_BLOCK):
             features[start : start + _ROWS_PER_BLOCK] = written[order[start : start + _ROWS_PER_BLOCK]]
         features.flush()
         labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
@@ -221,6 +293,24 @@ class ShardWriter:
                 columns = {"record_id": ids[start : start + _ROWS_PER_BLOCK], "png": block}
                 parquet.write_table(pa.table(columns, schema=schema))
 
+    def _digests(self, part: str) -> Digests | None:
+        if not self._sizes[part]:
+            return None
+        found = np.fromfile(self._work / part, dtype="<i8").astype(np.int64)
+        if len(found) != DIGEST_WORDS * self.records:
+            raise BadData(
+                f"only {len(found) // DIGEST_WORDS} of {self.records} records came with {part}; give all or none"
+            )
+        return found.reshape(self.records, DIGEST_WORDS)
+
+    @property
+    def _folder_mode(self) -> int:
+        return 0o755 if self._public else 0o700
+
+    @property
+    def _file_mode(self) -> int:
+        return 0o644 if self._public else 0o600
+
     def _extend(self, part: str, data: bytes) -> None:
         with (self._work / part).open("ab") as file:
             file.write(data)
@@ -239,6 +329,7 @@ class ShardWriter:
             "dimension": self._dimension,
             "public": self._public,
             "job": self._job,
+            "site_key": self._site_key,
         }
 
     def _commit(self) -> None:
@@ -248,27 +339,28 @@ class ShardWriter:
             "position": self.position,
             "sizes": self._sizes,
         }
-        replace_file(self._work / "state.json", json.dumps(state, ensure_ascii=False).encode())
+        replace_file(self._work / "state.json", json.dumps(state, ensure_ascii=False).encode(), mode=self._file_mode)
 
     def _resume(self) -> None:
         path = self._work / "state.json"
         if path.exists():
             try:
                 state = json.loads(path.read_bytes())
-                sizes = {part: int(state["sizes"][part]) for part in _PARTS}
+                sizes = {part: int(state["sizes"].get(part, 0)) for part in _PARTS}
                 identity, records, position = state["identity"], int(state["records"]), int(state["position"])
             except (ValueError, KeyError, TypeError):
                 raise DamagedShard(
                     f"the state of the interrupted output {self.path.name!r} is damaged; "
                     f"delete the folder {self._work.name!r} and begin again"
                 ) from None
-            if identity != self._identity():
+            if {"site_key": None} | identity != self._identity():
                 raise InvalidSetting(
-                    f"an interrupted job for {self.path.name!r} had another source, backbone or class list; finish "
-                    f"that one, or delete the folder {self._work.name!r} and begin again"
+                    f"an interrupted job for {self.path.name!r} had another source, backbone or class list, or site "
+                    f"key; finish that one, or delete the folder {self._work.name!r} and begin again"
                 )
             self.records, self.position, self._sizes = records, position, sizes
         for part in _PARTS:
+            (self._work / part).touch(mode=self._file_mode)
             with (self._work / part).open("ab") as file:
                 if file.tell() < self._sizes[part]:
                     raise DamagedShard(

@@ -8,6 +8,12 @@ the noise multiplier and the instance-level price is 1/sigma-GDP up to rounding,
 * **aux-distill.** Each agent adds all the noise to its own two heads (labeler.local_heads), so that sigma^-2 is the
   sum of both heads' mu^2. What it answers afterwards is a function of the noisy heads and of public queries; it is
   shared and summed without noise, which is post-processing.
+
+**Caps per person** (`Task.records_per_person`, m; see `labeler.sensitivity`). At instance level a cap that binds makes
+one record a replacement, which both sensitivities are for (`labeler.convex`, fact 1). At person level at most m records
+leave and none enters: m removals one after the other, each within the sensitivity whatever the others are, so m
+times the sensitivity by the triangle inequality, and at most twice the norm bound of one agent's vector, within which
+both vectors lie (`VectorSum.group_distance`).
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from labeler.accounting.events import IntegerSum
 from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting
 from labeler.local_heads import LocalHeadTerms
-from labeler.task import Level, Task, Training
+from labeler.sensitivity import records_of_a_person
+from labeler.task import StatedLevel, Task, Training
 from labeler.vector_sum import VectorSum
 
 
@@ -86,17 +93,23 @@ def answer_sum(task: Task) -> VectorSum:
     return weight_sum(task) if task.method == "blind-average" else head_terms(task).mechanism
 
 
-def model_event(task: Task, level: Level) -> IntegerSum:
+def model_event(task: Task, level: StatedLevel) -> IntegerSum:
     """One answer of every agent to a task whose method does not count votes, rounding included.
 
     Args:
         task: of such a method.
         level: whose presence is protected.
+
+    Raises:
+        InvalidSetting: the level is a person's, and the task has no `records_per_person`.
     """
-    return answer_sum(task).event(level)
+    return answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
 
 
-def largest_distance(task: Task, level: Level) -> float:
+def largest_distance(task: Task, level: StatedLevel) -> float:
     """How far neighbouring data move that vector before it is rounded, in the unit of `sigma_votes`; for real noise."""
     spec = answer_sum(task)
-    return (spec.sensitivity if level == "instance" else spec.largest_norm) * task.sigma_votes / spec.sigma
+    if level == "agent":
+        return spec.largest_norm * task.sigma_votes / spec.sigma
+    records = records_of_a_person(task) if level == "person" else 1
+    return spec.group_distance(records) * task.sigma_votes / spec.sigma

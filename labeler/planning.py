@@ -1,8 +1,9 @@
 """What a task costs before anybody pays, and which setting has a given cost.
 
-A price is a function of the task alone: it touches no private data and charges nothing. Per level it
-states the certified epsilon of the integer mechanism that runs (`labeler.accounting.integer`) and the
-ledger's charge; beside it, for comparison only, the continuous exact value and the papers' conversion.
+A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image,
+one person where the task has `records_per_person`, one agent) it states the certified epsilon of the integer
+mechanism that runs (`labeler.accounting.integer`) and the ledger's charge; beside it, for comparison only, the
+continuous exact value and the papers' conversion.
 
 The price depends on `sigma_votes` alone, not on how many agents there are: sigma is the noise that is left when
 colluding agents pool theirs and dropouts add none. What collusion and dropouts cost is accuracy: with
@@ -31,7 +32,7 @@ from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.model_terms import largest_distance, model_event
 from labeler.noise import DiscreteGaussian
 from labeler.sensitivity import largest_change, squared_sensitivity
-from labeler.task import Level, Task
+from labeler.task import Level, StatedLevel, Task
 
 METHOD = "exact Gaussian DP, integer noise"
 """How every certified epsilon of this project is computed; printed with it."""
@@ -53,7 +54,8 @@ class PrivacyStatement:
     """The guarantee of a task at one level, and what it is charged as.
 
     Attributes:
-        level: "instance" (one record of one agent added or removed) or "agent" (one agent's ballots zeroed).
+        level: "instance" (one record of one agent added or removed), "person" (all records of one person at one agent)
+            or "agent" (one agent's ballots zeroed).
         epsilon: certified for the integer mechanism, rounded up; infinity where nothing can be proved.
         continuous_epsilon: the exact value for real-valued noise of the same sigma; a comparison, not a claim.
         as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
@@ -62,11 +64,12 @@ class PrivacyStatement:
         squared_sensitivity: of the whole composition, votes^2; None where unbounded. A whole number of votes but for
             models, whose unit is what one record changes.
         mu: the Gaussian-DP parameter of continuous_epsilon.
-        charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded.
+        charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded. No ledger is charged
+            for a person: there it is only what the composition amounts to.
         reason: why epsilon is infinite, where it is.
     """
 
-    level: Level
+    level: StatedLevel
     epsilon: float
     continuous_epsilon: float
     as_in_paper_epsilon: float
@@ -108,12 +111,12 @@ class NoiseFactors:
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a task at both levels, with the noise it is for.
+    """The price of a task at every level, with the noise it is for.
 
     Attributes:
         instance: the guarantee for one record.
         agent: the guarantee for one agent.
-        delta: the failure probability of both.
+        delta: the failure probability of each.
         queries: how many queries the price is for.
         sigma_votes: standard deviation of the noise on one count that nobody can subtract.
         noise_share_sigma_votes: standard deviation of the share each agent adds, sigma / sqrt(h).
@@ -123,6 +126,8 @@ class Price:
         quorum: fewest agents for which anything is opened.
         method: how agents vote.
         release: what is opened.
+        person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
+        records_per_person: that bound, m.
     """
 
     instance: PrivacyStatement
@@ -137,9 +142,11 @@ class Price:
     quorum: int
     method: str
     release: str
+    person: PrivacyStatement | None = None
+    records_per_person: int | None = None
 
     def statement(self, level: Level) -> PrivacyStatement:
-        """The guarantee at one level."""
+        """The guarantee at one of the levels that ledgers account for."""
         return self.instance if level == "instance" else self.agent
 
     def to_json(self) -> dict[str, Any]:
@@ -147,6 +154,7 @@ class Price:
         return {
             "instance": self.instance.to_json(),
             "agent": self.agent.to_json(),
+            **self._person(),
             "delta": self.delta,
             "as_in_paper": {
                 "instance": {"epsilon": _finite(self.instance.as_in_paper_epsilon)},
@@ -167,9 +175,17 @@ class Price:
             "release": self.release,
         }
 
+    def _person(self) -> dict[str, Any]:
+        if self.person is None:
+            return {}
+        statement = self.person.to_json()
+        # Nobody is charged it, and it must not be taken for what somebody is.
+        del statement["charge_nano"]
+        return {"person": statement | {"records_per_person": self.records_per_person}}
+
 
 def price(task: Task, *, queries: int | None = None) -> Price:
-    """What a task costs at both levels.
+    """What a task costs at every level.
 
     Args:
         task: what all parties agree on.
@@ -201,10 +217,12 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         quorum=task.quorum,
         method=task.method,
         release=task.release,
+        person=None if task.records_per_person is None else _statement(task, "person", asked),
+        records_per_person=task.records_per_person,
     )
 
 
-def integer_event(task: Task, level: Level, queries: int) -> IntegerSum | None:
+def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
     """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
     if not task.traits.counts:
         return model_event(task, level)
@@ -223,7 +241,7 @@ def integer_event(task: Task, level: Level, queries: int) -> IntegerSum | None:
     )
 
 
-def solve_sigma(task: Task, epsilon: float, *, level: Level = "instance", queries: int | None = None) -> float:
+def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
     """The smallest sigma_votes, to six significant digits, whose price is at most epsilon.
 
     Args:
@@ -264,7 +282,7 @@ def solve_sigma(task: Task, epsilon: float, *, level: Level = "instance", querie
     return sigma(_first(enough, low, low + step))
 
 
-def solve_queries(task: Task, epsilon: float, *, level: Level = "instance") -> int:
+def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance") -> int:
     """The largest number of queries whose price is at most epsilon.
 
     Args:
@@ -279,7 +297,7 @@ def solve_queries(task: Task, epsilon: float, *, level: Level = "instance") -> i
     return _largest(lambda queries: _statement(task, level, queries), MOST_QUERIES, task, epsilon, level, "queries")
 
 
-def solve_k(task: Task, epsilon: float, *, level: Level = "agent", queries: int | None = None) -> int:
+def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries: int | None = None) -> int:
     """The largest number of neighbours k whose price is at most epsilon.
 
     Args:
@@ -358,7 +376,7 @@ def _noise_factors(task: Task) -> NoiseFactors:
     )
 
 
-def _statement(task: Task, level: Level, queries: int) -> PrivacyStatement:
+def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
         return PrivacyStatement(level, math.inf, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
@@ -404,7 +422,7 @@ def _check_target(epsilon: float) -> None:
 
 
 def _largest(
-    statement: Callable[[int], PrivacyStatement], most: int, task: Task, epsilon: float, level: Level, what: str
+    statement: Callable[[int], PrivacyStatement], most: int, task: Task, epsilon: float, level: StatedLevel, what: str
 ) -> int:
     """The largest value in 1..most whose price meets the target; the price grows with the value."""
 

@@ -14,7 +14,17 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from labeler.errors import InvalidTask, UnsafeGrid
 from labeler.field import MAX_COMPARISON_BITS
@@ -31,6 +41,10 @@ from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
 from labeler.winner import WinnerTerms
 
 Level = Literal["instance", "agent"]
+"""Whose presence a ledger accounts for."""
+
+StatedLevel = Literal["instance", "person", "agent"]
+"""Whose presence a price is stated for: a person's follows from the same noise and is charged to no account."""
 
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
@@ -112,6 +126,9 @@ class Task(BaseModel):
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
+        records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
+            record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
+            whose records they hold can answer.
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
@@ -134,6 +151,7 @@ class Task(BaseModel):
     colluding_agents: Annotated[int, Field(ge=0)] = 0
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
@@ -188,9 +206,22 @@ class Task(BaseModel):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A task that does not ask for it is written, and hashed, as it was before there was this field.
+        fields: dict[str, Any] = dump(self)
+        if self.records_per_person is None:
+            fields.pop("records_per_person", None)
+        return fields
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
         """A validated copy: pydantic's own would keep the cached grid and digest of the task it came from."""
         return Task.model_validate(self.model_dump() | dict(update or {}))
+
+    @property
+    def a_record_may_be_replaced(self) -> bool:
+        """Whether a cap on records can bind: then a record that leaves may let another in, which never voted before."""
+        return self.max_agent_records is not None or self.records_per_person is not None
 
     @property
     def traits(self) -> MethodTraits:

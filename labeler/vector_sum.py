@@ -29,7 +29,7 @@ from labeler.grid import MAX_GRID_SUM, MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRI
 from labeler.noise import DiscreteGaussian
 from labeler.randomness import ByteSource
 from labeler.sharing import split, unshard
-from labeler.task import Level
+from labeler.task import StatedLevel
 
 ROUNDING_MARGIN = 1e-9
 """Relative margin on every bound, for double precision."""
@@ -110,15 +110,18 @@ class VectorSum:
         """The parameter of one agent's noise share, grid units."""
         return self.scale * self.sigma / math.sqrt(self.noise_contributors)
 
-    def event(self, level: Level = "instance") -> IntegerSum:
+    def event(self, level: StatedLevel = "instance", *, records: int = 1) -> IntegerSum:
         """One opening of this sum as an event, rounding included; see the module.
 
         Args:
-            level: "instance": the vectors move by `sensitivity`. "agent": one agent's vector becomes zero.
+            level: "instance": the vectors move by `sensitivity`. "person": by `group_distance`. "agent": one agent's
+                vector becomes zero.
+            records: of one person, for that level.
         """
         root = math.sqrt(self.dimension)
-        if level == "instance":
-            distance, most = self.scale * self.sensitivity + root, self.scale * self.sensitivity + 1
+        if level != "agent":
+            moved = self.group_distance(records if level == "person" else 1)
+            distance, most = self.scale * moved + root, self.scale * moved + 1
         else:
             distance, most = self.scale * self.largest_norm + root / 2, self.scale * self.largest_norm + 0.5
         # Integer vectors: their squared distance is a whole number.
@@ -131,6 +134,14 @@ class VectorSum:
             coordinates=self.dimension,
             level=level,
         )
+
+    def group_distance(self, records: int) -> float:
+        """How far the vectors move when so many records of one agent come or go together, before they are rounded.
+
+        One record after the other, by the triangle inequality, and never further than two vectors of the largest norm
+        lie apart. Rounded once, not once per record.
+        """
+        return min(records * self.sensitivity, 2 * self.largest_norm)
 
     def quantize(self, vector: NDArray[np.floating]) -> NDArray[np.int64]:
         """rint(S x), for a vector within the public bound.

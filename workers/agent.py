@@ -26,7 +26,7 @@ from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import Records
+from workers.voting.records import NO_PERSONS, select_records
 
 
 class Agent:
@@ -139,7 +139,7 @@ class Agent:
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
         """
-        records = self._alive()
+        records = select_records(self._shard, records_per_person=task.records_per_person)
         match task.method:
             case "knn":
                 return self._neighbors.knn(task, batch, records)
@@ -158,20 +158,13 @@ class Agent:
         context = (task.digest.encode(), batch.digest.encode(), version.encode())
         return keyed_source(derive_key(self._secret, purpose, *context), is_seeded=self._is_seeded)
 
-    def _alive(self) -> Records:
-        version = self._shard.version
-        features, ids, labels = self._shard.features, self._shard.record_ids, self._shard.labels
-        alive = self._shard.alive
-        if alive.all():
-            return Records(features, ids, labels, version)
-        return Records(features[alive], ids[alive], labels[alive], version)
-
     def check(self, task: Task, batch: QueryBatch) -> None:
         """Refuse what this agent cannot answer, whatever its policy and its budget say; costs nothing.
 
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
-            PrivacyRefusal: the batch does not belong to the task.
+            PrivacyRefusal: the batch does not belong to the task, or the task bounds records of one person and the
+                shard does not know whose they are.
         """
         if batch.features.shape[1] != self._shard.dimension:
             raise MixedShards(
@@ -183,6 +176,8 @@ class Agent:
                 f"agent {self.agent_id}: the task's price is for {task.max_queries} queries, and this batch would "
                 f"reach query {batch.first_query + len(batch)}"
             )
+        if task.records_per_person is not None and not self._shard.knows_persons:
+            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_PERSONS}")
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.task import Level
+from labeler.task import StatedLevel
 
 NANO = 10**9
 """Ledger units per unit of mu^2."""
@@ -38,7 +38,7 @@ class GaussianSum:
 
     squared_sensitivity: Fraction | int
     sigma_votes: float
-    level: Level = "instance"
+    level: StatedLevel = "instance"
 
     def __post_init__(self) -> None:
         _check_exact("squared_sensitivity", self.squared_sensitivity)
@@ -75,7 +75,7 @@ class IntegerSum:
     share_sigma_grid: float
     noise_contributors: int
     coordinates: int
-    level: Level = "instance"
+    level: StatedLevel = "instance"
 
     def __post_init__(self) -> None:
         _check_exact("squared_sensitivity", self.squared_sensitivity)
@@ -124,7 +124,7 @@ def total_mu_squared(events: Iterable[object]) -> Fraction:
         PrivacyRefusal: an event is not one of this module's, or events of two levels are mixed.
     """
     total = Fraction(0)
-    levels: set[Level] = set()
+    levels: set[StatedLevel] = set()
     for event in events:
         if not isinstance(event, GaussianSum | IntegerSum):
             raise PrivacyRefusal(
@@ -133,7 +133,7 @@ def total_mu_squared(events: Iterable[object]) -> Fraction:
         total += event.mu_squared
         levels.add(event.level)
     if len(levels) > 1:
-        raise PrivacyRefusal("instance-level and agent-level events do not compose; account for each level by itself")
+        raise PrivacyRefusal("events of different levels do not compose; account for each level by itself")
     return total
 
 

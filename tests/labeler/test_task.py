@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 
 import pytest
@@ -118,6 +120,42 @@ def test_the_digest_of_a_task_without_a_threshold_is_what_it_was_before_there_wa
     assert task().digest == "133772627de08e5a29a981fb0c4f0e7560bbef638b19f4098e7595e2bfb12e58"
     assert task(release="winner").digest == "49b6196eca9b1adce1cd6e574d070328ad4e55887506b53fc2f4f64c9e09a4d8"
     assert len({task(release="winner", abstain_below=votes).digest for votes in (None, 0, 1)}) == 3
+
+
+TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
+
+
+@pytest.mark.parametrize(
+    ("changes", "digest", "written"),
+    [
+        (
+            {},
+            "133772627de08e5a29a981fb0c4f0e7560bbef638b19f4098e7595e2bfb12e58",
+            "81a1dba508e9309081c66e26d61d25c210740e340aaea0fd21079ee3e891522a",
+        ),
+        (
+            {"release": "winner"},
+            "49b6196eca9b1adce1cd6e574d070328ad4e55887506b53fc2f4f64c9e09a4d8",
+            "ec114944baf004d1ca7ca4efae29fb31b6de87be6a66d9abb5464a9760907e4a",
+        ),
+        (
+            {"method": "blind-average", "k": 1, "training": TRAINING},
+            "c20f7935898a639e1f82fd34d134b20e046161ac6c6b137ec0965d71a33ede3c",
+            "ea48db2d91ce3eb002b695567fe5657c32c7f9fedd555774ca30893c5fdc02f5",
+        ),
+    ],
+)
+def test_a_task_that_does_not_bound_records_of_a_person_is_written_and_hashed_as_before_it_could(
+    changes: dict[str, object], digest: str, written: str
+) -> None:
+    """Written down when tasks had no `records_per_person`: parties of that version must read the same bytes."""
+    found = task(**changes)
+    text = json.dumps(found.model_dump(mode="json"), sort_keys=True)
+    assert (found.digest, hashlib.sha256(text.encode()).hexdigest()) == (digest, written)
+    bounded = [task(**changes, records_per_person=most) for most in (1, 2)]
+    assert len({one.digest for one in (found, *bounded)}) == 3
+    assert bounded[0].model_dump(mode="json")["records_per_person"] == 1
+    assert parse_task(bounded[0].model_dump(mode="json")) == bounded[0]
 
 
 @settings(deadline=None)

@@ -27,7 +27,7 @@ class NeighborVotes:
     def __init__(self, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
-        self._index: tuple[str, NeighborIndex] | None = None
+        self._index: tuple[tuple[str, int | None], NeighborIndex] | None = None
 
     def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
@@ -57,10 +57,10 @@ class NeighborVotes:
 
     def _index_of(self, records: Records) -> NeighborIndex:
         """The index over the records as they are now; an index of an older version would let deleted ones vote."""
-        if self._index is None or self._index[0] != records.version:
+        if self._index is None or self._index[0] != records.selection:
             limit = self._memory_limit_bytes
             index = build_index(records.features, records.record_ids, engine=self._engine, memory_limit_bytes=limit)
-            self._index = (records.version, index)
+            self._index = (records.selection, index)
         return self._index[1]
 
 

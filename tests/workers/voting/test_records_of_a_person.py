@@ -1,0 +1,260 @@
+"""The cut per person: made once, before any way to answer, and the proof's bounds hold for what really runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from feature_store.site_key import SiteKey
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import PrivacyRefusal
+from labeler.model_terms import head_terms, linear_terms, weight_sum
+from labeler.planning import integer_event
+from labeler.randomness import seeded_source
+from labeler.sensitivity import largest_change, squared_sensitivity
+from labeler.task import StatedLevel, Task, parse_task
+from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
+from workers.learning.private_heads import fit_heads
+from workers.voting.records import first_of_each_person, select_records
+
+CLASSES = ("cat", "dog", "eel")
+DIMENSION = 6
+KEY = SiteKey(b"k" * 32)
+TRAINING = {"min_records": 10, "regularisation": 0.5, "dimension": 2, "radius": 50.0}
+
+
+def _shard(folder: Path, persons: list[int] | None, *, seed: int = 0, rows: list[int] | None = None) -> Shard:
+    """A shard of so many records; `rows` writes only some of them, which keep their ids, features and labels."""
+    count = 40 if persons is None else len(persons)
+    random = np.random.default_rng(seed)
+    features, labels = random.normal(size=(count, DIMENSION)), random.integers(0, 3, count).astype(np.int16)
+    ids = random.permutation(10_000)[:count]
+    chosen = list(range(count)) if rows is None else rows
+    wanted = np.array([ids[row] for row in chosen], dtype="<u8") << np.uint64(1)
+    with ShardWriter(
+        folder,
+        classes=CLASSES,
+        fingerprint="f",
+        dimension=DIMENSION,
+        public=False,
+        site_key=KEY.name,
+        random_bytes=lambda size: wanted.tobytes()[:size],
+    ) as writer:
+        told = None if persons is None else KEY.digests("person", [str(persons[row]).encode() for row in chosen])
+        writer.append(features[chosen], labels[chosen], [f"{row}.png" for row in chosen], persons=told)
+        writer.finish()
+    return Shard.open(folder)
+
+
+def _task(method: str, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "name": "t", "classes": CLASSES, "method": method, "sigma_votes": 30.0, "delta": 1e-4,
+        "max_queries": DIMENSION + 1 if method == "blind-average" else 12, "agents": 1, "backbone_fingerprint": "f",
+    }  # fmt: skip
+    if method in ("blind-average", "aux-distill"):
+        fields["training"] = TRAINING
+    return parse_task(fields | changes)
+
+
+def _agent(shard: Shard) -> Agent:
+    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+    return Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+
+
+def _batch(task: Task, tmp_path: Path) -> QueryBatch:
+    random = np.random.default_rng(5)
+    with ShardWriter(tmp_path / "public", classes=(), fingerprint="f", dimension=DIMENSION, public=True) as writer:
+        writer.append(
+            random.normal(size=(task.max_queries, DIMENSION)),
+            np.full(task.max_queries, -1),
+            [str(row) for row in range(task.max_queries)],
+        )
+        writer.finish()
+    return QueryBatch(Shard.open(tmp_path / "public").features[:])
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+)
+def test_of_each_person_the_records_of_the_smallest_ids_are_kept(persons: list[int], most: int, random: Any) -> None:
+    ids = list(range(len(persons)))
+    random.shuffle(ids)
+    digests = KEY.digests("person", [str(person).encode() for person in persons])
+    kept = first_of_each_person(digests, np.array(ids, dtype=np.int64), most)
+    for person in set(persons):
+        mine = sorted((ids[row], row) for row in range(len(persons)) if persons[row] == person)
+        assert [bool(kept[row]) for _, row in mine] == [place < most for place in range(len(mine))]
+
+
+def test_the_first_records_are_chosen_among_those_that_are_not_deleted(tmp_path: Path) -> None:
+    shard = _shard(tmp_path / "s", [0, 0, 0, 1, 1, 2])
+    first = select_records(shard, records_per_person=1)
+    assert len(first) == 3
+    assert first.record_ids.tolist() == select_records(shard, records_per_person=1).record_ids.tolist()
+    gone = first.record_ids[:1].copy()
+    shard.delete(gone)
+    again = select_records(shard, records_per_person=1)
+    assert len(again) == (3 if len(select_records(shard, records_per_person=9)) == 5 and _of(shard, gone) else 2)
+    assert not set(gone.tolist()) & set(again.record_ids.tolist())
+    assert set(first.record_ids[1:].tolist()) <= set(again.record_ids.tolist())
+
+
+def _of(shard: Shard, record_ids: np.ndarray) -> bool:
+    """Whether the person of a deleted record has others left."""
+    assert shard.persons is not None
+    mine = (shard.persons == shard.persons[shard.record_ids == record_ids[0]]).all(axis=1)
+    return bool((mine & shard.alive).any())
+
+
+def _sent(shard: Shard, task: Task, batch: QueryBatch) -> np.ndarray:
+    """What the agent contributes; for aux-distill both heads on the grid before their own noise."""
+    if task.method != "aux-distill":
+        return _agent(shard).ballots(task, batch)
+    terms, records = head_terms(task), select_records(shard, records_per_person=task.records_per_person)
+    queries = batch.features.astype(np.float32) / 2048
+    heads = fit_heads(records.features / np.float32(2048), records.labels, queries[::5], terms=terms)
+    assert heads.scores is not None
+    both = [heads.head.ravel() / terms.head_noise, heads.scores.ravel() / terms.score_noise]
+    return terms.mechanism.quantize(np.concatenate(both))
+
+
+@pytest.mark.parametrize("method", ["knn", "reverse-knn", "ensemble", "blind-average", "aux-distill"])
+def test_every_method_answers_with_the_same_cut(method: str, tmp_path: Path) -> None:
+    """The answer under the cut is that of a shard that holds the kept records and no others, bit for bit."""
+    persons = [0] * 20 + [1] * 10 + list(range(2, 12))
+    whole = _shard(tmp_path / "whole", persons)
+    kept = set(select_records(whole, records_per_person=2).record_ids.tolist())
+    ids = np.random.default_rng(0)
+    ids.normal(size=(40, DIMENSION)), ids.integers(0, 3, 40)
+    all_ids = ids.permutation(10_000)[:40].tolist()
+    rows = [row for row in range(40) if all_ids[row] in kept]
+    assert len(rows) == 14
+    only = _shard(tmp_path / "only", persons, rows=rows)
+    task = _task(method, records_per_person=2)
+    batch = _batch(task, tmp_path)
+    cut = _sent(whole, task, batch)
+    assert cut.tolist() == _sent(only, task, batch).tolist()
+    assert _sent(whole, _task(method), batch).tolist() != cut.tolist()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    people=st.lists(st.integers(1, 5), min_size=2, max_size=6),
+    most=st.integers(1, 3),
+    method=st.sampled_from(["knn", "reverse-knn", "ensemble", "blind-average", "aux-distill"]),
+    cap=st.none() | st.integers(1, 8),
+)
+def test_no_person_moves_what_an_agent_sends_by_more_than_its_price_is_for(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, people: list[int], most: int, method: str, cap: int | None
+) -> None:
+    """Neighbouring shards on disk, real agents: every person removed in turn, and every record."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    persons = [person for person, count in enumerate(people) for _ in range(count)]
+    extra = {"max_agent_records": cap} if method == "reverse-knn" else {"k": 3} if method == "knn" else {}
+    task = _task(method, records_per_person=most, **extra)
+    batch = _batch(task, folder)
+    before = _sent(_shard(folder / "all", persons, seed=seed), task, batch)
+
+    def check(level: StatedLevel, gone: set[int]) -> None:
+        rows = [row for row in range(len(persons)) if row not in gone]
+        name = f"{level} {min(gone)}"
+        change = _sent(_shard(folder / name, persons, seed=seed, rows=rows), task, batch) - before
+        if not task.traits.counts:
+            event = integer_event(task, level, task.max_queries)
+            assert event is not None
+            squared, largest = event.squared_sensitivity, event.largest_change
+        else:
+            squared, largest = squared_sensitivity(task, level, len(batch)), largest_change(task, level)
+        assert int(np.square(change).sum()) <= squared
+        assert int(np.abs(change).max()) <= largest
+
+    for person in range(len(people)):
+        check("person", {row for row in range(len(persons)) if persons[row] == person})
+    for row in range(0, len(persons), 3):
+        check("instance", {row})
+
+
+def test_a_planted_person_uses_most_of_what_a_model_is_priced_for(tmp_path: Path) -> None:
+    """Three equal records of one person move an svm by nearly three times what one does: the factor is needed."""
+    terms_task = _task(
+        "blind-average", records_per_person=3, sigma_votes=100.0,
+        training={"min_records": 40, "regularisation": 2.0, "learner": "svm", "radius": 50.0, "iterations": 400},
+    )  # fmt: skip
+    batch = _batch(terms_task, tmp_path)
+    features = np.zeros((40, DIMENSION))
+    features[:, 0] = 1.0
+    features[3:, 0], features[3:, 1] = 0.0, 1.0
+
+    def ballots(name: str, rows: slice) -> np.ndarray:
+        with ShardWriter(
+            tmp_path / name, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, site_key=KEY.name
+        ) as writer:
+            told = KEY.digests("person", [b"one"] * 3 + [str(row).encode() for row in range(37)])
+            labels = np.zeros(40, np.int16)
+            writer.append(features[rows], labels[rows], [str(row) for row in range(40)[rows]], persons=told[rows])
+            writer.finish()
+        return _agent(Shard.open(tmp_path / name)).ballots(terms_task, batch)
+
+    moved = np.linalg.norm((ballots("with", slice(0, 40)) - ballots("without", slice(3, 40))).astype(float))
+    one = weight_sum(terms_task).scale * 1.0
+    assert linear_terms(terms_task).sensitivity > 0
+    bound = integer_event(terms_task, "person", terms_task.max_queries)
+    assert bound is not None
+    assert 1.2 * one < moved <= float(bound.squared_sensitivity) ** 0.5
+
+
+def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_charge(tmp_path: Path) -> None:
+    """In both of two neighbouring shards, with the same words: it hangs on how they were set up alone."""
+    said = set()
+    for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
+        shard = _shard(tmp_path / name, None, rows=rows)
+        ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+        agent = Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+        task = _task("knn", records_per_person=2)
+        batch = QueryBatch(shard.features[:12])
+        with pytest.raises(PrivacyRefusal, match="was not told whose records") as refused:
+            agent.answer(task, batch)
+        said.add(str(refused.value))
+        assert ledger.accounts["instance"].spent == 0
+        assert agent.answer(_task("knn"), batch)
+    assert len(said) == 1
+
+
+def test_the_index_of_one_cut_is_not_searched_for_another(tmp_path: Path) -> None:
+    shard = _shard(tmp_path / "s", [0] * 30 + list(range(1, 11)))
+    agent = _agent(shard)
+    batch = QueryBatch(shard.features[:12])
+    for most in (1, 30, 2, None, 1):
+        found = agent.ballots(_task("knn", k=40, records_per_person=most), batch).sum(axis=1)
+        assert set(found.tolist()) == {40 if most is None else 10 + most}
+
+
+def test_persons_do_not_print_and_their_names_are_nowhere_in_the_shard(tmp_path: Path) -> None:
+    names = [f"patient {number:05d}" for number in range(20)]
+    source = seeded_source(b"x")
+    with ShardWriter(
+        tmp_path / "s", classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, site_key=KEY.name
+    ) as writer:
+        told = KEY.digests("person", [name.encode() for name in names])
+        features = np.frombuffer(source.bytes(20 * DIMENSION), dtype=np.uint8).reshape(20, DIMENSION) + 1.0
+        writer.append(features, np.zeros(20, np.int16), [str(row) for row in range(20)], persons=told)
+        writer.finish()
+    written = b"".join(file.read_bytes() for file in sorted((tmp_path / "s").iterdir()))
+    for name in names:
+        assert name.encode() not in written
+    shard = Shard.open(tmp_path / "s")
+    assert "20" not in repr(select_records(shard, records_per_person=1))
+    assert {oct(file.stat().st_mode & 0o777) for file in (tmp_path / "s").iterdir()} == {"0o600"}
+    assert oct((tmp_path / "s").stat().st_mode & 0o777) == "0o700"
