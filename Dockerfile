@@ -1,4 +1,5 @@
-# One target per role. Coordinator and talliers load no learning library, so their images have none.
+# One target per role. Coordinator and talliers load no learning library, so their images have none but scikit-learn,
+# with which a process of the coordinator chooses clusters.
 #   docker build --target coordinator -t private-labeler:coordinator .
 #   docker build --target embedder    -t private-labeler:embedder .
 #   docker build --target agent       -t private-labeler:agent .

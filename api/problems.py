@@ -53,6 +53,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.AwaitingApproval: (503, "A person at a site has to approve first"),
     errors.RateLimited: (429, "Too many requests"),
     errors.Unavailable: (503, "A part of the service cannot be reached now"),
+    errors.StorageFull: (507, "There is no room left to keep it"),
 }
 """Status and title by class; a class that is not listed has those of its parent."""
 

@@ -1,6 +1,7 @@
 """Print the dependencies of pyproject.toml, one a line; with --slim without the learning libraries.
 
 Coordinator and talliers never load those (tests/test_architecture.py looks), and they are most of an image's size.
+scikit-learn stays: a process that the coordinator starts chooses clusters with it, where a requester asks for clusters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "matplotlib", "scikit-learn", "timm", "torch", "torchvision"})
+LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "matplotlib", "timm", "torch", "torchvision"})
 
 
 def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from feature_store.shard_writer import ShardWriter
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 Progress = Callable[[int, int], None]
+Loader = Callable[[int], Iterator[list["Loaded"]]]
+"""Gives the images of a source from an index on, in batches of any size, in order."""
 
 _DEFAULT_BATCH = 64
 _THUMBNAIL_PIXELS = 64
@@ -52,7 +55,16 @@ class EmbedReport:
 
 
 @dataclass(frozen=True, eq=False)
-class _Loaded:
+class Loaded:
+    """One image of a source, ready for the network, or the reason why not.
+
+    Attributes:
+        index: its place in the source.
+        pixels: what `Backbone.prepare` makes of it; None where it cannot be used.
+        thumbnail: PNG bytes, where they are kept.
+        reason: why it cannot be used.
+    """
+
     index: int
     pixels: NDArray[np.uint8] | None
     thumbnail: bytes | None
@@ -71,6 +83,7 @@ def embed_source(
     thumbnails: bool | None = None,
     threads: int = 2,
     random_bytes: Callable[[int], bytes] = os.urandom,
+    loader: Loader | None = None,
 ) -> EmbedReport:
     """Embed every image of a source into a shard.
 
@@ -90,6 +103,7 @@ def embed_source(
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes.
         random_bytes: source of record ids and row order; the operating system's except in simulations.
+        loader: reads and prepares images elsewhere (feature_store.decode_process); threads of this process when None.
 
     Raises:
         BadData: no image could be read; private images without a label or with one outside `classes`.
@@ -126,7 +140,8 @@ def embed_source(
     ) as writer:
         resumed_from = writer.position
         total = len(images.names)
-        for batch in _load_batches(images, backbone, writer.position, batch_size, threads, keep_thumbnails):
+        load = loader or partial(_load_batches, images, backbone, batch_size, threads, keep_thumbnails)
+        for batch in load(writer.position):
             _append_batch(writer, backbone, images, labels, batch, keep_thumbnails)
             if progress is not None:
                 progress(writer.position, total)
@@ -170,7 +185,7 @@ def _append_batch(
     backbone: Backbone,
     images: ImageSource,
     labels: NDArray[np.int16],
-    batch: list[_Loaded],
+    batch: list[Loaded],
     keep_thumbnails: bool,
 ) -> None:
     skipped = list(images.left_out) if writer.position == 0 else []
@@ -195,22 +210,22 @@ def _append_batch(
 
 
 def _load_batches(
-    images: ImageSource, backbone: Backbone, start: int, batch_size: int, threads: int, keep_thumbnails: bool
-) -> Iterator[list[_Loaded]]:
+    images: ImageSource, backbone: Backbone, batch_size: int, threads: int, keep_thumbnails: bool, start: int
+) -> Iterator[list[Loaded]]:
     """Batches in the source's order, the next one always being read while the caller works on this one."""
 
-    def load(index: int) -> _Loaded:
+    def load(index: int) -> Loaded:
         try:
             image = images.read(index)
             thumbnail = png_thumbnail(image, side=_THUMBNAIL_PIXELS) if keep_thumbnails else None
-            return _Loaded(index, backbone.prepare(image), thumbnail, "")
+            return Loaded(index, backbone.prepare(image), thumbnail, "")
         except (UnreadableImage, BadData) as error:
-            return _Loaded(index, None, None, str(error))
+            return Loaded(index, None, None, str(error))
 
     with ThreadPoolExecutor(threads, thread_name_prefix="embed") as pool:
         starts = iter(range(start, len(images.names), batch_size))
 
-        def submit(first: int) -> Iterator[_Loaded]:
+        def submit(first: int) -> Iterator[Loaded]:
             return pool.map(load, range(first, min(first + batch_size, len(images.names))))
 
         ahead = [submit(first) for first in islice(starts, 2)]

@@ -182,16 +182,24 @@ class ParquetSource:
         index = {value: place for place, value in enumerate(ordered)}
         return [None if value is None else index[value] for value in values], tuple(str(value) for value in ordered)
 
-    def read(self, index: int) -> Image.Image:
+    def data(self, index: int) -> bytes:
+        """The bytes of one image file, undecoded.
+
+        Raises:
+            UnreadableImage: there are none.
+        """
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         with self._lock:
             if self._group[0] != group:
                 self._group = (group, self._file.read_row_group(group, columns=["image"])["image"].to_pylist())
             cell = self._group[1][index - int(self._starts[group])]
-        data = cell.get("bytes") if isinstance(cell, dict) else cell
-        if not data:
+        found: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not found:
             raise UnreadableImage("no bytes in this row")
-        return decode_image(data, max_pixels=self._max_pixels)
+        return found
+
+    def read(self, index: int) -> Image.Image:
+        return decode_image(self.data(index), max_pixels=self._max_pixels)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

@@ -37,6 +37,7 @@
         ├── AwaitingApproval    a person at the site has to approve first
         ├── RateLimited         too many requests for one token
         └── Unavailable         a part of the service cannot be reached now
+            └── StorageFull     there is no room left to keep it
 
 A message says what was wrong, the bound, what was found and what to do next. It never holds a
 vote, a share, a private label or a private feature.
@@ -303,3 +304,9 @@ class Unavailable(TryAgain):
     """A part of the service cannot be reached now."""
 
     problem_type = "unavailable"
+
+
+class StorageFull(Unavailable):
+    """There is no room left to keep it; once there is, the same request goes through."""
+
+    problem_type = "storage-full"

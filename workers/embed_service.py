@@ -1,40 +1,42 @@
-"""The embedder process: turns the images of a job into public questions, in the coordinator's own domain.
+"""The embedder process: turns the images of jobs into public features, in the coordinator's own domain.
 
-    claim (lease, heartbeat) -> jobs/JOB/upload.parquet -> embed, resumable -> select -> jobs/JOB/questions.safetensors
+    turn of a lane (lease, heartbeat) -> its next job -> decode (a process of its own) -> embed, a slice at a time
                                                                      |
-                                                                     v
-                                          jobs/JOB/failed.json: what cannot be asked about, and why
+                          jobs/JOB/public.shard: the features        v
+                          jobs/JOB/failed.json: what cannot be asked about, and why
 
-Only public images are read here, and nothing is charged. The result is a function of the upload, the backbone and the
-request, so work that is done twice, by this process or another, gives the same file.
+A lane is one requester (feature_store.embed_board). While others wait it has `SLICE_S`, then it is their turn, and the
+job at hand goes on from where it was; so nobody waits longer for the first step than a slice of everybody else. Work
+stops between two looks, a fraction of a second apart, when its job is not waited for any more.
+
+Only public images are read here, and nothing is charged. The result is a function of the upload and the backbone, so
+work that is done twice, by this process or another, gives the same file. Several embedders may serve one coordinator;
+each has another requester's turn.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import shutil
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors.numpy import save
 
-from feature_store.backbones import Backbone, load_backbone, read_spec
-from feature_store.durable import replace_file
-from feature_store.embedding import embed_source
+from feature_store.backbones import Backbone, Transform, load_backbone
+from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
+from feature_store.embedding import Loaded, Loader, embed_source
 from feature_store.faults import fault_point
 from feature_store.mailbox import Mailbox, Work
-from feature_store.query_selection import Strategy, select_queries
-from feature_store.shard import Shard, check_features
+from feature_store.question_files import FAILURE, SHARD, UPLOAD, write_failure
+from feature_store.room import is_full, storage_full
 from labeler.errors import (
     BadData,
     Interrupted,
@@ -45,51 +47,49 @@ from labeler.errors import (
     TryAgain,
     UnreadableImage,
 )
-from labeler.task import describe_validation
 
 log = logging.getLogger("labeler.embedder")
 
-QUEUE = "embed"
+QUEUE = EMBED_QUEUE
 LEASE_S = 10.0
 HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
 """Work that was handed out this often without an end kills whoever takes it, and is given up."""
 
+SLICE_S = 2.0
+"""How long one requester's images are worked on while another one's wait."""
+
+BATCH_IMAGES = 64
+BATCH_S = 1.0
+"""A batch is what came within this time, so that large images do not make a batch that lasts minutes."""
+
 ROLE = "embedder"
 ALIVE_S = 30.0
 """For so long a sign of life counts, several times as long as it takes between two."""
 
+WORKING = f".{SHARD}.writing"
+
 _CLAIM_WAIT_S = 1.0
 
 
-class EmbedRequest(BaseModel):
-    """`jobs/JOB/request.json`: which questions to make.
+class _JobEnded(Exception):
+    """Nobody waits for the job any more."""
 
-    Attributes:
-        strategy, count, seed: see feature_store.query_selection.
-        fingerprint: of the task's backbone.
-        source: whether the upload holds images, or features made by that backbone elsewhere.
-    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    strategy: Strategy
-    count: Annotated[int, Field(ge=1)] | None
-    seed: Annotated[int, Field(ge=0)]
-    fingerprint: str
-    source: Literal["images", "features"]
+class _SliceOver(Exception):
+    """Somebody else's turn."""
 
 
 def run_embedder(
     coordinator_home: Path, redis_url: str, backbones: Mapping[str, str], *, stop: threading.Event
 ) -> None:
-    """Prepare questions for jobs until told to stop.
+    """Make features for jobs until told to stop.
 
     Args:
         coordinator_home: the coordinator's home, shared with it.
         redis_url: the coordinator's Redis.
         backbones: fingerprint -> what loads it (feature_store.backbones.load_backbone).
-        stop: ends it after the batch of images at hand; another embedder goes on from there.
+        stop: ends it within a moment; another embedder goes on from there.
 
     Raises:
         InvalidSetting: the Redis URL is none.
@@ -105,9 +105,7 @@ def run_embedder(
                 mailbox.show_life(ROLE, for_s=ALIVE_S)
                 work = mailbox.claim(QUEUE, consumer, lease_s=LEASE_S, wait_s=_CLAIM_WAIT_S)
                 if work is not None:
-                    with _lease(mailbox, work):
-                        embedder.prepare(work.work_id, attempt=work.attempt, mailbox=mailbox)
-                    mailbox.done(work)
+                    _take_turn(embedder, mailbox, work)
                 is_reached = True
             except Interrupted:
                 break
@@ -121,29 +119,69 @@ def run_embedder(
     log.info("embedder stopped")
 
 
+def _take_turn(embedder: Embedder, mailbox: Mailbox, work: Work) -> None:
+    """One turn of a lane; the lane goes to the end of the line where more is to do."""
+    try:
+        with _lease(mailbox, work):
+            embedder.turn(work.work_id, attempt=work.attempt, mailbox=mailbox)
+    except Interrupted:
+        raise
+    except TryAgain:
+        # Nobody died of it, so it is no attempt: a full disk may last for hours. The coordinator asks again.
+        mailbox.done(work)
+        raise
+    mailbox.done(work)
+    # After `done`, and behind whoever came meanwhile; what comes from here on the coordinator puts into the line.
+    if embedder.waiting(work.work_id):
+        mailbox.add_work(QUEUE, work.work_id)
+
+
 class Embedder:
-    """Makes the questions of one job after the other; backbones are loaded once and kept."""
+    """Makes the features of one job after the other; backbones are loaded once and kept."""
 
     def __init__(self, home: Path, backbones: Mapping[str, str], *, stop: threading.Event) -> None:
         self._home = home
+        self._board = EmbedBoard(home)
         self._backbones = backbones
         self._stop = stop
         self._loaded: dict[str, Backbone] = {}
 
-    def prepare(self, job_id: str, *, attempt: int, mailbox: Mailbox) -> None:
-        """Write questions.safetensors or failed.json of a job, unless either is there.
+    def waiting(self, lane: str) -> int:
+        """How many jobs of a lane wait."""
+        return len(self._board.jobs(lane)) if Path(lane).name == lane else 0
+
+    def turn(self, lane: str, *, attempt: int, mailbox: Mailbox) -> None:
+        """Work for one requester, until nothing is left or somebody else's turn has come.
+
+        Args:
+            lane: feature_store.embed_board.lane_of the requester.
+            attempt: how often this turn was begun, from 1; the job it begins with may be what ended the others.
+            mailbox: where progress is told.
 
         Raises:
-            TryAgain: stopped, or something cannot be reached now; the work stays on the queue.
+            TryAgain: stopped, or something cannot be reached or kept now; the jobs go on waiting.
         """
-        if Path(job_id).name != job_id:
-            log.error("work skipped: no job has such a name")
+        if Path(lane).name != lane:
+            log.error("work skipped: no requester has such a name")
             return
+        until = time.monotonic() + SLICE_S
+        while waiting := self._board.jobs(lane):
+            try:
+                self._job(lane, waiting[0], attempt=attempt, until=until, mailbox=mailbox)
+            except _SliceOver:
+                self._board.to_the_end(lane, waiting[0])
+                return
+            attempt = 1
+            if self._is_over(lane, until):
+                return
+
+    def _is_over(self, lane: str, until: float) -> bool:
+        return time.monotonic() >= until and self._board.has_other_lanes(lane)
+
+    def _job(self, lane: str, job_id: str, *, attempt: int, until: float, mailbox: Mailbox) -> None:
         folder = self._home / "jobs" / job_id
-        if not (folder / "request.json").is_file():
-            log.warning("work skipped: the job is gone", extra={"job_id": job_id})
-            return
-        if (folder / "questions.safetensors").exists() or (folder / "failed.json").exists():
+        if (folder / SHARD).exists() or (folder / FAILURE).exists():
+            self._board.done(lane, job_id)
             return
         fault_point("embedder.claimed")
         try:
@@ -151,64 +189,71 @@ class Embedder:
                 raise BadData(
                     f"embedding these images was begun {attempt - 1} times and never ended; look at their sizes"
                 )
-            self._ask(folder, job_id, mailbox)
-            log.info("questions prepared", extra={"job_id": job_id})
-        except TryAgain:
+            self._embed(lane, job_id, folder, until=until, mailbox=mailbox)
+            log.info("features made", extra={"job_id": job_id})
+        except (TryAgain, _SliceOver):
             raise
-        except LabelerError as error:
-            _write_failure(folder, error)
-            log.warning("job failed", extra={"job_id": job_id, "problem": error.problem_type})
         except Exception as error:
-            # A defect of a library must not stop the embedder for every other job.
-            _write_failure(folder, BadData(f"the questions could not be prepared ({type(error).__name__})"))
-            log.exception("job failed", extra={"job_id": job_id})
+            if not self._board.is_wanted(lane, job_id):
+                # Its folder may be gone under our hands; what we left in it goes the same way.
+                shutil.rmtree(folder / WORKING, ignore_errors=True)
+                log.info("work stopped: the job has ended", extra={"job_id": job_id})
+                return
+            if isinstance(error, OSError) and is_full(error):
+                raise storage_full("the features of a job") from error
+            self._fail(folder, job_id, error)
+        self._board.done(lane, job_id)
         _tell(mailbox, job_id, {"stage": "embedded"})
 
-    def _ask(self, folder: Path, job_id: str, mailbox: Mailbox) -> None:
-        request = _read_request(folder / "request.json")
-        upload = folder / "upload.parquet"
-        if request.source == "images":
-            features = self._embed(upload, folder / "public.shard", request, job_id, mailbox)
-        else:
-            features = _given_features(upload)
-        queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
-        fault_point("embedder.embedded")
-        arrays = {"features": queries.features, "rows": queries.rows, "assignment": queries.assignment}
-        if request.strategy == "weights":
-            arrays["images"] = features  # What the model that is asked for will label.
-        metadata = {"fingerprint": request.fingerprint, "backbone": self._name_of(request.fingerprint)}
-        replace_file(
-            folder / "questions.safetensors",
-            save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata),
-            mode=0o600,
-        )
+    def _fail(self, folder: Path, job_id: str, error: Exception) -> None:
+        if isinstance(error, LabelerError):
+            write_failure(folder, error)
+            log.warning("job failed", extra={"job_id": job_id, "problem": error.problem_type})
+            return
+        # A defect of a library must not stop the embedder for every other job.
+        write_failure(folder, BadData(f"the images could not be embedded ({type(error).__name__})"))
+        log.error("job failed", extra={"job_id": job_id}, exc_info=error)
 
-    def _embed(
-        self, upload: Path, out: Path, request: EmbedRequest, job_id: str, mailbox: Mailbox
-    ) -> NDArray[np.int16]:
-        """Features of all images, in their order."""
+    def _embed(self, lane: str, job_id: str, folder: Path, *, until: float, mailbox: Mailbox) -> None:
+        """Write public.shard, as far as the slice reaches."""
+        try:
+            request = self._board.read(lane, job_id)
+        except FileNotFoundError:
+            raise _JobEnded from None
         backbone = self._backbone(request.fingerprint)
+        upload = folder / UPLOAD
+
+        def look() -> None:
+            if self._stop.is_set():
+                raise Interrupted("stopped while embedding; another embedder goes on from here")
+            if not self._board.is_wanted(lane, job_id):
+                raise _JobEnded
 
         def progress(done: int, total: int) -> None:
             _tell(mailbox, job_id, {"stage": "embedding", "done": done, "total": total})
-            if self._stop.is_set():
-                raise Interrupted("stopped while embedding; another embedder goes on from here")
+            look()
+            if done < total and self._is_over(lane, until):
+                raise _SliceOver
 
-        report = embed_source(upload, backbone, out, classes=(), public=True, thumbnails=False, progress=progress)
-        if report.skipped:
-            first = report.skipped[0]
+        look()
+        try:
+            with _decoder(upload, backbone, request, look) as loader:
+                embed_source(
+                    upload,
+                    backbone,
+                    folder / SHARD,
+                    classes=(),
+                    public=True,
+                    thumbnails=False,
+                    progress=progress,
+                    loader=loader,
+                )
+        except UnusableImage as error:
             raise UnreadableImage(
-                f"{len(report.skipped)} of the images cannot be asked about, first {_name_of(upload, first.source)!r}: "
-                f"{first.reason}. Take them out and submit again"
-            )
-        return np.asarray(Shard.open(out, verify=False).features)
-
-    def _name_of(self, fingerprint: str) -> str:
-        """The backbone in words, for people; empty for one that only the requester has."""
-        if fingerprint not in self._backbones:
-            return ""
-        spec = read_spec(self._backbones[fingerprint])
-        return spec.architecture or spec.kind
+                f"the image {_name_of(upload, error.index)!r} cannot be asked about: {error.reason}. Take it out and "
+                "submit again"
+            ) from None
+        fault_point("embedder.embedded")
 
     def _backbone(self, fingerprint: str) -> Backbone:
         """The backbone of a task, loaded once.
@@ -235,6 +280,30 @@ class Embedder:
 
 
 @contextmanager
+def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None]) -> Iterator[Loader]:
+    """Batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
+    transform = Transform.model_validate(backbone.spec["transform"])
+    limits = PixelLimits(request.max_pixels, request.max_job_pixels)
+    with ExitStack() as processes:
+
+        def load(start: int) -> Iterator[list[Loaded]]:
+            images = decoded_images(upload, transform, limits, start=start, look=look)
+            processes.enter_context(closing(images))
+            batch: list[Loaded] = []
+            until = time.monotonic() + BATCH_S
+            for index, pixels in enumerate(images, start):
+                batch.append(Loaded(index, pixels, None, ""))
+                if len(batch) >= BATCH_IMAGES or time.monotonic() >= until:
+                    yield batch
+                    batch = []
+                    until = time.monotonic() + BATCH_S
+            if batch:
+                yield batch
+
+        yield load
+
+
+@contextmanager
 def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
     """Signs of life while the block runs, so that nobody else takes the work over."""
     ended = threading.Event()
@@ -255,39 +324,11 @@ def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
         thread.join()
 
 
-def _read_request(path: Path) -> EmbedRequest:
-    try:
-        return EmbedRequest.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise BadData(describe_validation(error, "the request for questions")) from None
-
-
-def _given_features(upload: Path) -> NDArray[np.int16]:
-    """Features a requester sent, checked to be quantised ones."""
-    try:
-        column = pq.read_table(upload, columns=["feature"])["feature"]
-    except (pa.ArrowException, KeyError, OSError):
-        raise BadData("the uploaded features cannot be read; submit the job again") from None
-    kind = column.type
-    if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.int16() or column.null_count or not len(column):
-        raise BadData("uploaded features must be a column feature of int16 lists of one length, none missing")
-    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
-    features = np.ascontiguousarray(values.reshape(len(column), kind.list_size), dtype=np.int16)
-    check_features(features)
-    return features
-
-
-def _name_of(upload: Path, source: str) -> str:
-    """The name a requester gave to an image that is known by its row."""
-    row = source.rpartition("#")[2]
-    with suppress(pa.ArrowException, KeyError, OSError, IndexError, ValueError):
-        return str(pq.read_table(upload, columns=["name"])["name"][int(row)].as_py())
-    return source
-
-
-def _write_failure(folder: Path, error: LabelerError) -> None:
-    content = {"problem_type": error.problem_type, "sentence": str(error)}
-    replace_file(folder / "failed.json", json.dumps(content).encode(), mode=0o600)
+def _name_of(upload: Path, row: int) -> str:
+    """The name a requester gave to an image."""
+    with suppress(pa.ArrowException, KeyError, OSError, IndexError):
+        return str(pq.read_table(upload, columns=["name"])["name"][row].as_py())
+    return f"number {row}"
 
 
 def _tell(mailbox: Mailbox, job_id: str, event: Mapping[str, object]) -> None:

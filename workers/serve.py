@@ -64,4 +64,4 @@ def run_home_embedder(home: Path, *, stop: threading.Event) -> None:
 
     settings = read_settings(home)
     backbones = {fingerprint: settings.backbone(fingerprint) or "" for fingerprint in settings.backbones}
-    run_embedder(home, settings.redis_url, backbones, stop=stop)
+    run_embedder(settings.home, settings.redis_url, backbones, stop=stop)

@@ -26,7 +26,6 @@ charge is posted before any tallier is asked for its sum; a release is stored on
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -37,11 +36,11 @@ from pathlib import Path
 
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.post_office import PostOffice
+from api.coordinator.preparation import Preparation
 from api.coordinator.questions import batch_of, read_failure, read_questions
 from api.coordinator.schedule import LONGEST_PAUSE_S, Schedule
 from api.coordinator.settlement import UNFINISHED, reservation_id, settle_rounds
 from api.coordinator.winner_turns import WinnerTurns
-from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Connection, Database
@@ -68,7 +67,6 @@ from labeler.winner import winner_time_limit_s
 
 log = logging.getLogger("labeler.conductor")
 
-EMBED_QUEUE = "embed"
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
 
@@ -112,6 +110,7 @@ class Conductor:
         timing: Timing,
         clock: Callable[[], datetime],
         turns: WinnerTurns | None = None,
+        preparation: Preparation | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home = home
@@ -125,6 +124,9 @@ class Conductor:
         self._mailbox = mailbox
         self._timing = timing
         self._clock = clock
+        self._preparation = preparation or Preparation(
+            home, mailbox, is_wanted=lambda job_id: self._jobs.get(job_id).state == "queued", on_end=self.wake
+        )
         self._schedule = Schedule(every_s=max(_LEAST_LOOK_S, min(_LOOK_S, timing.ask_again_s)), clock=now)
         # Conveniences, all of which may be lost: when somebody was last asked, when a quorum was first seen or lost.
         self._asked: dict[tuple[str, ...], float] = {}
@@ -203,24 +205,15 @@ class Conductor:
                 return
 
     def _prepare(self, job: JobRecord) -> bool:
-        """Questions, from the embedder; True once they are there."""
+        """Questions, from whoever makes them (api.coordinator.preparation); True once they are there."""
         folder = self._home / "jobs" / job.job_id
         task = self._tasks.get(job.task_digest)
         if (folder / "failed.json").exists():
             raise read_failure(folder / "failed.json")
         path = folder / "questions.safetensors"
+        if not path.exists() and self._is_due(("prepare", job.job_id, self._preparation.step(job))):
+            self._preparation.ask(job, task.task)
         if not path.exists():
-            if self._is_due(("embed", job.job_id)):
-                folder.mkdir(parents=True, exist_ok=True)
-                request = {
-                    "strategy": job.strategy,
-                    "count": job.count,
-                    "seed": job.seed,
-                    "source": job.source,
-                    "fingerprint": task.task.backbone_fingerprint,
-                }
-                replace_file(folder / "request.json", json.dumps(request).encode())
-                self._mailbox.add_work(EMBED_QUEUE, job.job_id)
             return False
         features = read_questions(path)
         if len(features) != job.num_queries:

@@ -52,6 +52,7 @@ class LimitsTable(_Table):
         max_upload_bytes: of one job's content, after unpacking.
         max_image_bytes: of one image file.
         max_pixels: of one image, width times height.
+        max_job_pixels: of all images of one job together.
         max_feature_dimension: entries of one feature vector.
         max_requests_per_minute: of one token.
     """
@@ -60,6 +61,7 @@ class LimitsTable(_Table):
     max_upload_bytes: Annotated[int, Field(ge=1, le=2**40)] = 2 * 2**30
     max_image_bytes: Annotated[int, Field(ge=1, le=2**30)] = 32 * 2**20
     max_pixels: Annotated[int, Field(ge=1, le=2**31)] = 64_000_000
+    max_job_pixels: Annotated[int, Field(ge=1, le=2**50)] = 8_000_000_000
     max_feature_dimension: Annotated[int, Field(ge=1, le=2**20)] = 16_384
     max_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
 

@@ -82,7 +82,7 @@ def embedder_there(is_there: bool, waiting: int) -> str:
 
     Args:
         is_there: whether an embedder was heard of lately.
-        waiting: jobs that have no questions yet.
+        waiting: jobs whose images have no features yet.
 
     Raises:
         NotReady: jobs wait, and nobody is there.

@@ -26,6 +26,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.post_office import PostOffice
+from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.tasks import create_task, describe_task, task_view
@@ -146,6 +147,14 @@ class Coordinator:
         self._stopping = threading.Event()
         post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
         turns = WinnerTurns()
+        self._preparation = Preparation(
+            config.home,
+            mailbox,
+            is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
+            on_end=lambda job_id: self.conductor.wake(job_id),
+            backbone_of=config.backbone,
+            bounds=Bounds(config.limits.max_pixels, config.limits.max_job_pixels),
+        )
         self.conductor = Conductor(
             home=config.home,
             database=stores.database,
@@ -158,6 +167,7 @@ class Coordinator:
             timing=Timing(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             clock=clock,
             turns=turns,
+            preparation=self._preparation,
         )
         self.mailroom = Mailroom(
             keys=keys,
@@ -211,6 +221,7 @@ class Coordinator:
         if self._thread.ident is not None:
             self.conductor.ring()
             self._thread.join(timeout=10.0)
+        self._preparation.stop()
         self._mailbox.close()
         self.stores.database.close()
 
@@ -305,7 +316,9 @@ class Coordinator:
         Raises:
             NotAllowed: another token made it, and this one is no administrator's.
         """
-        return submission.cancel(job_id, by=by, is_admin=is_admin, stores=self._intake)
+        view = submission.cancel(job_id, by=by, is_admin=is_admin, stores=self._intake)
+        self._preparation.withdraw(job_id)
+        return view
 
     def label_table(self, job_id: str) -> pa.Table:
         """The pseudo-label set of a completed job.
@@ -467,7 +480,7 @@ class Coordinator:
             is_there = self._mailbox.is_alive("embedder")
         except TryAgain:
             return "not known while redis cannot be reached"
-        return embedder_there(is_there, self.job_counts()["queued"])
+        return embedder_there(is_there, self._preparation.waiting_for_embedder)
 
     def _check_trusted(self) -> None:
         behind = self.mailroom.witnesses.sentence

@@ -32,6 +32,7 @@ from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
 from feature_store.durable import sync_folder
+from feature_store.embed_board import job_pixels_refusal
 from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
@@ -102,6 +103,7 @@ class UploadWriter:
         self._pending: list[tuple[str, bytes]] = []
         self._pending_bytes = 0
         self._total_bytes = 0
+        self._total_pixels = 0
         self._bad: list[str] = []
         self._sha256 = hashlib.sha256(b"labeler-upload/1\n")
         self._ended = False
@@ -242,12 +244,15 @@ class UploadWriter:
 
     def _take_image(self, name: str, data: bytes) -> None:
         self._begin("images", None)
-        reason = image_refusal(data, max_pixels=self._limits.max_pixels)
+        reason, pixels = look_at_header(data, max_pixels=self._limits.max_pixels)
         if reason is not None:
             self._bad.append(f"{name[:100]!r} ({reason})")
             if len(self._bad) >= MAX_BAD:
                 raise self._unreadable()
             return
+        self._total_pixels += pixels
+        if self._total_pixels > self._limits.max_job_pixels:
+            raise TooLarge(job_pixels_refusal(self.count + 1, self._total_pixels, self._limits.max_job_pixels))
         self._append(name, data)
 
     def _take_features(self, names: Sequence[str], features: NDArray[np.floating | np.int16]) -> None:
@@ -323,20 +328,25 @@ class UploadWriter:
 
 def image_refusal(data: bytes, *, max_pixels: int) -> str | None:
     """Why a file is not taken as an image, by its header alone; None where it is."""
+    return look_at_header(data, max_pixels=max_pixels)[0]
+
+
+def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
+    """Why a file is not taken as an image, or None, and how many pixels it has."""
     Image.init()
     try:
         with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
             width, height = image.size
             if width * height > max_pixels:
-                return f"{width} x {height} pixels, at most {max_pixels} are taken"
-            return "floating-point pixels, whose range is unknown" if image.mode == "F" else None
+                return f"{width} x {height} pixels, at most {max_pixels} are taken", width * height
+            return "floating-point pixels, whose range is unknown" if image.mode == "F" else None, width * height
     except UnidentifiedImageError:
-        return "not an image of a known format" if data else "an empty file"
+        return "not an image of a known format" if data else "an empty file", 0
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        return f"more than {max_pixels} pixels"
+        return f"more than {max_pixels} pixels", 0
     # Pillow's parsers raise almost anything on damaged headers; all of it means the same here.
     except Exception as error:
-        return f"damaged ({type(error).__name__})"
+        return f"damaged ({type(error).__name__})", 0
 
 
 def tidy_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The embedder's process: questions from images or features, over a real redis-server, killed and resumed."""
+"""The embedder's process: features from images, over a real redis-server, killed and resumed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from feature_store.backbones import load_backbone
+from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
 from feature_store.mailbox import Mailbox
 from feature_store.quantize import quantize
-from feature_store.query_selection import select_queries
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
 from workers import embed_service
 from workers.embed_service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
 from workers.redis_server import RedisServer
@@ -48,27 +49,24 @@ class Office:
     server: RedisServer
     start: Callable[..., Any]
 
-    def job(self, name: str, upload: pa.Table | None, **changes: Any) -> Path:
+    @property
+    def board(self) -> EmbedBoard:
+        return EmbedBoard(self.home)
+
+    def job(self, name: str, upload: pa.Table | None, *, owner: str = "somebody", **changes: Any) -> Path:
         folder = self.home / "jobs" / name
         folder.mkdir(parents=True)
         if upload is not None:
             pq.write_table(upload, folder / "upload.parquet")
-        request = {
-            "strategy": "all",
-            "count": None,
-            "seed": 0,
-            "fingerprint": BACKBONE.fingerprint,
-            "source": "images",
-        }
-        (folder / "request.json").write_text(json.dumps(request | changes))
-        self.mailbox.add_work(QUEUE, name)
+        request = EmbedRequest.model_validate({"fingerprint": BACKBONE.fingerprint} | changes)
+        self.mailbox.add_work(QUEUE, self.board.put(owner, name, request))
         return folder
 
     def run(self, backbones: dict[str, str] | None = None) -> Any:
         known = {BACKBONE.fingerprint: "pixels:4"} if backbones is None else backbones
         return self.start(lambda stop: run_embedder(self.home, self.server.url, known, stop=stop))
 
-    def finish(self, *folders: Path, name: str = "questions.safetensors") -> None:
+    def finish(self, *folders: Path, name: str = "public.shard") -> None:
         running = self.run()
         for folder in folders:
             wait_for(folder / name)
@@ -111,33 +109,16 @@ def images_table(images: list[bytes]) -> pa.Table:
     return pa.table({"name": names, "image": pa.array(images, pa.binary())})
 
 
-def features_table(features: np.ndarray) -> pa.Table:
-    values = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.int16()), features.shape[1])
-    return pa.table({"name": [str(number) for number in range(len(features))], "feature": values})
+def features_of(folder: Path) -> np.ndarray:
+    return np.asarray(Shard.open(folder / "public.shard").features)
 
 
-def test_images_become_the_questions_the_backbone_makes_of_them(office: Office) -> None:
+def test_images_become_the_features_the_backbone_makes_of_them(office: Office) -> None:
     images = pictures(12)
     folder = office.job("job-1", images_table([png(image) for image in images]))
     office.finish(folder)
-    found = load_file(folder / "questions.safetensors")
-    assert np.array_equal(found["features"], quantize(BACKBONE.embed(images)))
-    assert found["rows"].tolist() == found["assignment"].tolist() == list(range(12))
-    with safe_open(folder / "questions.safetensors", "np") as file:
-        assert file.metadata() == {"fingerprint": BACKBONE.fingerprint, "backbone": "pixels"}
-
-
-def test_features_are_taken_as_they_are_and_clustered(office: Office) -> None:
-    features = quantize(np.random.default_rng(1).normal(size=(40, 16)))
-    folder = office.job(
-        "job-1", features_table(features), source="features", strategy="clustered", count=5, seed=3, fingerprint="other"
-    )
-    office.finish(folder)
-    found = load_file(folder / "questions.safetensors")
-    expected = select_queries(features, strategy="clustered", count=5, seed=3)
-    assert np.array_equal(found["features"], expected.features)
-    assert np.array_equal(found["assignment"], expected.assignment)
-    assert found["rows"].tolist() == [-1] * 5
+    assert np.array_equal(features_of(folder), quantize(BACKBONE.embed(images)))
+    assert office.board.all_jobs() == []
 
 
 def test_an_unknown_backbone_is_refused_with_the_known_ones_named(office: Office) -> None:
@@ -161,25 +142,12 @@ def test_an_image_that_cannot_be_read_fails_the_job_by_its_name(office: Office) 
 
 
 @pytest.mark.parametrize(
-    ("upload", "changes"),
-    [
-        (features_table(np.full((3, 4), 30_000, dtype=np.int16)), {"source": "features"}),
-        (features_table(np.zeros((3, 4), dtype=np.int16)), {"source": "features"}),
-        (pa.table({"name": ["a"], "feature": [[1.5, 2.0]]}), {"source": "features"}),
-        (pa.table({"name": ["a"]}), {"source": "features"}),
-        (None, {"source": "features"}),
-        (None, {}),
-        (features_table(quantize(np.eye(3))), {"source": "features", "strategy": "random", "count": 99}),
-        (features_table(quantize(np.eye(3))), {"source": "features", "strategy": "guess"}),
-    ],
-    ids=["too long", "zero", "floats", "no feature", "no upload", "no images", "count", "strategy"],
+    "upload", [None, pa.table({"name": ["a"]}), pa.table({"name": ["a"], "image": pa.array([None], pa.binary())})]
 )
-def test_what_cannot_be_asked_about_fails_with_a_reason(
-    office: Office, upload: pa.Table | None, changes: dict[str, Any]
-) -> None:
-    failure = office.failure(office.job("job-1", upload, **changes))
+def test_what_cannot_be_embedded_fails_with_a_reason(office: Office, upload: pa.Table | None) -> None:
+    failure = office.failure(office.job("job-1", upload))
     assert failure["sentence"]
-    assert failure["problem_type"] in ("bad-data", "invalid-setting")
+    assert failure["problem_type"] in ("bad-data", "invalid-setting", "unreadable-image")
 
 
 def test_after_a_job_that_failed_the_next_one_is_done(office: Office) -> None:
@@ -192,25 +160,24 @@ def test_after_a_job_that_failed_the_next_one_is_done(office: Office) -> None:
 def test_work_that_was_done_is_not_done_again(office: Office) -> None:
     folder = office.job("job-1", images_table([png(pictures(1)[0])]))
     office.finish(folder)
-    stamp = (folder / "questions.safetensors").stat().st_mtime_ns
-    office.mailbox.add_work(QUEUE, "job-1")
+    stamp = (folder / "public.shard").stat().st_mtime_ns
+    request = EmbedRequest(fingerprint=BACKBONE.fingerprint)
+    office.mailbox.add_work(QUEUE, office.board.put("somebody", "job-1", request))
     other = office.job("job-2", images_table([png(pictures(1)[0])]))
     office.finish(other)
-    assert (folder / "questions.safetensors").stat().st_mtime_ns == stamp
+    assert (folder / "public.shard").stat().st_mtime_ns == stamp
 
 
-def test_work_for_jobs_that_are_gone_or_have_no_proper_name_is_dropped(office: Office) -> None:
+def test_work_for_requesters_that_are_gone_or_have_no_proper_name_is_dropped(office: Office) -> None:
     office.mailbox.add_work(QUEUE, "gone")
     office.mailbox.add_work(QUEUE, "../../etc")
     office.finish(office.job("job-1", images_table([png(pictures(1)[0])])))
 
 
 def test_work_that_kills_whoever_takes_it_is_given_up(office: Office) -> None:
-    import threading
-
     folder = office.job("job-1", images_table([png(pictures(1)[0])]))
     embedder = Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=threading.Event())
-    embedder.prepare("job-1", attempt=MOST_ATTEMPTS + 1, mailbox=office.mailbox)
+    embedder.turn(lane_of("somebody"), attempt=MOST_ATTEMPTS + 1, mailbox=office.mailbox)
     assert "never ended" in (folder / "failed.json").read_text()
 
 
@@ -230,21 +197,19 @@ def test_progress_is_published(office: Office) -> None:
 
 
 def test_told_to_stop_in_the_middle_another_embedder_goes_on(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     folder = office.job("job-1", images_table([png(image) for image in pictures(200)]))
     stop = threading.Event()
     stop.set()
     embedder = Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=stop)
     with pytest.raises(embed_service.Interrupted):
-        embedder.prepare("job-1", attempt=1, mailbox=office.mailbox)
+        embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
     assert not (folder / "failed.json").exists()
     office.finish(folder)
-    assert len(load_file(folder / "questions.safetensors")["features"]) == 200
+    assert len(features_of(folder)) == 200
 
 
 @pytest.mark.parametrize("point", ["embedder.claimed", "embedder.embedded"])
-def test_killed_at_any_step_another_embedder_makes_the_same_questions(
+def test_killed_at_any_step_another_embedder_makes_the_same_features(
     office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     images = pictures(70)
@@ -263,10 +228,10 @@ def test_killed_at_any_step_another_embedder_makes_the_same_questions(
         check=False,
     )
     assert died.returncode == -signal.SIGKILL
-    assert not (folder / "questions.safetensors").exists()
+    assert not (folder / "failed.json").exists()
     monkeypatch.setattr(embed_service, "LEASE_S", 0.5)
     office.finish(folder)
-    assert np.array_equal(load_file(folder / "questions.safetensors")["features"], quantize(BACKBONE.embed(images)))
+    assert np.array_equal(features_of(folder), quantize(BACKBONE.embed(images)))
 
 
 def test_a_redis_that_goes_away_is_waited_for(tmp_path: Path, start: Any) -> None:
@@ -278,6 +243,168 @@ def test_a_redis_that_goes_away_is_waited_for(tmp_path: Path, start: Any) -> Non
         time.sleep(1.0)
         server.start()
         folder = office.job("job-1", images_table([png(pictures(1)[0])]))
-        wait_for(folder / "questions.safetensors")
+        wait_for(folder / "public.shard")
         running.end()
         mailbox.close()
+
+
+def black(side: int) -> bytes:
+    return png(Image.new("L", (side, side)))
+
+
+@pytest.fixture
+def embedder(office: Office) -> Embedder:
+    return Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=threading.Event())
+
+
+def test_work_on_a_job_that_ends_stops_in_the_middle_and_leaves_nothing_half_made(
+    office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is taken away while a large image is decoded; a bound that is not time: how many were embedded."""
+    monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
+    folder = office.job("job-1", images_table([black(2000)] * 50))
+    told: list[int] = []
+
+    def cancelled(job_id: str, event: dict[str, Any]) -> None:
+        if "done" in event:
+            told.append(event["done"])
+            office.board.withdraw(job_id)
+
+    monkeypatch.setattr(office.mailbox, "publish", cancelled)
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert told == [1]
+    assert sorted(path.name for path in folder.iterdir() if path.name != ".public.shard.lock") == ["upload.parquet"]
+    assert children() == []
+
+
+def test_a_job_whose_folder_is_gone_while_it_is_embedded_stays_gone(
+    office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
+    folder = office.job("job-1", images_table([black(50)] * 50))
+
+    def forgotten(job_id: str, event: dict[str, Any]) -> None:
+        office.board.withdraw(job_id)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(office.mailbox, "publish", forgotten)
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert not folder.exists()
+
+
+def test_requesters_take_turns_however_many_images_one_of_them_sent(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image a slice: whoever sent two waits for one slice of the other, not for the other's hundred images."""
+    monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
+    monkeypatch.setattr(embed_service, "BATCH_IMAGES", 1)
+    done: list[str] = []
+    publish = Mailbox.publish
+
+    def noting(mailbox: Mailbox, job_id: str, event: dict[str, Any]) -> None:
+        if "done" in event:
+            done.append(job_id)
+        publish(mailbox, job_id, event)
+
+    monkeypatch.setattr(Mailbox, "publish", noting)
+    picture = png(pictures(1)[0])
+    many = [office.job(f"many-{number}", images_table([picture] * 40), owner="hog") for number in range(3)]
+    few = office.job("few", images_table([picture] * 2), owner="somebody else")
+    office.finish(few, *many)
+    # And so do the jobs of one requester, while it takes turns with others.
+    assert done[:5] == ["many-0", "few", "many-1", "few", "many-2"]
+
+
+def test_a_job_alone_is_not_cut_into_slices(
+    office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
+    folder = office.job("job-1", images_table([png(image) for image in pictures(200)]))
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert len(features_of(folder)) == 200
+
+
+def test_more_pixels_than_a_job_may_have_are_refused_before_anything_is_decoded(office: Office) -> None:
+    failure = office.failure(office.job("job-1", images_table([black(100)] * 5), max_job_pixels=44_000))
+    assert failure["problem_type"] == "too-large"
+    assert "the first 5 images have 50000 pixels together, more than the 44000" in failure["sentence"]
+
+
+def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: Office, embedder: Embedder) -> None:
+    small = office.job("small", images_table([black(50)] * 4))
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    before = resident_bytes()
+    large = office.job("large", images_table([black(7900)] * 4))
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert (small / "public.shard").exists()
+    assert (large / "public.shard").exists()
+    # One such image is 62 MB of grey, and 250 MB of colour; none of it was ever here.
+    assert resident_bytes() - before < 60 * 10**6
+    assert peak_bytes() - before < 120 * 10**6
+    assert children() == []
+
+
+def test_an_image_that_needs_more_memory_than_is_given_fails_its_job_and_not_the_embedder(
+    office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is the system's: an upload whose headers are believed to be small unpacks beyond it."""
+    monkeypatch.setattr("feature_store.decode_process.IMAGE_S", 0.5)
+    stuck = office.job("job-1", images_table([black(7900)] * 2))
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    told = json.loads((stuck / "failed.json").read_text())
+    assert told["problem_type"] == "unreadable-image"
+    assert "'photo 0.png'" in told["sentence"]
+    assert "more memory or time" in told["sentence"]
+
+
+def test_with_a_full_disk_the_job_waits_and_is_not_counted_as_an_attempt(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    folder = office.job("job-1", images_table([png(image) for image in pictures(3)]))
+    full = True
+    tried = threading.Event()
+    append = ShardWriter.append
+
+    def no_room(*arguments: Any, **named: Any) -> None:
+        if full:
+            tried.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(*arguments, **named)
+
+    monkeypatch.setattr(embed_service, "_CLAIM_WAIT_S", 0.1)
+    monkeypatch.setattr(ShardWriter, "append", no_room)
+    running = office.run()
+    for _ in range(MOST_ATTEMPTS + 1):
+        # As the coordinator does: it asks again for as long as the job waits.
+        while not tried.wait(0.1):
+            office.mailbox.add_work(QUEUE, lane_of("somebody"))
+        tried.clear()
+    assert not (folder / "failed.json").exists()
+    full = False
+    while not (folder / "public.shard").exists():
+        office.mailbox.add_work(QUEUE, lane_of("somebody"))
+        time.sleep(0.1)
+    running.end()
+
+
+def children() -> list[str]:
+    """Decoders of this process that are still there."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in found if "decode_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def resident_bytes() -> int:
+    return _status("VmRSS")
+
+
+def peak_bytes() -> int:
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(field))
+    return 1024 * int(line.split()[1])

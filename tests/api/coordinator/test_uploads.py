@@ -394,3 +394,16 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Unavailable, match="No space left on device"):
         uploaded(tmp_path, lambda writer: writer.add_image("a", png()))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pixels_of_all_images_together_are_bounded_by_their_headers(tmp_path: Path) -> None:
+    """A small archive of large black images: refused at the first image beyond the bound, and nothing is kept."""
+    limits = LimitsTable(max_pixels=64_000_000, max_job_pixels=100_000)
+    black = png(0, side=100, mode="L")
+    with UploadWriter(tmp_path, limits) as writer:
+        writer.add_zip(zipped({f"{number}.png": black for number in range(10)}))
+        assert writer.finish().count == 10
+    writer = UploadWriter(tmp_path / "second", limits)
+    with pytest.raises(TooLarge, match="the first 11 images have 110000 pixels together, more than the 100000"):
+        writer.add_zip(zipped({f"{number}.png": black for number in range(20)}))
+    assert list((tmp_path / "second").iterdir()) == []

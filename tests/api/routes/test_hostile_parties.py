@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 import redis
-from safetensors.numpy import save_file
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
-from feature_store.quantize import quantize
 from labeler.bodies import Mail, Poll
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
@@ -68,13 +65,8 @@ def submit(service: Service, features: Features, role: Any = "requester") -> htt
 
 
 def asked(service: Service, features: Features) -> RoundRecord:
-    """The one round of a job whose questions were prepared, once its agents have been asked."""
+    """The one round of a job of vectors, once its agents have been asked."""
     job_id = submit(service, features).json()["job_id"]
-    folder = service.coordinator.config.home / "jobs" / job_id
-    until(lambda: (folder / "request.json").exists())
-    save_file({"features": quantize(np.array(features)), "rows": np.arange(len(features))}, folder / "q.tmp")
-    (folder / "q.tmp").replace(folder / "questions.safetensors")
-    service.coordinator.conductor.wake(job_id)
     until(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
     return service.coordinator.stores.jobs.rounds(job_id)[0]
 

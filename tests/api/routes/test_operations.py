@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.client import Client, ServiceBusy
@@ -62,6 +64,13 @@ def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
     assert "journal" not in missing
 
 
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
 def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
     def embedder(http: httpx2.Client) -> tuple[bool, str]:
         (check,) = (one for one in http.get("/readyz").json()["checks"] if one["name"] == "embedder")
@@ -73,6 +82,11 @@ def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of
         with Client(service.url, service.tokens["requester"]) as client:
             features = [[1.0] + [0.0] * 7]
             client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
+            until(lambda: service.coordinator.job_counts()["queued"] == 0)
+            assert embedder(http)[0], "vectors need no embedder"
+            Image.new("L", (8, 8)).save(tmp_path / "one.png")
+            client.submit(service.task().task_id, images=tmp_path / "one.png")
+        until(lambda: not embedder(http)[0])
         ok, detail = embedder(http)
         assert not ok
         assert "1 job waits" in detail

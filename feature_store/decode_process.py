@@ -1,0 +1,286 @@
+"""A stranger's images are decoded in a process of its own, whose memory the system bounds and which ends with its job.
+
+    embedder   starts the decoder on jobs/JOB/upload.parquet  ----->  limits itself, adds up the pixels of all headers
+               looks every moment whether the job still waits,        decodes two at a time, resizes, sends
+               kills the decoder where it does not            <-----  pixels of the network's size, in order
+
+An image unpacks to a thousand times its size and takes seconds; whatever it does to the library happens over there. The
+embedder holds pixels of the size its network takes and nothing else, so its own memory does not grow with what it is
+sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's memory
+is not bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from feature_store.backbones.backbone import prepare_image
+from feature_store.backbones.spec import Transform
+from feature_store.decode import decode_image
+from feature_store.embed_board import job_pixels_refusal
+from feature_store.images import ParquetSource
+from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
+
+ROOM_BYTES = 512 * 2**20
+"""What the decoder may use besides the images in its hands: libraries, one row group."""
+
+BYTES_PER_PIXEL = 32
+"""Most that decoding and resizing hold of one pixel at once: 16-bit grey takes 21 bytes, transparency 16."""
+
+IMAGE_S = 60.0
+"""How long nothing may come: an image that takes longer to decode is refused."""
+
+THREADS = 2
+LARGE_PIXELS = 4_000_000
+"""Images beyond this are decoded one at a time, so that memory is bounded by one of them."""
+
+_LOOK_S = 0.2
+_AHEAD = 32
+_HEAD_BYTES = 5
+_PIXELS, _BAD, _REFUSED, _END = b"P", b"B", b"R", b"E"
+_GONE = "decoding it takes more memory or time than is given to one image, or it is damaged"
+
+
+@dataclass(frozen=True)
+class PixelLimits:
+    """How much decoding may take.
+
+    Attributes:
+        max_pixels: of one image, width times height.
+        max_job_pixels: of all together.
+    """
+
+    max_pixels: int
+    max_job_pixels: int
+
+
+def decoded_images(
+    upload: Path, transform: Transform, limits: PixelLimits, *, start: int, look: Callable[[], None]
+) -> Generator[NDArray[np.uint8]]:
+    """The images of an upload from one on, in order, each as the network takes it.
+
+    Args:
+        upload: Parquet with a column image.
+        transform: of the backbone.
+        limits: checked from the headers before the first image of an upload is decoded.
+        start: index of the first image wanted.
+        look: called every moment; what it raises ends the decoder at once.
+
+    Yields:
+        uint8, shape (crop, crop, channels).
+
+    Raises:
+        UnreadableImage: an image cannot be used; `index` says which.
+        TooLarge, BadData: the upload as a whole.
+    """
+    settings = {
+        "path": str(upload),
+        "transform": transform.model_dump(mode="json"),
+        "limits": asdict(limits),
+        "start": start,
+    }
+    keep = ("LD_LIBRARY_PATH", "TMPDIR")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "feature_store.decode_process", json.dumps(settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Nothing of the embedder's environment: it may hold passwords, and the decoder meets hostile bytes.
+        env={key: os.environ[key] for key in keep if key in os.environ}
+        | {
+            "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+    )
+    try:
+        assert process.stdout is not None  # noqa: S101  # a pipe was asked for
+        with process.stdout as pipe:
+            yield from _taken(_Pipe(pipe.fileno(), look), transform, start)
+    finally:
+        process.kill()
+        process.wait()
+
+
+class UnusableImage(UnreadableImage):
+    """An image of an upload cannot be used.
+
+    Attributes:
+        index: which.
+        reason: a short sentence.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"image {index}: {reason}")
+        self.index = index
+        self.reason = reason
+
+
+class _Pipe:
+    """Reads what the decoder sends, looking up every moment."""
+
+    def __init__(self, handle: int, look: Callable[[], None]) -> None:
+        self._handle = handle
+        self._look = look
+
+    def exactly(self, size: int) -> bytes | None:
+        """So many bytes; None where the decoder is gone, or silent for too long."""
+        data = bytearray()
+        until = time.monotonic() + IMAGE_S
+        while len(data) < size:
+            self._look()
+            if select.select([self._handle], [], [], _LOOK_S)[0]:
+                piece = os.read(self._handle, size - len(data))
+                if not piece:
+                    return None
+                data += piece
+            elif time.monotonic() > until:
+                return None
+        return bytes(data)
+
+
+def _taken(pipe: _Pipe, transform: Transform, start: int) -> Iterator[NDArray[np.uint8]]:
+    """What the decoder sent; it met hostile bytes, so nothing it says is believed without a bound."""
+    shape = (transform.crop, transform.crop, transform.channels)
+    pixels = transform.crop * transform.crop * transform.channels
+    index = start
+    while True:
+        head = pipe.exactly(_HEAD_BYTES)
+        size = 0 if head is None else int.from_bytes(head[1:], "big")
+        data = pipe.exactly(size) if size <= max(pixels, 4096) else None
+        kind = None if head is None or data is None else head[:1]
+        if kind == _END:
+            return
+        if kind == _PIXELS and data is not None and len(data) == pixels:
+            yield np.frombuffer(data, dtype=np.uint8).reshape(shape)
+            index += 1
+        elif kind == _BAD and data is not None:
+            raise UnusableImage(index, data.decode(errors="replace"))
+        elif kind == _REFUSED and data is not None:
+            problem, _, sentence = data.decode(errors="replace").partition("\n")
+            raise (TooLarge if problem == TooLarge.problem_type else BadData)(sentence)
+        else:
+            raise UnusableImage(index, _GONE)
+
+
+# The decoder's side.
+
+
+def _main(arguments: str, out: BinaryIO) -> None:
+    settings = json.loads(arguments)
+    limits = PixelLimits(**settings["limits"])
+    _bound(limits)
+    # The system shall end this process, not another one, where memory is short.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        source = ParquetSource(Path(settings["path"]), max_pixels=limits.max_pixels)
+        if not settings["start"]:
+            check_job_pixels(source, limits)
+        decoder = _Decoder(source, Transform.model_validate(settings["transform"]), limits)
+        for data in decoder.run(settings["start"]):
+            _write(out, _PIXELS, data)
+    except UnreadableImage as error:
+        _write(out, _BAD, str(error).encode()[:4096])
+    except LabelerError as error:
+        _write(out, _REFUSED, f"{error.problem_type}\n{error}".encode()[:4096])
+    except MemoryError:
+        _write(out, _BAD, _GONE.encode())
+    else:
+        _write(out, _END, b"")
+
+
+def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
+    """Add up what the headers say, before anything is decoded.
+
+    Raises:
+        TooLarge: more than one job may have.
+    """
+    total = 0
+    for index in range(len(source.names)):
+        total += header_pixels(source.data(index))
+        if total > limits.max_job_pixels:
+            raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
+
+
+def header_pixels(data: bytes) -> int:
+    """Width times height as the header says; 0 where it is no image, which is found when it is decoded."""
+    with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        return int(image.size[0] * image.size[1])
+    return 0
+
+
+class _Decoder:
+    """Decodes a few images ahead of whoever takes them."""
+
+    def __init__(self, source: ParquetSource, transform: Transform, limits: PixelLimits) -> None:
+        self._source = source
+        self._transform = transform
+        self._limits = limits
+        self._large = threading.Lock()
+
+    def run(self, start: int) -> Iterator[bytes]:
+        waiting: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(THREADS) as pool:
+            try:
+                for index in range(start, len(self._source.names)):
+                    waiting.append(pool.submit(self._one, index))
+                    if len(waiting) >= _AHEAD:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _one(self, index: int) -> bytes:
+        data = self._source.data(index)
+        if header_pixels(data) <= LARGE_PIXELS:
+            return self._prepared(data)
+        with self._large:
+            return self._prepared(data)
+
+    def _prepared(self, data: bytes) -> bytes:
+        try:
+            return prepare_image(decode_image(data, max_pixels=self._limits.max_pixels), self._transform).tobytes()
+        except BadData as error:
+            raise UnreadableImage(str(error)) from None
+
+
+def _bound(limits: PixelLimits) -> None:
+    """Room for one of the largest images, and for small ones beside it."""
+    most = max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS
+    room = ROOM_BYTES + BYTES_PER_PIXEL * most
+    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.
+    Image.MAX_IMAGE_PIXELS = max(limits.max_pixels, 1)
+
+
+def _write(out: BinaryIO, kind: bytes, data: bytes) -> None:
+    out.write(kind + len(data).to_bytes(_HEAD_BYTES - 1, "big") + data)
+    out.flush()
+
+
+if __name__ == "__main__":
+    with open(1, "wb", closefd=False) as answer:
+        _main(sys.argv[1], answer)

@@ -1,0 +1,194 @@
+"""Who makes questions: vectors need no embedder, clusters a process, and requesters take turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from api.coordinator import preparation
+from api.coordinator.preparation import Preparation, _Chooser
+from api.coordinator.uploads import upload_of_features
+from api.schema import JobView
+from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
+from feature_store.journal.jobs import JobRecord
+from feature_store.mailbox import Mailbox
+from feature_store.quantize import quantize
+from feature_store.query_selection import select_queries
+from feature_store.question_files import QuestionRequest
+from tests.api.conftest import House
+from workers.redis_server import RedisServer
+
+VECTORS = np.random.default_rng(3).normal(size=(30, 4))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def mailbox(server: RedisServer) -> Iterator[Mailbox]:
+    box = Mailbox(server.url)
+    box._redis.flushall()
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def prepare(house: House, mailbox: Mailbox) -> Iterator[Callable[..., Preparation]]:
+    made: list[Preparation] = []
+
+    def make(on_end: Callable[[str], None] = lambda _: None) -> Preparation:
+        made.append(
+            Preparation(
+                house.config.home,
+                mailbox,
+                is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
+                on_end=on_end,
+                backbone_of=lambda _: "pixels:4",
+            )
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def submit(house: House, **selection: object) -> JobView:
+    upload = upload_of_features(
+        VECTORS.tolist(), None, folder=house.config.home / "incoming", limits=house.config.limits
+    )
+    from api.coordinator import submission
+    from api.schema import JobRequest
+
+    task = house.task()
+    request = {"task_id": task.digest, "backbone_fingerprint": task.task.backbone_fingerprint, "selection": selection}
+    return submission.submit(
+        JobRequest.model_validate(request), upload, by="tok-1", idempotency_key=None, config=house.config,
+        stores=house.stores,
+    )  # fmt: skip
+
+
+def ask(preparation: Preparation, house: House, view: JobView) -> JobRecord:
+    job = house.jobs.get(view.job_id)
+    preparation.ask(job, house.tasks.get(job.task_digest).task)
+    return job
+
+
+def questions(house: House, job: JobRecord) -> Path:
+    return house.config.home / "jobs" / job.job_id / "questions.safetensors"
+
+
+@pytest.mark.parametrize("selection", [{}, {"strategy": "random", "count": 7, "seed": 5}])
+def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
+    house: House, mailbox: Mailbox, prepare: Callable[..., Preparation], selection: dict[str, object]
+) -> None:
+    job = ask(prepare(), house, submit(house, **selection))
+    found = load_file(questions(house, job))
+    expected = select_queries(quantize(VECTORS), strategy=job.strategy, count=job.count, seed=job.seed)  # type: ignore[arg-type]
+    assert np.array_equal(found["features"], expected.features)
+    assert np.array_equal(found["rows"], expected.rows)
+    assert np.array_equal(found["assignment"], expected.assignment)
+    with safe_open(questions(house, job), "np") as file:
+        assert file.metadata() == {"fingerprint": "f" * 16, "backbone": "pixels"}
+    assert mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0) is None
+
+
+def test_clusters_are_chosen_in_a_process_and_the_conductor_is_told(
+    house: House, prepare: Callable[..., Preparation]
+) -> None:
+    told = threading.Event()
+    job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5, seed=3))
+    assert told.wait(60)
+    found = load_file(questions(house, job))
+    expected = select_queries(quantize(VECTORS), strategy="clustered", count=5, seed=3)
+    assert np.array_equal(found["features"], expected.features)
+    assert found["rows"].tolist() == [-1] * 5
+
+
+def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
+    house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is the system's, on the computing time of a real process that would work for much longer."""
+    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.endless")
+    told = threading.Event()
+    job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5))
+    assert told.wait(60)
+    assert "more memory or time than one job is given" in (questions(house, job).parent / "failed.json").read_text()
+
+
+def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_forgot(
+    house: House, mailbox: Mailbox, prepare: Callable[..., Preparation]
+) -> None:
+    view = submit(house)
+    job = house.jobs.get(view.job_id)
+    images = JobRecord(**{**job.__dict__, "source": "images"})
+    task, made = house.tasks.get(job.task_digest).task, prepare()
+    board = EmbedBoard(house.config.home)
+    for _ in range(2):
+        made.ask(images, task)
+        assert board.jobs(lane_of("tok-1")) == [job.job_id]
+        work = mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0)
+        assert work is not None
+        assert work.work_id == lane_of("tok-1")
+        mailbox._redis.flushall()
+    made.withdraw(job.job_id)
+    assert board.all_jobs() == []
+
+
+def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three jobs of one and one of another, one process: the other is second, and a job that ended is not begun."""
+    monkeypatch.setattr(preparation, "PROCESSES", 1)
+    order: list[str] = []
+    gate = threading.Event()
+    ended = {"a-2"}
+    done = threading.Semaphore(0)
+
+    class Noting(_Chooser):
+        def _choose(self, job_id: str, *_: object) -> None:
+            gate.wait(30)
+            if self._is_wanted(job_id):
+                order.append(job_id)
+
+    chooser = Noting(tmp_path, is_wanted=lambda job_id: job_id not in ended, on_end=lambda _: done.release())
+    request = QuestionRequest(strategy="clustered", count=2, seed=0, fingerprint="f", source="features")
+    for job_id in ("a-0", "a-1", "a-2"):
+        chooser.want("a", job_id, request, 0)
+    chooser.want("b", "b-0", request, 0)
+    chooser.want("a", "a-1", request, 0)  # asked again: no second place in the line
+    gate.set()
+    for _ in range(4):
+        assert done.acquire(timeout=30)
+    chooser.stop()
+    assert order == ["a-0", "b-0", "a-1"]
+
+
+def test_a_process_that_chooses_is_ended_when_its_job_is(
+    house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.sleeping")
+    told = threading.Event()
+    view = submit(house, strategy="clustered", count=5)
+    job = ask(prepare(lambda _: told.set()), house, view)
+    marker = questions(house, job).parent / "began"
+    end = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    from api.coordinator import submission
+
+    submission.cancel(view.job_id, by="tok-1", stores=house.stores)
+    assert told.wait(60)
+    assert not (questions(house, job).parent / "failed.json").exists()
+    assert not Path(f"/proc/{marker.read_text()}").exists()
