@@ -47,7 +47,8 @@ class TaskRequest(Request):
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     max_queries: Annotated[int, Field(ge=1, le=1_000_000)]
     release: ReleaseKind = "histogram"
-    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """Participants that may know their own noise, as readers or colluders; 1 when absent, of a single agent 0."""
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     training: Training | None = None
@@ -78,6 +79,12 @@ class PriceView(View):
     agent_charge_nano: int | None
     reason: str = ""
     """Why a level has no finite price, where one has none."""
+    colluding_agents: int | None = None
+    """How many participants may know their own noise, as readers or colluders, before the price stops holding."""
+    holds_against: str = ""
+    """The same in words: against whom the price holds."""
+    participant_epsilon: float | None = None
+    """The instance-level price against one participant that reads the release and subtracts its own noise."""
 
 
 class TaskView(View):

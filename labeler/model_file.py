@@ -38,7 +38,8 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
     """
     guarantees = {
         level: {
-            "epsilon": statement.epsilon if math.isfinite(statement.epsilon) else None,
+            "epsilon": _finite(statement.epsilon),
+            "participant_epsilon": _finite(statement.participant_epsilon),
             "neighbours": _LEVELS[level],
         }
         | ({} if statement.reason is None else {"reason": statement.reason})
@@ -50,6 +51,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "warning": "simulation: the noise came from a seed, and whoever knows it can subtract it" if is_seeded else "",
         "delta": task.delta,
         "guarantees": guarantees,
+        "holds_against": price.holds_against,
         "accounting": METHOD,
         "system": task.traits.system,
         "method": task.method,
@@ -91,6 +93,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         value = f"epsilon {epsilon:.4g}" if epsilon is not None else f"none ({guarantee.get('reason', '')})"
         lines.append(f"* {level} level, where {guarantee['neighbours']}: {value}")
     lines += [
+        f"* {card['holds_against'].removesuffix('.')}",
         f"* delta: {card['delta']:g}",
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",
@@ -98,3 +101,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

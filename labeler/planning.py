@@ -12,6 +12,9 @@ says what each of the two makes of it. Shares sized as in the papers (sigma^2 / 
 instead: with c agents colluding and d gone, (N - c - d) / N of the variance is unknown, and
 `PrivacyStatement.paper_shares_epsilon` is what would then be guaranteed.
 
+For whom a price holds follows from `colluding_agents` (labeler.collusion): `Price.holds_against` says it in words, and
+`PrivacyStatement.participant_epsilon` is what the same release is worth against a participant that reads it.
+
 For methods that are asked at once (labeler.methods) a price is for all queries in **one batch**; every further batch is
 a further price.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +31,7 @@ from labeler.accounting.events import GaussianSum, IntegerSum
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
+from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.model_terms import largest_distance, model_event
 from labeler.noise import DiscreteGaussian
@@ -61,6 +65,8 @@ class PrivacyStatement:
         as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
         paper_shares_epsilon: what noise shares sized as in the papers, of variance sigma^2 / N, would be worth with
             this many agents colluding and gone; a warning, not a claim. Exact, for real-valued noise.
+        participant_epsilon: certified against one participant that reads the release and subtracts its own noise; equal
+            to epsilon where the task counts on one colluding agent or more.
         squared_sensitivity: of the whole composition, votes^2; None where unbounded. A whole number of votes but for
             models, whose unit is what one record changes.
         mu: the Gaussian-DP parameter of continuous_epsilon.
@@ -74,6 +80,7 @@ class PrivacyStatement:
     continuous_epsilon: float
     as_in_paper_epsilon: float
     paper_shares_epsilon: float
+    participant_epsilon: float
     squared_sensitivity: float | None
     mu: float
     charge_nano: int | None
@@ -83,6 +90,7 @@ class PrivacyStatement:
         """JSON has no infinity: an infinite number is null, and `reason` says why."""
         return {
             "epsilon": _finite(self.epsilon),
+            "participant_epsilon": _finite(self.participant_epsilon),
             "continuous": _finite(self.continuous_epsilon),
             "mu": _finite(self.mu),
             "squared_sensitivity": self.squared_sensitivity,
@@ -126,6 +134,8 @@ class Price:
         quorum: fewest agents for which anything is opened.
         method: how agents vote.
         release: what is opened.
+        colluding_agents: how many participants may know their own noise, and pool it, without weakening the guarantee.
+        holds_against: the same in words: against whom the guarantee holds.
         person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
         records_per_person: that bound, m.
     """
@@ -142,6 +152,8 @@ class Price:
     quorum: int
     method: str
     release: str
+    colluding_agents: int
+    holds_against: str
     person: PrivacyStatement | None = None
     records_per_person: int | None = None
 
@@ -173,6 +185,8 @@ class Price:
             "quorum": self.quorum,
             "method": self.method,
             "release": self.release,
+            "colluding_agents": self.colluding_agents,
+            "holds_against": self.holds_against,
         }
 
     def _person(self) -> dict[str, Any]:
@@ -204,8 +218,9 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         raise InvalidSetting(
             f"queries must be between 1 and the task's max_queries {task.max_queries}, found {asked!r}"
         )
+    instance = _statement(task, "instance", asked)
     return Price(
-        instance=_statement(task, "instance", asked),
+        instance=instance,
         agent=_statement(task, "agent", asked),
         delta=task.delta,
         queries=asked,
@@ -217,6 +232,8 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         quorum=task.quorum,
         method=task.method,
         release=task.release,
+        colluding_agents=task.colluding_agents,
+        holds_against=holds_against(task, _finite(instance.participant_epsilon)),
         person=None if task.records_per_person is None else _statement(task, "person", asked),
         records_per_person=task.records_per_person,
     )
@@ -379,7 +396,8 @@ def _noise_factors(task: Task) -> NoiseFactors:
 def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
-        return PrivacyStatement(level, math.inf, math.inf, math.inf, math.inf, None, math.inf, None, _NO_BOUND)
+        none = math.inf
+        return PrivacyStatement(level, none, none, none, none, none, None, none, None, _NO_BOUND)
     squared = Fraction(event.squared_sensitivity)
     if not task.traits.counts:
         # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
@@ -389,6 +407,7 @@ def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement
     exact = epsilon_of_delta(task.delta, mu)
     sampler = DiscreteGaussian(event.share_sigma_grid)
     certified = epsilon_bound(event, task.delta, total_variation=sampler.total_variation)
+    left = min(event.noise_contributors, shares_left(task, 1))
     return PrivacyStatement(
         level=level,
         epsilon=certified,
@@ -404,6 +423,11 @@ def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement
             agents=task.agents,
             colluding_agents=task.colluding_agents,
             max_dropouts=task.max_dropouts,
+        ),
+        participant_epsilon=certified
+        if left == event.noise_contributors
+        else epsilon_bound(
+            replace(event, noise_contributors=left), task.delta, total_variation=sampler.total_variation
         ),
         squared_sensitivity=int(squared) if squared.denominator == 1 else float(squared),
         mu=mu,

@@ -60,6 +60,21 @@ class JobFolder:
             return
         replace_file(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
 
+    def agreed_colluding_agents(self) -> int | None:
+        """What the job that was begun here counts on; None where none was.
+
+        The default of a task file changed once, and an interrupted job goes on with what all parties agreed on.
+
+        Raises:
+            BadData: the plan is damaged.
+        """
+        if not (self._state / "plan.json").exists():
+            return None
+        try:
+            return int(self._read_state()["plan"]["task"]["colluding_agents"])
+        except (KeyError, TypeError, ValueError):
+            raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
+
     def noise_secret(self, agent_id: str) -> bytes:
         """The agent's 32-byte secret: made from the operating system's randomness at first, read again later.
 

@@ -155,7 +155,7 @@ def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
 
 
 def _level_price(statement: PrivacyStatement) -> LevelPrice:
-    return LevelPrice(finite(statement.epsilon), METHOD, statement.reason or "")
+    return LevelPrice(finite(statement.epsilon), METHOD, statement.reason or "", finite(statement.participant_epsilon))
 
 
 def _improved(task: Task, statement: PrivacyStatement) -> float:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price, solve_k, solve_queries, solve_sigma
@@ -17,7 +18,8 @@ from labeler.task import Level, Task, Training, describe_validation, parse_task
 class PlanRequest:
     """A setting with one hole at most: give `epsilon` and `solve` to have sigma, queries or k found.
 
-    Attributes are the task's, with `classes` as a number: names do not move the price.
+    Attributes are the task's, with `classes` as a number: names do not move the price. Where `colluding_agents` is None
+    it is resolved as for a new task.
     """
 
     method: Method
@@ -26,7 +28,7 @@ class PlanRequest:
     sigma: float | None
     delta: float
     agents: int
-    colluding_agents: int
+    colluding_agents: int | None
     max_dropouts: int
     classes: int
     max_agent_records: int | None
@@ -50,7 +52,6 @@ def make_plan(request: PlanRequest) -> dict[str, Any]:
     return price(task).to_json() | {
         "k": task.k,
         "agents": task.agents,
-        "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,
     }
 
@@ -86,7 +87,12 @@ def solve_request(request: PlanRequest) -> Task:
             "max_queries": request.queries,
             "release": request.release,
             "agents": request.agents,
-            "colluding_agents": request.colluding_agents,
+            "colluding_agents": resolve_colluding_agents(
+                request.colluding_agents,
+                agents=request.agents,
+                max_dropouts=request.max_dropouts,
+                method=request.method,
+            ),
             "max_dropouts": request.max_dropouts,
             "max_agent_records": request.max_agent_records,
             "training": request.training,

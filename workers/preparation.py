@@ -158,6 +158,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         num_queries=len(queries.features),
         fingerprint=shards[0].fingerprint,
         nonce="" if job.seed is None else f"seed {job.seed}",
+        agreed_colluding_agents=folder.agreed_colluding_agents(),
     )
     if tuple(task.classes) != tuple(shards[0].classes):
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")

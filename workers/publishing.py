@@ -170,6 +170,8 @@ def _privacy(prepared: PreparedJob) -> dict[str, object]:
         "delta": prepared.task.delta,
         "instance": {"epsilon": finite(prepared.price.instance.epsilon), "method": METHOD},
         "agent": {"epsilon": finite(prepared.price.agent.epsilon), "method": METHOD},
+        "colluding_agents": prepared.task.colluding_agents,
+        "holds_against": prepared.price.holds_against,
     }
 
 

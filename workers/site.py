@@ -82,6 +82,7 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
                 "queries": task.max_queries,
                 "agents": task.agents,
                 "colluding_agents": task.colluding_agents,
+                "holds_against": cost.holds_against,
                 "noise_contributors": task.noise_contributors,
                 "sigma_votes": task.sigma_votes,
                 "instance_epsilon": cost.instance.to_json()["epsilon"],

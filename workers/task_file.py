@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import solve_sigma
@@ -35,7 +36,8 @@ class TaskTable(_Table):
         epsilon: the instance-level price wanted; the noise is solved for it.
         delta: failure probability of the guarantee.
         release: "histogram" (noisy sums) or "winner" (only the class that won).
-        colluding_agents: agents that may pool what they know without weakening the guarantee.
+        colluding_agents: participants that may know their own noise, because they read the release or collude, without
+            weakening the guarantee; 1 when absent, or 0 where one agent takes part.
         max_dropouts: agents that may fail to answer before nothing is opened.
         max_agent_records: public bound on an agent's records, for a finite agent-level price of
             reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
@@ -53,7 +55,7 @@ class TaskTable(_Table):
     epsilon: PositiveFinite | None = None
     delta: float
     release: ReleaseKind = "histogram"
-    colluding_agents: int = 0
+    colluding_agents: int | None = None
     max_dropouts: int = 0
     max_agent_records: int | None = None
     training: Training | None = None
@@ -138,8 +140,13 @@ class TaskFile(_Table):
         num_queries: int,
         fingerprint: str,
         nonce: str,
+        agreed_colluding_agents: int | None = None,
     ) -> Task:
         """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
+
+        Args:
+            classes, agents, num_queries, fingerprint, nonce: of the task.
+            agreed_colluding_agents: what an interrupted job was begun with; it counts where the file does not say.
 
         Raises:
             InvalidTask: a field is out of bounds, or no sigma reaches the price.
@@ -151,6 +158,12 @@ class TaskFile(_Table):
             "max_queries": num_queries,
             "backbone_fingerprint": fingerprint,
             "nonce": nonce,
+            "colluding_agents": resolve_colluding_agents(
+                agreed_colluding_agents if self.task.colluding_agents is None else self.task.colluding_agents,
+                agents=agents,
+                max_dropouts=self.task.max_dropouts,
+                method=self.task.method,
+            ),
         }
         if self.task.epsilon is not None:
             draft = parse_task(fields | {"sigma_votes": 1.0})

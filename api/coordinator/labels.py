@@ -295,6 +295,8 @@ def _privacy(job: JobRecord, record: TaskRecord) -> dict[str, object]:
         "delta": record.task.delta,
         "instance": {"epsilon": cost.instance.to_json()["epsilon"], "method": METHOD},
         "agent": {"epsilon": cost.agent.to_json()["epsilon"], "method": METHOD},
+        "colluding_agents": cost.colluding_agents,
+        "holds_against": cost.holds_against,
     }
 
 

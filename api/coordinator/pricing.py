@@ -172,4 +172,7 @@ def _price_view(asked: _Asked) -> PriceView:
         instance_charge_nano=charges["instance"] if "instance" in finite else None,
         agent_charge_nano=charges["agent"] if "agent" in finite else None,
         reason="; ".join(reasons),
+        colluding_agents=cost.colluding_agents,
+        holds_against=cost.holds_against,
+        participant_epsilon=cost.instance.participant_epsilon if "instance" in finite else None,
     )

@@ -17,6 +17,7 @@ from api.schema import TaskRequest, TaskView
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import check_round_fits
+from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.planning import solve_sigma
 from labeler.task import Task, parse_task
@@ -72,6 +73,12 @@ def describe_task(
         "agents": len(agents),
         "talliers": config.talliers,
         "nonce": nonce,
+        "colluding_agents": resolve_colluding_agents(
+            request.colluding_agents,
+            agents=len(agents),
+            max_dropouts=request.max_dropouts,
+            method=request.method,
+        ),
     }
     if request.method == "reverse-knn" and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")

@@ -195,6 +195,18 @@ def test_a_plan_has_its_documented_shape(labeler) -> None:
     assert plan["noise_share_sigma"] == pytest.approx(25 / math.sqrt(2))
 
 
+def test_a_plan_counts_on_one_participant_and_says_for_whom_it_holds(labeler) -> None:
+    setting = ["plan", "--method", "reverse-knn", "--epsilon", 0.5, "--solve", "sigma", "--delta", 1e-5]
+    usual = json.loads(labeler(*setting, "--agents", 2, "--json").out)
+    assert usual["colluding_agents"] == 1
+    assert usual["instance"]["participant_epsilon"] == usual["instance"]["epsilon"] <= 0.5
+    said = labeler(*setting, "--agents", 2, "--colluding-agents", 0)
+    assert "own noise: then epsilon is 0.730 per private image" in " ".join(said.out.split())
+    refused = labeler("plan", "--sigma", 3, "--agents", 2, "--max-dropouts", 1)
+    assert refused.code == 2
+    assert "say colluding_agents = 0" in refused.err
+
+
 @pytest.mark.parametrize(("wanted", "key"), [("sigma", "sigma_votes"), ("queries", "queries")])
 def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
     given = ["--sigma", 20] if wanted == "queries" else []

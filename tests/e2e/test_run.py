@@ -220,3 +220,31 @@ def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_pat
     assert tuned["accuracy"] > 0.7
     assert Path(tuned["path"]).exists()
     assert labeler("student", out, "--kind", "finetune").code == 2
+
+
+def test_a_job_that_was_begun_when_nobody_was_counted_on_goes_on_as_it_was(
+    labeler, federation, tmp_path, monkeypatch
+) -> None:
+    """The default number of colluding agents was 0 once; what is written in a folder stays what all agreed on."""
+    arguments = [*federation.run_arguments, "--out", tmp_path / "job"]
+
+    def gone(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobFolder, "store_release", gone)
+        before = labeler("run", federation.task_file(tmp_path, colluding_agents=0), *arguments)
+    assert before.code == 75
+    plan = json.loads((tmp_path / "job" / ".job" / "plan.json").read_text())["plan"]
+    assert plan["task"]["colluding_agents"] == 0
+    after = labeler("run", federation.task_file(tmp_path), *arguments)
+    assert after.code == 0, after.err
+    summary = json.loads((tmp_path / "job" / "report.json").read_text())
+    assert summary["task"]["digest"] == plan["task_digest"]
+    assert "a reader who takes part in no way" in after.out
+    assert "takes part in no way" in (tmp_path / "job" / "report.html").read_text()
+    assert "takes part in no way" in (tmp_path / "job" / "privacy_card.md").read_text()
+    stamped = pq.read_schema(tmp_path / "job" / "pseudo_labels.parquet").metadata[b"privacy"]
+    assert json.loads(stamped)["colluding_agents"] == 0
+    fresh = labeler("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", tmp_path / "new")
+    assert "together with all other participants: each agent adds all the noise" in fresh.out

@@ -61,3 +61,21 @@ def test_a_bad_file_is_refused_in_a_sentence(tmp_path: Path, text: str, said: st
 def test_a_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match="cannot read task file"):
         read_task_file(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("agents", "found"), [(1, 0), (2, 1), (3, 1)])
+def test_one_participant_may_know_its_noise_unless_the_file_says_otherwise(agents: int, found: int) -> None:
+    public = {"classes": ("a", "b"), "agents": agents, "num_queries": 30, "fingerprint": "f", "nonce": ""}
+    silent = TaskFile(task=TaskTable(name="t", epsilon=0.5, delta=1e-5))
+    assert silent.resolve(**public).colluding_agents == found
+    assert silent.resolve(**public, agreed_colluding_agents=0).colluding_agents == 0
+    said = TaskFile(task=TaskTable(name="t", epsilon=0.5, delta=1e-5, colluding_agents=0))
+    assert said.resolve(**public).colluding_agents == 0
+
+
+def test_two_agents_of_which_one_may_be_missing_need_a_word_on_collusion() -> None:
+    public = {"classes": ("a", "b"), "agents": 2, "num_queries": 30, "fingerprint": "f", "nonce": ""}
+    with pytest.raises(InvalidTask, match="lower max_dropouts, or say colluding_agents = 0"):
+        TaskFile(task=TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1)).resolve(**public)
+    said = TaskTable(name="t", sigma_votes=9.0, delta=1e-5, max_dropouts=1, colluding_agents=0)
+    assert TaskFile(task=said).resolve(**public).noise_contributors == 1

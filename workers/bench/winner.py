@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
+from labeler.collusion import resolve_colluding_agents
 from labeler.field import comparison_bits
 from labeler.randomness import os_source
 from labeler.release import InProcessWinner
@@ -213,6 +214,7 @@ def _quality_of(
             max_queries=len(batch),
             release="winner",
             agents=len(shards),
+            colluding_agents=resolve_colluding_agents(None, agents=len(shards)),
             abstain_below=threshold,
             backbone_fingerprint=fingerprint,
             nonce=str(repetition),

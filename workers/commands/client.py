@@ -284,6 +284,8 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
         f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
         f"{_say(job.price.agent_epsilon)} per agent (delta {job.price.delta:g})",
     ]
+    if job.price.holds_against:
+        lines.append(f"           {job.price.holds_against}")
     if job.problem is not None:
         lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
     for current in job.rounds:

@@ -168,7 +168,7 @@ def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(summary)
         return
-    from workers.report.words import say_epsilon
+    from labeler.epsilon_words import say_epsilon
 
     labels, privacy = summary["labels"], summary["privacy"]
     console = Console(highlight=False)
@@ -182,6 +182,7 @@ def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
         f"{say_epsilon(agent) if agent is not None else 'none'} per agent (delta {privacy['delta']:g})"
     )
+    console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
 
 

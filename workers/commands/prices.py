@@ -24,7 +24,12 @@ def plan(
     sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
     agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
-    colluding_agents: Annotated[int, typer.Option(help="How many of them may pool what they know.")] = 0,
+    colluding_agents: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of them may know their own noise, as readers or colluders. Default: 1, of one agent 0."
+        ),
+    ] = None,
     max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
     classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
     max_agent_records: Annotated[
@@ -81,7 +86,7 @@ def plan(
 
 
 def _print_plan(result: dict[str, Any]) -> None:
-    from workers.report.words import say_epsilon, say_estimate
+    from labeler.epsilon_words import say_epsilon, say_estimate
 
     table = Table(title=None, show_edge=False)
     for heading in ("", "per private image", "per agent"):
@@ -107,11 +112,12 @@ def _print_plan(result: dict[str, Any]) -> None:
     console.print(
         f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
     )
+    console.print(result["holds_against"])
     if factors["total"] > 1:
         console.print(
             f"The sum carries {factors['total']:.4g} times sigma, so that the price holds: "
             f"{factors['collusion']:.4g} for the {result['colluding_agents']} of {result['agents']} agents that may "
-            f"collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
+            f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
             "The papers' shares are smaller, and the price would be higher."
         )
     for level in ("instance", "agent"):

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
 from labeler.pseudo_labels import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
@@ -87,11 +88,15 @@ class StudentOutcome:
 
 @dataclass(frozen=True)
 class LevelPrice:
-    """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none."""
+    """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none.
+
+    `participant_epsilon` is its value against one participant that reads the release (labeler.collusion).
+    """
 
     epsilon: float | None
     method: str
     reason: str = ""
+    participant_epsilon: float | None = None
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
@@ -280,6 +285,11 @@ class JobReport:
         for query in self.queries:
             counts[query.status] += 1
         return counts
+
+    @property
+    def holds_against(self) -> str:
+        """For whom the price holds, in words."""
+        return holds_against(self.task, self.privacy.instance.participant_epsilon)
 
     @property
     def answered(self) -> int:

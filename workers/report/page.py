@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from labeler.epsilon_words import say_epsilon, say_estimate
 from labeler.pseudo_labels import AnswerStatus
 from workers.report import thumbnails, words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors
@@ -64,11 +65,10 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         kept=words.never_revealed(report),
         released=words.was_released(report),
         curve=[
-            (words.say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point)
-            for point in report.curve
+            (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point) for point in report.curve
         ],
         references=[
-            (words.say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
+            (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
             for point in report.references
         ],
         stages=_stages(report),
@@ -82,7 +82,7 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     cards = [
         {
             "name": "epsilon, one image",
-            "figure": words.say_epsilon(price.epsilon),
+            "figure": say_epsilon(price.epsilon),
             "unit": f"at delta {words.say_delta(report.privacy.delta)}" if price.epsilon is not None else price.reason,
         },
         {
@@ -109,7 +109,7 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     cards.append(
         {
             "name": "epsilon, whole agent",
-            "figure": words.say_epsilon(agent.epsilon),
+            "figure": say_epsilon(agent.epsilon),
             "unit": agent.reason or "everything one agent sent",
         }
     )
@@ -192,8 +192,8 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
     return [
         {
             "name": row.name,
-            "instance": (words.say_epsilon if row.is_reported else words.say_estimate)(row.instance_epsilon, digits=5),
-            "agent": (words.say_epsilon if row.is_reported else words.say_estimate)(row.agent_epsilon, digits=5),
+            "instance": (say_epsilon if row.is_reported else say_estimate)(row.instance_epsilon, digits=5),
+            "agent": (say_epsilon if row.is_reported else say_estimate)(row.agent_epsilon, digits=5),
             "is_reported": row.is_reported,
         }
         for row in report.privacy.breakdown

@@ -11,6 +11,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from labeler.epsilon_words import say_epsilon, say_estimate
 from labeler.pseudo_labels import AnswerStatus
 from workers.report.canvas import (
     ACCENT,
@@ -30,7 +31,7 @@ from workers.report.canvas import (
 )
 from workers.report.model import JobReport, PriceRow
 from workers.report.thumbnails import choose, is_tiny, open_picture
-from workers.report.words import count, say_epsilon, say_estimate, say_number, say_percent
+from workers.report.words import count, say_number, say_percent
 
 PICTURE_FILES = (
     "accuracy_vs_epsilon.png", "budget.png", "price.png", "coverage.png", "vote_margins.png", "answers.png",

@@ -34,6 +34,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "delta": report.privacy.delta,
             "instance": _level(report.privacy.instance),
             "agent": _level(report.privacy.agent),
+            "colluding_agents": task.colluding_agents,
+            "holds_against": report.holds_against,
             "breakdown": [
                 {
                     "name": row.name,
@@ -70,7 +72,11 @@ def report_json(report: JobReport) -> dict[str, Any]:
 
 
 def _level(price: LevelPrice) -> dict[str, Any]:
-    level: dict[str, Any] = {"epsilon": price.epsilon, "method": price.method}
+    level: dict[str, Any] = {
+        "epsilon": price.epsilon,
+        "participant_epsilon": price.participant_epsilon,
+        "method": price.method,
+    }
     if price.reason:
         level["reason"] = price.reason
     return level

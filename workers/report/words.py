@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 
+from labeler.epsilon_words import say_epsilon
 from labeler.pseudo_labels import AnswerStatus
 from labeler.task import Task
 from workers.report.model import JobReport
 
-_HUGE = 1_000_000
 _COIN_SAYS_NOTHING = 0.9995
 """From here on a guess that is right "at most 100 %" of the time would be no information."""
-
-
-def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
-    """An epsilon as an upper bound: rounded up to so many significant digits, never below its value."""
-    return _say(epsilon, digits, ROUND_CEILING)
-
-
-def say_estimate(epsilon: float | None, *, digits: int = 5) -> str:
-    """An epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
-    return _say(epsilon, digits, ROUND_HALF_EVEN)
-
-
-def _say(epsilon: float | None, digits: int, rounding: str) -> str:
-    if epsilon is None:
-        return "none"
-    if epsilon > _HUGE:
-        return "over a million"
-    exact = Decimal(repr(float(epsilon)))
-    if not exact:
-        return "0"
-    places = max(0, digits - 1 - exact.adjusted())
-    if exact.adjusted() < -6:
-        return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 1), rounding=rounding):.1e}"
-    text = f"{exact.quantize(Decimal(1).scaleb(-places), rounding=rounding):,f}"
-    return text.rstrip("0").rstrip(".") if places > digits else text
 
 
 def say_delta(delta: float) -> str:
@@ -114,7 +88,7 @@ def best_guess(epsilon: float, delta: float) -> float:
 
 
 def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
-    """Three sentences for somebody who never heard of epsilon."""
+    """A few sentences for somebody who never heard of epsilon: what it measures, bounds, leaves out, and for whom."""
     price, delta = report.privacy.instance, report.privacy.delta
     first = (
         "Epsilon measures how much everything that was released could change "
@@ -138,7 +112,7 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
         f"Delta ({say_delta(delta)}) is the small probability left out of that promise, and whatever is made from the "
         "answers, such as the student, costs nothing more."
     )
-    return first, second, third
+    return first, second, third, report.holds_against
 
 
 def neighbors(task: Task) -> str:
@@ -169,7 +143,7 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             "Noise that an attacker knows does not count, so the others add more."
         )
     else:
-        lines.append("No agent is assumed to pool what it knows with another one.")
+        lines.append("Nobody is assumed to know any of it; an agent knows its own.")
     if task.max_dropouts:
         lines.append(
             f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; "

@@ -195,7 +195,8 @@ function verdict(view) {
     ? el("p", { class: "verdict good-words" }, icon("yes", "good"), el("span", {}, `The budgets cover it: ${priceWords(price)}. ${left}`))
     : el("p", { class: "verdict bad-words" }, icon("no", "bad"), el("span", {}, `It would be refused. ${sentence(view.refusal)}`));
   words.setAttribute("role", "status");
-  return [words, figures];
+  const holds = price.holds_against ? el("p", { class: "small" }, price.holds_against) : null;
+  return [words, figures, holds].filter(Boolean);
 }
 
 function figure(name, value, unit, kind = "") {

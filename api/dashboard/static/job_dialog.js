@@ -172,6 +172,7 @@ function facts(job, by) {
   const rows = [
     ["Price, one image", `epsilon ${epsilon(job.price.instance_epsilon)}`],
     ["Price, a whole agent", job.price.agent_epsilon === null ? job.price.reason || "no finite bound" : `epsilon ${epsilon(job.price.agent_epsilon)}`],
+    ...(job.price.holds_against ? [["For whom the price holds", job.price.holds_against]] : []),
     ["Images", `${whole(job.images)}; ${how}`],
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],

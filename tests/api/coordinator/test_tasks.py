@@ -115,6 +115,19 @@ def test_facts_that_were_kept_before_they_were_checked_break_no_task(house: Hous
         house.task()
 
 
+def test_one_participant_may_know_its_noise_unless_the_request_says_otherwise(house: House) -> None:
+    assert house.task().task.colluding_agents == 1
+    assert house.task(agents=["east"]).task.colluding_agents == 0
+    view = task_view(house.task(colluding_agents=0))
+    assert view.task["colluding_agents"] == view.price.colluding_agents == 0
+    assert "a reader who takes part in no way" in view.price.holds_against
+    assert view.price.participant_epsilon is not None
+    assert view.price.instance_epsilon is not None
+    assert view.price.participant_epsilon > view.price.instance_epsilon
+    with pytest.raises(InvalidTask, match="say colluding_agents = 0"):
+        house.task(agents=["east", "west"], max_dropouts=1)
+
+
 def tell(house: House, **groups: str | None) -> None:
     """Enrol talliers, in their order, that have told which group they find winners with."""
     for number, (name, group) in enumerate(groups.items()):

@@ -67,9 +67,12 @@ def test_report_json_has_the_promised_shape(make_report):
     }  # fmt: skip
     assert document["student"]["accuracy"] == 0.961
     assert document["privacy"]["delta"] == 1e-4
-    assert document["privacy"]["instance"] == {"epsilon": 0.9751, "method": "exact bound for the integer mechanism"}
-    assert set(document["privacy"]["agent"]) == {"epsilon", "method"}
+    method = "exact bound for the integer mechanism"
+    assert document["privacy"]["instance"] == {"epsilon": 0.9751, "participant_epsilon": None, "method": method}
+    assert set(document["privacy"]["agent"]) == {"epsilon", "participant_epsilon", "method"}
     assert document["agents"] == {"number": 5, "contributed": 5, "quorum": 4, "colluding": 1, "max_dropouts": 1}
+    assert document["privacy"]["colluding_agents"] == 1
+    assert "any one participant, who may be the reader" in document["privacy"]["holds_against"]
     assert document["seconds"] == {"embed": 1.5, "vote": 0.002}
 
 
@@ -82,7 +85,9 @@ def test_a_report_without_a_student_or_an_agent_epsilon_is_still_json(make_repor
     privacy = replace(report.privacy, agent=LevelPrice(None, "", "records are not bounded"))
     document = report_json(replace(report, privacy=privacy))
     assert document["student"] == {}
-    assert document["privacy"]["agent"] == {"epsilon": None, "method": "", "reason": "records are not bounded"}
+    assert document["privacy"]["agent"] == {
+        "epsilon": None, "participant_epsilon": None, "method": "", "reason": "records are not bounded",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

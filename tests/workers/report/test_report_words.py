@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labeler.epsilon_words import say_epsilon, say_estimate
 from labeler.task import Task
 from workers.report.words import (
     best_guess,
     noise_in_words,
     say_delta,
-    say_epsilon,
-    say_estimate,
     say_percent,
     say_seconds,
 )

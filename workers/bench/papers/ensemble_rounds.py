@@ -144,6 +144,8 @@ def task_for(
             "max_queries": queries,
             "release": release,
             "agents": agents,
+            # As the paper counts: nobody who takes part reads the release. Its price says so (labeler.collusion).
+            "colluding_agents": 0,
             "talliers": TALLIERS if release == "histogram" else 3,
         }
     )
