@@ -50,6 +50,9 @@ class Agent:
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+
+    Raises:
+        InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Agent:
         self._secret = noise_secret
         self._is_seeded = is_seeded
         self._answering = threading.Lock()
-        self._neighbors = NeighborVotes(engine=engine, memory_limit_bytes=memory_limit_bytes)
+        self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
 
     def __repr__(self) -> str:

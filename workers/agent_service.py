@@ -5,6 +5,9 @@
              v          v                     v
           refused: a signed sentence that follows from public things alone, or one that says nothing
 
+After the charge there is no refusal: whether and what it answers would be a statement about its records. It tries until
+it can, or until the round is over.
+
 Killed anywhere, it answers the same bytes when asked again: what it answers follows from its noise secret, the ask
 and the version of its shard, and its journal knows what was charged.
 """
@@ -34,6 +37,7 @@ from labeler.errors import (
     BadData,
     BudgetExceeded,
     Forged,
+    Interrupted,
     InvalidSetting,
     JournalBehind,
     JournalBroken,
@@ -73,6 +77,9 @@ log = logging.getLogger("labeler.agent")
 
 _PUBLIC = (PrivacyRefusal, InvalidSetting, MixedShards, ProtocolViolation, AwaitingApproval)
 """Errors raised before a record is touched whose sentences follow from the ask, the policy and the ledger."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+"""Between attempts at an answer that was charged, the first time and in the end."""
 
 
 def run_agent(
@@ -128,7 +135,7 @@ def run_agent(
         )
         owned.callback(link.close)
         log.info("agent ready", extra={"agent": config.agent_id})
-        desk = _Desk(link, records, memory, lambda: read_policy(home / POLICY_FILE), home, clock)
+        desk = _Desk(link, records, memory, lambda: read_policy(home / POLICY_FILE), home, clock, stop)
         converse(link, desk.handle, stop)
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -197,6 +204,7 @@ class _Desk:
         read_policy: Callable[[], Policy],
         home: Path,
         clock: Callable[[], datetime],
+        stop: threading.Event,
     ) -> None:
         self._link = link
         self._records = records
@@ -204,6 +212,7 @@ class _Desk:
         self._read_policy = read_policy
         self._home = home
         self._clock = clock
+        self._stop = stop
 
     def handle(self, mail: Sequence[Message]) -> None:
         """Answer every ask; of several for one round the last, since all have one answer."""
@@ -262,15 +271,39 @@ class _Desk:
                 raise
             return self._refused(message, _silent(error), cause=error)
         fault_point("agent.charged")
-        try:
-            shares = agent.shares(ask.task, ask.batch, recipients=recipients)
-        except (JournalBroken, JournalBehind):
-            raise
-        except Exception as error:
-            # Whatever went wrong with the records, its words may depend on them.
-            return self._refused(message, _silent(error), cause=error)
+        # From here on it answers or is silent: a refusal now, or its words, could depend on the records.
+        shares = self._until_answered(
+            ask, lambda: self._records.agent().shares(ask.task, ask.batch, recipients=recipients)
+        )
+        if shares is None:
+            return []
         fault_point("agent.computed")
         return [*self._sealed(ask, shares), self._draft(message, "answered", b"{}")]
+
+    def _until_answered(self, ask: Ask, answer: Callable[[], tuple[InputShare, ...]]) -> tuple[InputShare, ...] | None:
+        """Try until there is an answer, the round's own deadline has passed (None), or the process is told to stop.
+
+        Nothing that follows from records fails (workers.agent); what does is trouble of the site, such as a full disk,
+        and nobody outside hears of it: whoever asked sees an agent that does not answer, as when it was switched off.
+
+        Raises:
+            JournalBroken, JournalBehind: the journal cannot be used any more.
+            Interrupted: told to stop; asked again, it answers.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return answer()
+            except (JournalBroken, JournalBehind):
+                raise
+            except Exception as error:
+                log.error("an answer that was charged could not be made; trying again", extra=_cause(error))
+            if ask.expires_at < self._clock().timestamp():
+                log.error("the round is over, and was not answered", extra={"round_digest": ask.round.digest})
+                return None
+            if self._stop.wait(pause_s):
+                raise Interrupted("stopped while an answer could not be made")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _admit(self, ask: Ask) -> None:
         task = ask.task

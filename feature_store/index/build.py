@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.engine import Engine
+from feature_store.index.geometry import check_count, check_features, check_record_ids
+from feature_store.index.memory import check_memory_limit, rows_at_once
 from feature_store.index.protocol import NeighborIndex
 from feature_store.index.quantizer import PublicQuantizer
 from feature_store.index.refusals import refuse_unsafe
+from feature_store.index.split import SplitIndex
 from feature_store.index.stored import StoredIndex
 from labeler.errors import InvalidSetting, UnsafeIndex
 
@@ -41,7 +44,8 @@ def build_index(
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
         engine: "auto" (FAISS, on a CUDA device if it sees one), "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu".
         memory_limit_bytes: most memory that building and searching may add (see `memory` for what counts).
-            Features that do not fit as float32 are read block by block at each search.
+            Features that do not fit as float32 are read block by block at each search. Without a quantizer no number of
+            records is refused, only a dimension.
         quantizer: public centroids for inverted lists.
         probes: lists each query looks into; public, the same for every agent.
 
@@ -58,10 +62,19 @@ def build_index(
             f"quantizer must be a PublicQuantizer, which says what public data it was trained on; "
             f"found {type(quantizer).__name__}"
         )
+    loaded = load_engine(engine)
+    if memory_limit_bytes is not None and quantizer is None and isinstance(features, np.ndarray):
+        check_count(memory_limit_bytes, "memory_limit_bytes")
+        if features.ndim == 2:
+            check_memory_limit(memory_limit_bytes, features.shape[1], loaded)
+        if len(features) > rows_at_once(memory_limit_bytes):
+            check_features(features)
+            check_record_ids(record_ids, len(features))
+            return SplitIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
     return StoredIndex(
         features,
         record_ids,
-        load_engine(engine),
+        loaded,
         memory_limit_bytes=memory_limit_bytes,
         quantizer=quantizer,
         probes=probes,

@@ -5,6 +5,10 @@ beyond: the arrays passed in, the Neighbors returned, with a quantizer the lists
 workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
 are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
 On a CUDA device the same blocks bound the device's memory.
+
+**No limit refuses a number of records**, which would tell that number. Tables of records take at most a quarter of the
+limit; a shard with more is searched part by part (`split`). At least half of the limit is left for blocks, so whether
+it suffices follows from the dimension alone: `check_memory_limit` says so before there is anything to answer.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ GATHER_BYTES: Final = 1 << 18
 
 _USABLE: Final = 0.75
 """Share of the limit that is planned with; the rest is for the allocator's slack."""
+
+_TABLES: Final = 0.25
+"""Share of the limit that tables of records may take."""
 
 _BYTES_PER_ROW_COORDINATE: Final = 6
 """float32 beside the int16 it is read from."""
@@ -63,10 +70,12 @@ class MemoryBudget:
     dimension: int
     fixed_bytes: int = 0
 
-    @property
-    def keeps_records(self) -> bool:
-        """Whether all records may stay in memory as float32, with as much again for searching."""
-        return self.limit_bytes is None or 2 * self._resident_bytes <= self._usable_bytes
+    def keeps_records(self, engine: Engine) -> bool:
+        """Whether all records may stay in memory as float32, with room for searching all of them at once."""
+        if self.limit_bytes is None:
+            return True
+        room = self._usable_bytes - self._resident_bytes
+        return self._resident_bytes <= room and self._query_bytes(engine, self.num_records, self.num_records) <= room
 
     def plan(self, engine: Engine, *, found: int, resident: bool, most_rows: int | None = None) -> BlockPlan:
         """Sizes for a search.
@@ -77,30 +86,30 @@ class MemoryBudget:
             most_rows: largest block the engine can answer for.
 
         Raises:
-            InvalidSetting: the limit has no room for a block of one record and one query.
+            InvalidSetting: the limit has no room for a block of one record and one query; see `check_memory_limit`.
         """
         if self.limit_bytes is None:
-            room_for_rows = room_for_queries = DEFAULT_SCRATCH_BYTES
+            room = DEFAULT_SCRATCH_BYTES
         elif resident:
-            room_for_rows, room_for_queries = 0, self._usable_bytes - self._resident_bytes
+            room = self._usable_bytes - self._resident_bytes
         else:
-            room_for_rows = room_for_queries = (self._usable_bytes - GATHER_BYTES) // 2
+            room = (self._usable_bytes - GATHER_BYTES) // 2
         block_rows = self.num_records
         if not resident:
-            block_rows = min(block_rows, room_for_rows // (_BYTES_PER_ROW_COORDINATE * self.dimension))
-            block_rows = min(block_rows, most_rows or block_rows)
-        found = min(found, max(1, block_rows))
-        per_query = 4 * self.dimension + engine.bytes_per_query(block_rows) + _BYTES_PER_FOUND * (found + 1)
-        query_rows = room_for_queries // per_query
+            block_rows = min(block_rows, room // (_BYTES_PER_ROW_COORDINATE * self.dimension), most_rows or block_rows)
+            # A large block finds many neighbours, which take room themselves: halve until one query's fit.
+            while block_rows > 1 and self._query_bytes(engine, block_rows, found) > room:
+                block_rows //= 2
+        query_rows = room // self._query_bytes(engine, max(1, block_rows), found)
+        if self.limit_bytes is None:
+            block_rows, query_rows = max(1, block_rows), max(1, query_rows)
         if block_rows < 1 or query_rows < 1:
-            if self.limit_bytes is None:
-                query_rows, block_rows = 1, max(1, block_rows)
-            else:
-                raise InvalidSetting(
-                    f"memory_limit_bytes {self.limit_bytes} is too small for records of dimension "
-                    f"{self.dimension} and {found} neighbours: not even one record and one query fit; raise it"
-                )
-        return BlockPlan(None if resident else block_rows, query_rows, room_for_queries)
+            raise _too_small(self.limit_bytes or 0, self.dimension)
+        return BlockPlan(None if resident else block_rows, query_rows, room)
+
+    def _query_bytes(self, engine: Engine, block_rows: int, found: int) -> int:
+        kept = min(found, block_rows) + 1
+        return 4 * self.dimension + engine.bytes_per_query(block_rows) + _BYTES_PER_FOUND * kept
 
     @property
     def _resident_bytes(self) -> int:
@@ -111,3 +120,29 @@ class MemoryBudget:
         if self.limit_bytes is None:
             return 0
         return int(_USABLE * self.limit_bytes) - BYTES_PER_RECORD * self.num_records - self.fixed_bytes
+
+
+def rows_at_once(limit_bytes: int) -> int:
+    """Most records whose tables a limit has room for; those of a larger shard are made part by part."""
+    return max(1, int(_TABLES * limit_bytes) // BYTES_PER_RECORD)
+
+
+def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) -> None:
+    """Refuse a limit under which some shard could not be searched; what passes serves every number of records.
+
+    Raises:
+        InvalidSetting: there is no room for one record and one query beside the tables.
+    """
+    if limit_bytes is None:
+        return
+    part = rows_at_once(limit_bytes)
+    if part * BYTES_PER_RECORD > int(_TABLES * limit_bytes):
+        raise _too_small(limit_bytes, dimension)
+    _ = MemoryBudget(limit_bytes, part, dimension).plan(engine, found=1, resident=False)
+
+
+def _too_small(limit_bytes: int, dimension: int) -> InvalidSetting:
+    return InvalidSetting(
+        f"memory_limit_bytes {limit_bytes} is too small for records of dimension {dimension}: not even one record and "
+        "one query fit; raise it"
+    )

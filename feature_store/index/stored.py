@@ -96,7 +96,7 @@ class StoredIndex:
             self._list_of_row = quantizer.assign(features)
         self._tombstones = 0
         self._resident: list[_Piece] | None = None
-        if self._budget.keeps_records:
+        if self._budget.keeps_records(engine):
             self._load_all()
         elif len(features):
             self._budget.plan(engine, found=1, resident=False)  # refuses a hopeless limit now, not at the first search

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.bodies import Ask, Refusal, TallierKey
-from labeler.errors import BadData, JournalBehind, PolicyRefusal
+from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal
 from labeler.messages import Message
 from labeler.planning import price
 from labeler.share_bodies import share_from_bytes
 from labeler.sharing import ShareVector, unshard
-from labeler.task import parse_task
+from labeler.task import Task, parse_task
+from workers.agent import Agent
 from workers.agent_service import run_agent
 from workers.party_home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
 from workers.policy import Policy, policy_toml
@@ -396,16 +397,65 @@ def test_a_replayed_ask_is_dropped(site: Site) -> None:
     assert len([m for m in site.relay.mail_of("tallier-0") if m.header.round_digest == ask.round.digest]) == 1
 
 
-def test_trouble_with_the_records_is_told_in_words_that_say_nothing(site: Site) -> None:
-    """The error itself names numbers of records; it stays in the site's own log."""
+def test_a_memory_limit_without_room_for_a_record_is_found_at_the_start_and_not_when_asked(site: Site) -> None:
     text = (site.home / "agent.toml").read_text()
     (site.home / "agent.toml").write_text(text + "memory_limit_bytes = 1\n")
-    site.send(site.ask())
+    with pytest.raises(InvalidSetting, match="too small for records of dimension"):
+        run_agent(site.home, stop=threading.Event())
+
+
+def test_trouble_after_the_charge_is_tried_again_and_never_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal then would say something of the records; so would its words."""
+    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
+    real, failures = Agent.ballots, [MemoryError(), BadData("27291 records"), OSError("disk full")]
+
+    def ballots(agent: Agent, *asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(agent, *asked)
+
+    monkeypatch.setattr(Agent, "ballots", ballots)
+    ask = site.ask()
+    site.send(ask)
     running = site.run()
-    (refusal,) = site.refusals(1)
+    site.shares(ask, 1)
+    site.relay.wait_for("answered")
     running.end()
-    assert refusal.sentence == "this agent cannot answer this round; its operator finds the reason in its log"
-    assert refusal.reason == "bad-data"
+    assert failures == []
+    assert site.relay.received("refused") == []
+    assert site.spent() == price(ask.task).instance.charge_nano
+    assert "disk full" not in caplog.text
+
+
+def test_an_answer_that_cannot_be_made_is_waited_for_until_the_round_is_over_and_then_silence(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
+    now, tries = [NOW], []
+
+    def ballots(agent: Agent, task: Task, *_: Any) -> Any:
+        tries.append(task.digest)
+        if len(tries) == 3:
+            now[0] += timedelta(seconds=90)
+        if task.nonce == "hopeless":
+            raise BadData("the records are no good")
+        return real(agent, task, *_)
+
+    real = Agent.ballots
+    monkeypatch.setattr(Agent, "ballots", ballots)
+    hopeless = site.ask(nonce="hopeless", expires_at=NOW.timestamp() + 60)
+    good = site.ask(nonce="good")
+    site.send(hopeless)
+    site.send(good)
+    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=5.0))
+    site.shares(good, 1)
+    site.relay.wait_for("answered")
+    running.end()
+    assert tries == [hopeless.task.digest] * 3 + [good.task.digest]
+    assert site.relay.received("refused") == []
+    assert {message.header.round_digest for message in site.relay.mail_of("tallier-0")} == {good.round.digest}
 
 
 def test_a_record_deleted_by_another_process_no_longer_votes(site: Site) -> None:

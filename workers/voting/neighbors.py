@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
+from feature_store.index.build import load_engine
+from feature_store.index.memory import check_memory_limit
 from labeler.ballots import knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.task import Task
@@ -22,44 +24,55 @@ class NeighborVotes:
 
     Args:
         engine, memory_limit_bytes: see feature_store.index.build_index.
+        dimension: of features.
+
+    Raises:
+        InvalidSetting: an engine that this machine does not have, or a limit that no shard of this dimension could be
+            searched under. Said when an agent starts: once it is asked, nothing here fails.
     """
 
-    def __init__(self, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
+    def __init__(self, *, dimension: int, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
+        if engine != "auto" or memory_limit_bytes is not None:
+            check_memory_limit(memory_limit_bytes, dimension, load_engine(engine))
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
         self._index: tuple[tuple[str, int | None], NeighborIndex] | None = None
 
     def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
-        index = self._index_of(records)
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
         k = min(task.k, len(records))
+        if k == 0:
+            return votes
+        index = self._index_of(records)
         for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // k):
             rows = index.search(batch.features[block], k).rows
-            votes[block] = knn_ballots(records.labels[rows], num_classes=task.num_classes)
+            votes[block] = knn_ballots(records.all_labels[rows], num_classes=task.num_classes)
         return votes
 
     def reverse_knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the records at their nearest queries, in blocks of records, whose votes add up."""
-        features, labels = records.features, records.labels
-        if task.max_agent_records is not None and len(labels) > task.max_agent_records:
-            kept = np.argsort(records.record_ids)[: task.max_agent_records]
-            features, labels = features[kept], labels[kept]
+        if task.max_agent_records is not None:
+            records = records.first(task.max_agent_records)
         limit = self._memory_limit_bytes
         queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine, memory_limit_bytes=limit)
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
         k = min(task.k, len(batch))
         # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
-        for block in _blocks(len(labels), max(NEIGHBORS_AT_ONCE, votes.size) // k):
-            nearest = queries.search(features[block], k).record_ids
-            votes += reverse_knn_ballots(nearest, labels[block], num_queries=len(batch), num_classes=task.num_classes)
+        for features, labels in records.blocks(max(NEIGHBORS_AT_ONCE, votes.size) // k):
+            nearest = queries.search(features, k).record_ids
+            votes += reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
         return votes
 
     def _index_of(self, records: Records) -> NeighborIndex:
         """The index over the records as they are now; an index of an older version would let deleted ones vote."""
         if self._index is None or self._index[0] != records.selection:
             limit = self._memory_limit_bytes
-            index = build_index(records.features, records.record_ids, engine=self._engine, memory_limit_bytes=limit)
+            index = build_index(
+                records.all_features, records.all_record_ids, engine=self._engine, memory_limit_bytes=limit
+            )
+            if len(index) > len(records):
+                index.remove(records.absent_ids())
             self._index = (records.selection, index)
         return self._index[1]
 

@@ -1,11 +1,14 @@
 """An agent's records as those who vote see them. Private; does not print.
 
 Whatever way an agent answers, it answers with the same records: those that were not deleted and, where the task bounds
-them, no more than m of one person. The proofs of `labeler.sensitivity` are about this cut, and about no other."""
+them, no more than m of one person. The proofs of `labeler.sensitivity` are about this cut, and about no other. Records
+are read in blocks, so that no number of them is too many to answer from.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +19,38 @@ from labeler.errors import PrivacyRefusal
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The records of a shard that were not deleted.
+    """The arrays of a shard, and which of its rows take part.
 
     Attributes:
-        features: int16, shape (num_records, dimension), quantised.
-        record_ids: int64, shape (num_records,), unique.
-        labels: int16, shape (num_records,), classes.
+        all_features: int16, shape (n, dimension), quantised; may be memory-mapped.
+        all_record_ids: int64, shape (n,), unique, random.
+        all_labels: int16, shape (n,), classes.
         version: of the shard: another whenever a record came or went.
         records_per_person: m of the task that they were selected for; None where it does not bound them.
+        rows: int64, ascending: the rows that take part; None where all do.
     """
 
-    features: NDArray[np.int16] = field(repr=False)
-    record_ids: NDArray[np.int64] = field(repr=False)
-    labels: NDArray[np.int16] = field(repr=False)
+    all_features: NDArray[np.int16] = field(repr=False)
+    all_record_ids: NDArray[np.int64] = field(repr=False)
+    all_labels: NDArray[np.int16] = field(repr=False)
     version: str
     records_per_person: int | None = None
+    rows: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    @property
+    def features(self) -> NDArray[np.int16]:
+        """Of the records that take part, all in memory where some do not; `blocks` needs less."""
+        return self.all_features if self.rows is None else self.all_features[self.rows]
+
+    @property
+    def record_ids(self) -> NDArray[np.int64]:
+        """Of the records that take part."""
+        return self.all_record_ids if self.rows is None else self.all_record_ids[self.rows]
+
+    @property
+    def labels(self) -> NDArray[np.int16]:
+        """Of the records that take part."""
+        return self.all_labels if self.rows is None else self.all_labels[self.rows]
 
     @property
     def selection(self) -> tuple[str, int | None]:
@@ -38,7 +58,36 @@ class Records:
         return self.version, self.records_per_person
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.all_labels) if self.rows is None else len(self.rows)
+
+    def first(self, most: int) -> Records:
+        """The records of smallest id, at most so many.
+
+        Ids are random and stay for life, so who is cut off does not depend on what a record holds. Where the cut
+        binds, a record that leaves lets the next one in: one more or one less becomes a replacement, and whoever cuts
+        has to charge for that.
+        """
+        if len(self) <= most:
+            return self
+        rows = np.arange(len(self.all_labels)) if self.rows is None else self.rows
+        kept = rows[np.argpartition(self.all_record_ids[rows], most)[:most]]
+        return replace(self, rows=np.sort(kept))
+
+    def blocks(self, at_once: int) -> Iterator[tuple[NDArray[np.int16], NDArray[np.int16]]]:
+        """Features and labels of the records that take part, in the order of rows, at most so many at once."""
+        for start in range(0, len(self), max(1, at_once)):
+            part: slice | NDArray[np.int64] = slice(start, start + max(1, at_once))
+            if self.rows is not None:
+                part = self.rows[part]
+            yield self.all_features[part], self.all_labels[part]
+
+    def absent_ids(self) -> NDArray[np.int64]:
+        """Ids of the rows that do not take part."""
+        if self.rows is None:
+            return np.zeros(0, dtype=np.int64)
+        absent = np.ones(len(self.all_record_ids), dtype=np.bool_)
+        absent[self.rows] = False
+        return np.asarray(self.all_record_ids[absent])
 
     def __repr__(self) -> str:
         return "Records(<private>)"
@@ -64,10 +113,8 @@ def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
         kept = first_of_each_person(shard.persons[chosen], shard.record_ids[chosen], records_per_person)
         chosen = chosen.copy()
         chosen[np.flatnonzero(chosen)] = kept
-    features, ids, labels = shard.features, shard.record_ids, shard.labels
-    if not chosen.all():
-        features, ids, labels = features[chosen], ids[chosen], labels[chosen]
-    return Records(features, ids, labels, shard.version, records_per_person)
+    rows = None if chosen.all() else np.flatnonzero(chosen)
+    return Records(shard.features, shard.record_ids, shard.labels, shard.version, records_per_person, rows)
 
 
 def first_of_each_person(persons: NDArray[np.int64], record_ids: NDArray[np.int64], most: int) -> NDArray[np.bool_]:

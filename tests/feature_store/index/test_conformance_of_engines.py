@@ -98,8 +98,8 @@ def test_a_memory_limit_changes_nothing_but_memory(case: Case, engine: str, k: i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_of_a_few_records_give_the_same_neighbors(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["many ties"]
-    index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=420_000)
-    monkeypatch.setattr("feature_store.index.memory.GATHER_BYTES", 290_000)
+    index = build_index(case.features, case.record_ids, engine=engine, memory_limit_bytes=560_000)
+    monkeypatch.setattr("feature_store.index.memory.GATHER_BYTES", 380_000)
     assert isinstance(index, StoredIndex)
     plan = index._budget.plan(index._engine, found=20, resident=False)
     assert plan.block_rows is not None

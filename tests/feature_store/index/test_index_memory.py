@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feature_store.index import build_index, nearest_by_definition
 from feature_store.index.engine_faiss import FaissEngine
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.mapped import unmap_pages
-from feature_store.index.memory import MemoryBudget
+from feature_store.index.memory import MemoryBudget, check_memory_limit, rows_at_once
 from feature_store.index.memory_probe import measure_search_memory
+from feature_store.index.split import SplitIndex
 from labeler.errors import InvalidSetting
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
@@ -36,9 +38,10 @@ def test_the_measurement_sees_an_index_that_loads_everything(tmp_path: Path) -> 
 
 
 def test_records_that_fit_twice_stay_in_memory() -> None:
-    assert MemoryBudget(None, 10**9, 1280).keeps_records
-    assert MemoryBudget(40_000_000, 1000, 1280).keeps_records
-    assert not MemoryBudget(12_800_000, 20_000, 1280).keeps_records
+    engine = NumpyEngine()
+    assert MemoryBudget(None, 10**9, 1280).keeps_records(engine)
+    assert MemoryBudget(40_000_000, 1000, 1280).keeps_records(engine)
+    assert not MemoryBudget(12_800_000, 20_000, 1280).keeps_records(engine)
 
 
 @pytest.mark.parametrize("limit", [1_500_000, 10_000_000, 10**9])
@@ -54,6 +57,64 @@ def test_a_plan_never_exceeds_the_limit(limit: int, engine: NumpyEngine | FaissE
         assert plan.block_rows is not None
         queries = plan.query_rows * (4 * 1280 + engine.bytes_per_query(plan.block_rows))
         assert 48 * 10_000 + 6 * 1280 * plan.block_rows + queries <= limit
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 64, 1280])
+@pytest.mark.parametrize("engine", [NumpyEngine(), FaissEngine()])
+def test_a_limit_refuses_a_dimension_and_never_a_number_of_records(
+    dimension: int, engine: NumpyEngine | FaissEngine
+) -> None:
+    """What passes the check at start-up has a plan for every size and every k; else a refusal would tell."""
+    for limit in (1, 1000, 400_000, 560_000, 600_000, 2_000_000, 50_000_000):
+        try:
+            check_memory_limit(limit, dimension, engine)
+        except InvalidSetting:
+            assert limit < 1_000_000
+            continue
+        most = rows_at_once(limit)
+        for records in {1, 2, most // 3 + 1, max(1, most - 1), most}:
+            budget = MemoryBudget(limit, records, dimension)
+            for found in (1, 7, 5000, 10**6):
+                resident = budget.keeps_records(engine)
+                plan = budget.plan(engine, found=found, resident=resident)
+                rows = records if plan.block_rows is None else plan.block_rows
+                assert rows >= 1
+                assert plan.query_rows >= 1
+                assert 48 * records + 4 * dimension * rows + engine.bytes_per_query(rows) <= limit
+
+
+@pytest.mark.parametrize("engine", ["numpy", "faiss"])
+@pytest.mark.parametrize("removed", [0, 5, 700])
+def test_a_shard_beyond_every_table_is_searched_in_parts_with_equal_neighbors(engine: str, removed: int) -> None:
+    """27,290 records under such a limit were answered and 27,291 refused."""
+    rng = np.random.default_rng(removed)
+    limit = 560_000
+    most = rows_at_once(limit)
+    # Small integers, so that equal similarities cross the parts.
+    for count in (most, most + 1, 3 * most + 1):
+        features = rng.integers(-2, 3, (count, 4)).astype(np.int16)
+        ids = rng.permutation(count).astype(np.int64)
+        queries = rng.integers(-2, 3, (9, 4)).astype(np.int16)
+        index = build_index(features, ids, engine=engine, memory_limit_bytes=limit)
+        assert isinstance(index, SplitIndex) == (count > most)
+        gone = rng.permutation(ids)[:removed]
+        assert index.remove(gone) == removed
+        assert index.remove(gone, missing_ok=True) == 0
+        kept = np.flatnonzero(~np.isin(ids, gone))
+        assert len(index) == len(kept)
+        for k in (1, 40, 3000):
+            found, expected = index.search(queries, k), nearest_by_definition(features[kept], ids[kept], queries, k)
+            np.testing.assert_array_equal(found.record_ids, expected.record_ids)
+            np.testing.assert_array_equal(found.similarities, expected.similarities)
+            np.testing.assert_array_equal(found.rows, np.where(expected.rows < 0, -1, kept[expected.rows]))
+
+
+def test_an_id_that_a_split_index_never_held_is_refused_and_nothing_is_removed() -> None:
+    count = rows_at_once(560_000) + 1
+    index = build_index(np.ones((count, 2), np.int16), np.arange(count), engine="numpy", memory_limit_bytes=560_000)
+    with pytest.raises(InvalidSetting, match="nothing was removed"):
+        index.remove(np.array([0, count], dtype=np.int64))
+    assert len(index) == count
 
 
 def test_pages_of_read_only_maps_come_back_when_they_are_needed(tmp_path: Path) -> None:

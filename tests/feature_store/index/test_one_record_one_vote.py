@@ -58,7 +58,7 @@ def _index(records: Records, engine: str, way: str) -> NeighborIndex:
     if way == "in memory":
         return build_index(records.features, records.ids, engine=engine)
     if way == "under a memory limit":
-        limit = 64 * len(records.ids) + 375_000
+        limit = 64 * len(records.ids) + 530_000
         return build_index(records.features, records.ids, engine=engine, memory_limit_bytes=limit)
     if way == "in public lists":
         return build_index(records.features, records.ids, engine=engine, quantizer=_QUANTIZER, probes=2)
