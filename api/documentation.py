@@ -32,6 +32,11 @@ _PROBLEMS: dict[int, tuple[str, str, str]] = {
         "body.k: Input should be at least 1",
     ),
     429: ("rate-limited", "Too many requests", "one token may send 600 requests a minute; send the next in 3 s"),
+    507: (
+        "storage-full",
+        "There is no room left to keep it",
+        "the upload cannot be kept: the disk is full, or its quota is used up",
+    ),
     503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
 }
 
@@ -43,7 +48,7 @@ def problem(status: int, *, slug: str = "", title: str = "", detail: str = "") -
     example = {"type": TYPE_PREFIX + slug, "title": title, "status": status, "detail": detail, "instance": "/v1/..."}
     schema = {"$ref": SCHEMA_REF.format(model="Problem")}
     answer: dict[str, Any] = {"description": title, "content": {MEDIA_TYPE: {"schema": schema, "example": example}}}
-    if status in (429, 503):
+    if status in (429, 503, 507):
         answer["headers"] = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
     if status == 401:
         answer["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
@@ -113,6 +118,9 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
         for method, operation in operations.items():
             need = _need(method.upper(), path)
             operation["x-least-role"] = need
+            if method in _WRITING:
+                # Whatever writes may find the disk full; no route can leave it out.
+                operation["responses"].setdefault("507", problem(507))
             operation["security"] = _SECURITY.get(need or "open", [{"token": []}])
     freed: dict[str, Any] = _freed(made)
     app.openapi_schema = freed
@@ -120,6 +128,7 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
 
 
 _SECURITY: dict[Need, list[dict[str, list[str]]]] = {"open": [], "signed": [], "optional": [{}, {"token": []}]}
+_WRITING = frozenset({"post", "put", "patch", "delete"})
 _NULL = "(null)"
 
 

@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from api.access import ACCESS
 from api.problems import TYPE_PREFIX, problem_of
 from api.schema import Problem
-from labeler.errors import LabelerError, NotAuthenticated, TryAgain
+from feature_store.room import is_full, storage_full
+from labeler.errors import LabelerError, NotAuthenticated, StorageFull, TryAgain
 
 _log = logging.getLogger("labeler.api")
 
@@ -89,7 +90,13 @@ def invalid_part(error: ValidationError, *, instance: str) -> Response:
 
 
 def unexpected(error: Exception, *, instance: str) -> Response:
-    """An error nobody foresaw: its place goes to the log, an incident id to whoever asked."""
+    """An error nobody foresaw: its place goes to the log, an incident id to whoever asked.
+
+    A full disk may show itself wherever something is written, so it is known here, whoever met it.
+    """
+    if isinstance(error, OSError) and is_full(error):
+        _log.warning("no room left", extra={"problem": StorageFull.problem_type})
+        return refusal(storage_full("what was sent"), instance=instance)
     incident = secrets.token_hex(8)
     _log.error("unexpected error", extra={"incident": incident}, exc_info=error)
     problem = {

@@ -29,6 +29,7 @@ from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
+from api.coordinator.room import RoomProbe
 from api.coordinator.tasks import create_task, describe_task, task_view
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
@@ -63,6 +64,7 @@ from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.journal.tokens import TokenStore
+from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.mailbox import Mailbox
 from labeler.errors import JournalBehind, TryAgain
@@ -147,6 +149,7 @@ class Coordinator:
         self._stopping = threading.Event()
         post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
         turns = WinnerTurns()
+        self._room = RoomProbe(config.home, WriteProbe(stores.database))
         self._preparation = Preparation(
             config.home,
             mailbox,
@@ -451,6 +454,7 @@ class Coordinator:
         needed, live_s = self.config.talliers, self.config.timing.live_s
         probes: dict[str, Probe] = {
             "journal": lambda: self._journal_probe(is_named=is_named),
+            "storage": self._room.check,
             "redis": self._redis_probe,
             "embedder": self._embedder_probe,
             "talliers": lambda: talliers_live(

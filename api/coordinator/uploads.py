@@ -34,6 +34,7 @@ from api.coordinator.parquet_rows import FeatureRows
 from feature_store.durable import sync_folder
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.quantize import FEATURE_SCALE, quantize
+from feature_store.room import is_full, storage_full
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
 
@@ -225,6 +226,8 @@ class UploadWriter:
             yield
         except BaseException as error:
             self.discard()
+            if isinstance(error, OSError) and is_full(error):
+                raise storage_full("the upload") from error
             if isinstance(error, OSError):
                 raise Unavailable(
                     f"the upload cannot be kept now ({error.strerror or type(error).__name__}); send it again later, "

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from labeler.errors import JournalBroken, LabelerError, Unavailable
+from labeler.errors import JournalBroken, LabelerError, StorageFull, Unavailable
 
 _KEPT = "Nothing of this step was kept; it can be repeated"
 _IN_DOUBT = "Whether this step was kept is not known; repeat it, twice equals once"
@@ -68,7 +68,7 @@ def _of_sqlite(error: sqlite3.Error, what: str) -> LabelerError | None:
     primary = None if code is None else code & 0xFF
     name = getattr(error, "sqlite_errorname", "")
     if primary == sqlite3.SQLITE_FULL:
-        return Unavailable(f"{what}: the disk is full. {_KEPT} once there is room")
+        return StorageFull(f"{what}: the disk is full. {_KEPT} once there is room")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"{what}: another connection holds it locked. {_KEPT} when that one is done")
     if primary == sqlite3.SQLITE_IOERR:
@@ -85,7 +85,7 @@ def _of_postgresql(error: DBAPIError, what: str) -> LabelerError | None:
     if error.connection_invalidated or state.startswith(("08", "57P")):
         return Unavailable(f"{what}: the connection to PostgreSQL was lost. {_IN_DOUBT}")
     if state == "53100":
-        return Unavailable(f"{what}: the disk of PostgreSQL is full. {_KEPT} once there is room")
+        return StorageFull(f"{what}: the disk of PostgreSQL is full. {_KEPT} once there is room")
     if state.startswith("53"):
         return Unavailable(f"{what}: PostgreSQL is out of memory or connections ({state}). {_KEPT} later")
     if state in ("55P03", "57014", "40001", "40P01"):
