@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
+from api.connections import address_group
 from api.rate_limit import RateLimits
 from api.schema import Role
 from labeler.errors import NotAllowed, NotAuthenticated
@@ -103,7 +104,7 @@ class Gate:
         if secret is not None:
             record = await run_in_threadpool(self._tokens.find, secret)
         if record is None or record.revoked_at is not None:
-            self._limits.failed(_address(request))
+            self._limits.failed(client_address(request))
             raise NotAuthenticated(
                 "this needs a bearer token: send the header 'Authorization: Bearer lab_...'. "
                 + ("None was sent." if secret is None else "The one that was sent is unknown or was revoked.")
@@ -139,5 +140,6 @@ def _bearer(request: Request) -> str | None:
     return secret
 
 
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+def client_address(request: Request) -> str:
+    """The address a request is counted under: the peer's, or what a trusted proxy says it is."""
+    return "" if request.client is None else address_group(request.client.host)

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from api import refusals
 from api.access import Gate
+from api.crowding import PerClient
 from api.documentation import document
 from api.lingering import Lingering
 from api.metrics import Metrics
@@ -80,6 +81,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     ):
         app.include_router(router)
     refusals.install(app)
+    app.add_middleware(PerClient, most=coordinator.config.limits.max_connections_per_address)
     app.add_middleware(Lingering)
     app.add_middleware(RequestContext, metrics=metrics)
 

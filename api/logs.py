@@ -2,19 +2,30 @@
 
 A line of the access log holds the template of a route ("/v1/jobs/{job_id}"), so that no identifier or search text of a
 requester lands in it by itself. Tracebacks keep types, files and line numbers; messages of unexpected exceptions are
-left out, because a library may put the offending value into them.
+left out, because a library may put the offending value into them. What repeats is counted (labeler.repeated).
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
+import time
 import traceback
 from contextvars import ContextVar
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
+
+from labeler.repeated import CountRepeats
+
+MAX_LOG_BYTES = 16 * 2**20
+KEPT_LOGS = 3
+"""A log file that is full is put aside; so many older ones are kept."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that is being answered; also in its answer, as X-Request-ID."""
@@ -23,15 +34,22 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 _QUIET = {"uvicorn": "WARNING", "uvicorn.error": "WARNING", "uvicorn.access": "CRITICAL"}
 
 
-def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None:
-    """Send every logger of this process to one stream, one JSON object a line.
+def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, file: Path | None = None) -> None:
+    """Send every logger of this process to one stream or file, one JSON object a line.
 
     Args:
         level: least level of our own loggers.
         stream: stderr when None.
+        file: instead of a stream; rotated by size, and only its owner may read it.
+
+    Raises:
+        OSError: the file cannot be written.
     """
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(LogFormatter())
+    writer: logging.Handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    if file is not None:
+        writer = _PrivateFile(file, maxBytes=MAX_LOG_BYTES, backupCount=KEPT_LOGS, encoding="utf-8")
+    writer.setFormatter(LogFormatter())
+    handler = CountRepeats(writer, clock=time.monotonic)
     handler.addFilter(_stamp)
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -42,6 +60,14 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None) -> None
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(quiet)
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A log file, and the next after it, that only its owner may read."""
+
+    def _open(self) -> io.TextIOWrapper:
+        made = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return io.TextIOWrapper(io.FileIO(made, "ab"), encoding=self.encoding, write_through=True)
 
 
 def _stamp(record: logging.LogRecord) -> bool:

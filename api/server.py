@@ -1,30 +1,45 @@
 """One process that serves the coordinator over HTTP or HTTPS until it is told to stop.
 
+Who may be connected, and how slowly, is bounded (api.connections, api.guarded_protocol). X-Forwarded-For is believed
+from the proxies of the settings alone, and of its addresses the rightmost that is no such proxy counts: whatever
+stands further left was written by whoever asked.
+
 A stop is gentle: no new connection is taken, long polls and event streams end at once, requests under way have
 `GRACE_S` to finish, and only then is the coordinator stopped.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.connections import BACKLOG, ConnectionLimits, Crowd, Listener, networks
+from api.guarded_protocol import GuardedProtocol, Times
 from labeler.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
-GRACE_S = 10
-KEEP_ALIVE_S = 75
+log = logging.getLogger("labeler.server")
+
+GRACE_S = 4
+"""Less than whoever started this process waits before killing it: 5 s in `labeler up`, 10 s in most others."""
+
+FILES_FOR_OURSELVES = 256
+"""Descriptors that are kept for the journal, the mailbox, uploads and newcomers that are turned away."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -70,6 +85,7 @@ def serve(
     tls_key: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
+    times: Times | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM, or until `should_exit` of the server is set; then stop the coordinator.
 
@@ -80,6 +96,7 @@ def serve(
         tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, for whoever stops it from another thread.
+        times: how long a peer may take.
 
     Raises:
         InvalidSetting: only one of certificate and key was given, or they cannot be read.
@@ -88,15 +105,30 @@ def serve(
     if (tls_cert is None) != (tls_key is None):
         raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     app = create_app(coordinator)
+    settings, times = coordinator.config, times or Times()
+    crowd = Crowd(
+        ConnectionLimits(
+            total=_affordable(settings.limits.max_connections),
+            per_address=settings.limits.max_connections_per_address,
+            proxies=networks(settings.trusted_proxies),
+            first_request_s=times.headers_s,
+        )
+    )
+    protocol = functools.partial(GuardedProtocol, crowd=crowd, times=times)
     config = uvicorn.Config(
         app,
+        http=cast("type[Any]", protocol),
+        loop="asyncio",
+        backlog=BACKLOG,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=times.keep_alive_s,
         ssl_certfile=tls_cert,
         ssl_keyfile=None if tls_key is None else str(tls_key),
     )
@@ -104,7 +136,7 @@ def serve(
         config.load()
     except OSError as error:
         raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
-    listening = _listen(host, port)
+    listening = _listen(host, port, crowd)
     scheme = "http" if tls_cert is None else "https"
     shown = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown}:{listening.getsockname()[1]}"
@@ -118,9 +150,31 @@ def serve(
             coordinator.stop()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int, crowd: Crowd) -> Listener:
+    listening = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, crowd)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        # A port whose last owner has just gone is free; where two listen on one, the second is told.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
     except OSError as error:
+        listening.close()
         raise Unavailable(f"cannot listen on {host} port {port}: {error.strerror}. Choose another port.") from None
+    return listening
+
+
+def _affordable(wanted: int) -> int:
+    """As many connections as there are file descriptors for; the process may have more of them where it is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + FILES_FOR_OURSELVES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        more = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        soft = more
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    taken = max(soft - FILES_FOR_OURSELVES, 16)
+    log.warning("fewer connections are taken than the settings say: too few files may be open", extra={"taken": taken})
+    return taken

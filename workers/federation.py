@@ -1,7 +1,8 @@
 """A whole federation in one folder, for one machine: keys, settings, policies, shards, and its first token.
 
     HOME/
-      federation.json       what it is, and whether its first token was shown; written last when it is made
+      federation.json       what it is; written last when it is made
+      admin-token           the administrator's token, which every start prints
       processes.json        process id by name, while it runs
       coordinator/          home of the coordinator and of the embedder
       agents/agent-1/ ..    home of an agent, with its shard
@@ -46,6 +47,7 @@ from workers.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
 from workers.tallier_peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
 
 TALLIERS: Final = 3
+TOKEN_FILE: Final = "admin-token"
 LOOPBACK: Final = "127.0.0.1"
 AGENTS: Final = 5
 DELTA: Final = 1e-5
@@ -98,6 +100,7 @@ class _State(BaseModel):
     agents: Annotated[int, Field(ge=1)]
     has_examples: bool
     is_token_shown: bool = False
+    """Of an earlier version, which kept no token: it was shown once, and lost with the terminal."""
 
 
 class LocalFederation:
@@ -126,16 +129,18 @@ class LocalFederation:
         """Folder of public images and a task to try the service with; None where none were made."""
         return self.home / "examples" if self._state.has_examples else None
 
-    @property
-    def is_token_shown(self) -> bool:
-        """Whether the first administrator has been given a token; until then everybody is enrolled anew."""
-        return self._state.is_token_shown
+    def read_token(self) -> str | None:
+        """The administrator's token as it was kept; None where none was."""
+        try:
+            return (self.home / TOKEN_FILE).read_text(encoding="ascii").strip() or None
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError):
+            raise BadData(f"{self.home / TOKEN_FILE} cannot be read; remove it, and a new token is made") from None
 
-    def note_token_shown(self) -> None:
-        """Remember that the first token was shown."""
-        if not self._state.is_token_shown:
-            self._state = self._state.model_copy(update={"is_token_shown": True})
-            _write_state(self.home, self._state)
+    def keep_token(self, secret: str) -> None:
+        """Keep the administrator's token where only the home's owner reads it."""
+        replace_file(self.home / TOKEN_FILE, f"{secret}\n".encode(), mode=0o600)
 
     def set_addresses(self, *, url: str, redis_url: str) -> None:
         """Write where the coordinator and redis-server listen into every home; the rest of the files stays."""
@@ -333,7 +338,7 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
 
 
 def _check_fresh(home: Path) -> None:
-    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock"}
+    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock", TOKEN_FILE}
     strange = sorted(path.name for path in home.iterdir() if path.name not in ours)
     if strange:
         raise BadData(f"{home} holds something else ({strange[0]}); choose an empty folder for a new federation")

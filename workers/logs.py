@@ -1,13 +1,15 @@
 """Logs of a party's process: one JSON object a line on standard error, with ids, and never with a value.
 
 A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
-may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private.
+may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private. What repeats
+is counted (labeler.repeated).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
 from types import TracebackType
 from typing import Final
@@ -15,6 +17,7 @@ from typing import Final
 from pythonjsonlogger.json import JsonFormatter
 
 from labeler.errors import LabelerError
+from labeler.repeated import CountRepeats
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _DEEPEST: Final = 10
@@ -29,7 +32,7 @@ def configure_logging(level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [CountRepeats(handler, clock=time.monotonic)]
     root.setLevel("WARNING")
     logging.getLogger("labeler").setLevel(level)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from api.coordinator.config import CoordinatorConfig, read_config
+from labeler.errors import InvalidSetting
 from workers.settings_file import COORDINATOR_FILE
 
 
@@ -31,6 +32,7 @@ def run_coordinator(
     port: int,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
+    log_file: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a coordinator's home until SIGINT or SIGTERM.
@@ -40,6 +42,7 @@ def run_coordinator(
         host: address to listen on.
         port: 0 takes a free one.
         tls_cert, tls_key: PEM files; without them put a TLS proxy in front, except on loopback.
+        log_file: takes the log instead of standard error; rotated by size.
         on_ready: called with the URL once requests are taken.
 
     Raises:
@@ -49,7 +52,10 @@ def run_coordinator(
     from api.logs import configure_logging
     from api.server import serve
 
-    configure_logging()
+    try:
+        configure_logging(file=log_file)
+    except OSError as error:
+        raise InvalidSetting(f"--log-file cannot be written: {error.strerror}") from None
     coordinator = Coordinator.open(read_settings(home))
     serve(coordinator, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready)
 

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,9 @@ GRACE_S: Final = 5.0
 """How long a program may take to stop by itself before it is killed."""
 
 MAX_LOG_BYTES: Final = 16 * 2**20
-"""A log larger than this is put aside (one older log is kept) when its program starts."""
+"""A log larger than this is put aside; one older log is kept."""
+
+LOOK_AT_LOGS_S: Final = 1.0
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
@@ -65,11 +68,13 @@ class Program:
         name: for people.
         stage: programs start from the lowest stage and stop from the highest.
         launch: starts it.
+        output: the file that takes what it prints, if there is one.
     """
 
     name: str
     stage: int
     launch: Callable[[], Process]
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Supervisor:
 
     def __init__(self, programs: Sequence[Program], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._logs_at = 0.0
         self._children = [_Child(program) for program in sorted(programs, key=lambda program: program.stage)]
 
     @property
@@ -119,6 +125,11 @@ class Supervisor:
             Who died since the last look.
         """
         now = self._clock()
+        if now >= self._logs_at:
+            self._logs_at = now + LOOK_AT_LOGS_S
+            for child in self._children:
+                if child.program.output is not None:
+                    put_aside(child.program.output)
         deaths = [death for child in self._children if (death := child.note_death(now)) is not None]
         for child in self._children:
             if child.process is None and child.start_at is not None and now >= child.start_at:
@@ -128,8 +139,13 @@ class Supervisor:
                     deaths.append(child.pause(now, TryAgain.exit_code))
         return deaths
 
-    def stop(self, *, grace_s: float = GRACE_S) -> None:
-        """Stop everything, the highest stage first; whatever does not stop within `grace_s` is killed."""
+    def stop(self, *, grace_s: float = GRACE_S) -> list[str]:
+        """Stop everything, the highest stage first; of a stage, whatever does not stop within `grace_s` is killed.
+
+        Returns:
+            What was killed.
+        """
+        killed = []
         for stage in sorted({child.program.stage for child in self._children}, reverse=True):
             running = [child for child in self._children if child.program.stage == stage and child.process is not None]
             for child in running:
@@ -137,8 +153,8 @@ class Supervisor:
             until = self._clock() + grace_s
             while any(child.is_running() for child in running) and self._clock() < until:
                 time.sleep(_POLL_S)
-            for child in running:
-                child.end()
+            killed += [child.program.name for child in running if child.end()]
+        return killed
 
 
 class _Child:
@@ -178,16 +194,19 @@ class _Child:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
-    def end(self) -> None:
-        """Kill what still runs, and forget the program: it is not started again."""
+    def end(self) -> bool:
+        """Kill what still runs, and forget the program: it is not started again; True where it had to be killed."""
+        is_late = False
         if self.process is not None:
-            if self.process.poll() is None:
+            is_late = self.process.poll() is None
+            if is_late:
                 log.warning("killed: it did not stop in time", extra={"program": self.program.name})
                 self.process.kill()
             self.process.wait()
             _clear_session(self.process)
         self.process = None
         self.start_at = None
+        return is_late
 
 
 def launcher(
@@ -204,8 +223,7 @@ def launcher(
 
     def launch() -> subprocess.Popen[bytes]:
         output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if output.exists() and output.stat().st_size > MAX_LOG_BYTES:
-            output.replace(output.with_suffix(".log.1"))
+        put_aside(output)
         try:
             with output.open("ab") as file:
                 return subprocess.Popen(
@@ -221,6 +239,27 @@ def launcher(
             raise Unavailable(f"cannot start {name} ({command[0]}): {error.strerror}") from None
 
     return launch
+
+
+def put_aside(log_file: Path, *, most: int = MAX_LOG_BYTES) -> None:
+    """Copy a log that is too large to FILE.1 and empty it; a program that has it open for appending writes on.
+
+    What is written between the copy and the emptying is lost: a line or two, seldom. Where the copy cannot be written
+    (a full disk), the log is emptied all the same, because an unbounded one would keep the disk full.
+    """
+    try:
+        if log_file.stat().st_size <= most:
+            return
+    except FileNotFoundError:
+        return
+    older = log_file.with_name(f"{log_file.name}.1")
+    try:
+        shutil.copyfile(log_file, older)
+        older.chmod(0o600)
+    except OSError as error:
+        log.warning("a log could not be put aside, and was emptied", extra={"reason": error.strerror})
+        older.unlink(missing_ok=True)
+    os.truncate(log_file, 0)
 
 
 def die_with_parent() -> Callable[[], None] | None:

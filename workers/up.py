@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,12 +54,14 @@ class Running:
 
     Attributes:
         url: of the coordinator.
-        token: the first administrator's token; None when it was shown before.
+        token: the administrator's token of this federation, the same at every start.
+        is_token_new: whether it was made at this start.
         federation: its folders.
     """
 
     url: str
-    token: str | None
+    token: str
+    is_token_new: bool
     federation: LocalFederation
 
 
@@ -71,6 +73,7 @@ def run_up(
     stop: threading.Event,
     on_ready: Callable[[Running], None],
     on_death: Callable[[Death], None],
+    on_killed: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> None:
     """Make or reopen a federation, run it, and stop it when `stop` is set. Call it from a process's main thread.
 
@@ -81,6 +84,7 @@ def run_up(
         stop: set it to end.
         on_ready: called once, when jobs can be taken.
         on_death: called for every program that died and is to be started again.
+        on_killed: called at the end with the programs that did not stop within their grace, where there are any.
 
     Raises:
         OutputInUse: another `up` runs on this home.
@@ -96,7 +100,8 @@ def run_up(
         try:
             federation.set_addresses(url=f"http://{HOST}:{port}", redis_url=redis.url)
             tokens = _tokens(federation)
-            _Run(federation, redis, port=port, tokens=tokens, stop=stop, on_death=on_death).until_told(on_ready)
+            run = _Run(federation, redis, port=port, tokens=tokens, stop=stop, on_death=on_death, on_killed=on_killed)
+            run.until_told(on_ready)
         finally:
             redis.stop()
 
@@ -104,7 +109,8 @@ def run_up(
 @dataclass(frozen=True, repr=False)
 class _Tokens:
     own: str
-    first: str | None
+    first: str
+    is_first_new: bool
 
 
 class _Run:
@@ -119,12 +125,14 @@ class _Run:
         tokens: _Tokens,
         stop: threading.Event,
         on_death: Callable[[Death], None],
+        on_killed: Callable[[Sequence[str]], None],
     ) -> None:
         self._federation = federation
         self._port = port
         self._tokens = tokens
         self._stop = stop
         self._on_death = on_death
+        self._on_killed = on_killed
         self._supervisor = Supervisor(_programs(federation, redis, port=port))
         self._door = CoordinatorDoor(HOST, port, tokens.own)
         self._pids: dict[str, int] = {}
@@ -135,12 +143,14 @@ class _Run:
         try:
             if self._start():
                 self._has_been_ready = True
-                on_ready(Running(f"http://{HOST}:{self._port}", self._tokens.first, self._federation))
-                self._federation.note_token_shown()
+                url, tokens = f"http://{HOST}:{self._port}", self._tokens
+                on_ready(Running(url, tokens.first, tokens.is_first_new, self._federation))
                 while not self._stop.wait(_TICK_S):
                     self._tend()
         finally:
-            self._supervisor.stop()
+            killed = self._supervisor.stop()
+            if killed:
+                self._on_killed(killed)
 
     def _start(self) -> bool:
         """True once jobs can be taken; False when told to stop before."""
@@ -225,7 +235,7 @@ def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> 
     def role(name: str, stage: int, *arguments: str) -> Program:
         command = (sys.executable, "-P", "-m", "workers.cli", *arguments)
         output = federation.logs / f"{name}.log"
-        return Program(name, stage, launcher(name, command, output=output, environment=single))
+        return Program(name, stage, launcher(name, command, output=output, environment=single), output)
 
     def launch_redis() -> Process:
         redis.start()
@@ -242,16 +252,22 @@ def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> 
 
 
 def _tokens(federation: LocalFederation) -> _Tokens:
-    """Make the tokens this start needs, and revoke those of earlier starts that nobody holds: only hashes are kept."""
-    home = federation.coordinator
-    ours = {OWN_TOKEN} if federation.is_token_shown else {OWN_TOKEN, FIRST_TOKEN}
-    with closing(_journal(home)) as database:
+    """The tokens of this start; those with which an earlier start enrolled the parties are revoked.
+
+    The administrator's is kept in a file of the home, so that a federation that is started again tells the same. The
+    file opens nothing that the home's owner could not open: the keys of every party lie beside it.
+    """
+    with closing(_journal(federation.coordinator)) as database:
         store = TokenStore(database)
         for known in store.list():
-            if known.name in ours and known.revoked_at is None:
+            if known.name == OWN_TOKEN and known.revoked_at is None:
                 store.revoke(known.token_id)
-        first = None if federation.is_token_shown else store.create(FIRST_TOKEN, "admin")[1]
-        return _Tokens(own=store.create(OWN_TOKEN, "admin")[1], first=first)
+        first = federation.read_token()
+        is_kept = first is not None and store.find(first) is not None
+        if first is None or not is_kept:
+            first = store.create(FIRST_TOKEN, "admin")[1]
+            federation.keep_token(first)
+        return _Tokens(own=store.create(OWN_TOKEN, "admin")[1], first=first, is_first_new=not is_kept)
 
 
 def _journal(home: Path) -> Database:

@@ -6,6 +6,7 @@ an operator writes a number, or the word "unlimited", and so knows which of the 
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -55,6 +56,8 @@ class LimitsTable(_Table):
         max_job_pixels: of all images of one job together.
         max_feature_dimension: entries of one feature vector.
         max_requests_per_minute: of one token.
+        max_connections: open at once, of everybody; a few more are kept for questions about health.
+        max_connections_per_address: open at once, of one client address; behind a trusted proxy, requests at once.
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
@@ -64,6 +67,8 @@ class LimitsTable(_Table):
     max_job_pixels: Annotated[int, Field(ge=1, le=2**50)] = 8_000_000_000
     max_feature_dimension: Annotated[int, Field(ge=1, le=2**20)] = 16_384
     max_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
+    max_connections: Annotated[int, Field(ge=16, le=100_000)] = 1000
+    max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = 256
 
 
 class TimingTable(_Table):
@@ -97,6 +102,7 @@ class CoordinatorConfig(_Table):
         classes: class names of tasks that name none; what the agents report when absent.
         federation: caps of the account of everybody together.
         agents: caps of each agent's account.
+        trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
         backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
         limits, timing: see there.
     """
@@ -111,6 +117,7 @@ class CoordinatorConfig(_Table):
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
     federation: CapsTable
     agents: CapsTable
+    trusted_proxies: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     backbones: dict[str, str] = {}
     limits: LimitsTable = LimitsTable()
     timing: TimingTable = TimingTable()
@@ -121,6 +128,14 @@ class CoordinatorConfig(_Table):
         if classes is not None and (len(set(classes)) != len(classes) or not all(classes)):
             raise ValueError("class names must be different from each other, and none empty")
         return classes
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, written: tuple[str, ...]) -> tuple[str, ...]:
+        for one in written:
+            if ipaddress.ip_network(one).prefixlen == 0:
+                raise ValueError(f"{one} is everybody; name the addresses of your own proxies")
+        return written
 
     @property
     def journal_target(self) -> str | Path:

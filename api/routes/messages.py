@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from api.access import client_address
 from api.documentation import Answers, problem
 from api.message_intake import MessageIntake
 from api.patience import unless_stopping
@@ -77,7 +78,7 @@ def _counting_failures(request: Request) -> Iterator[None]:
     try:
         yield
     except (Forged, NotEnrolled):
-        request.app.state.limits.failed(request.client.host if request.client is not None else "")
+        request.app.state.limits.failed(client_address(request))
         raise
 
 

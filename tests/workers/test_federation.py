@@ -113,10 +113,19 @@ def test_what_was_settled_when_it_was_made_cannot_be_changed_by_the_way(
     assert make_federation(made.home, Plan(agents=2)).agents == made.agents
 
 
-def test_the_token_is_noted_as_shown_for_good(made: LocalFederation) -> None:
-    assert not make_federation(made.home, Plan()).is_token_shown
-    made.note_token_shown()
-    assert make_federation(made.home, Plan()).is_token_shown
+def test_the_token_is_kept_where_only_the_owner_reads_it(made: LocalFederation) -> None:
+    assert made.read_token() is None
+    made.keep_token("lab_kept")
+    reopened = make_federation(made.home, Plan())
+    assert reopened.read_token() == "lab_kept"
+    assert (made.home / "admin-token").stat().st_mode & 0o777 == 0o600
+    (made.home / "admin-token").unlink()
+
+
+def test_a_home_of_a_version_that_kept_no_token_is_reopened(made: LocalFederation) -> None:
+    path = made.home / "federation.json"
+    path.write_text(path.read_text().replace('"is_token_shown": false', '"is_token_shown": true'))
+    assert make_federation(made.home, Plan()).read_token() is None
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import Unavailable
-from workers.supervisor import LONGEST_PAUSE_S, MAX_LOG_BYTES, STEADY_S, Death, Program, Supervisor, launcher
+from workers.supervisor import (
+    LONGEST_PAUSE_S,
+    LOOK_AT_LOGS_S,
+    MAX_LOG_BYTES,
+    STEADY_S,
+    Death,
+    Program,
+    Supervisor,
+    launcher,
+)
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -139,10 +148,37 @@ def test_a_program_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     supervisor.start()
     wait_until(lambda: is_up(tmp_path, "stubborn"))
     pid = supervisor.pids["stubborn"]
-    started = time.monotonic()
-    supervisor.stop(grace_s=0.2)
-    assert time.monotonic() - started < 5
+    assert supervisor.stop(grace_s=0.2) == ["stubborn"]
     assert is_gone(pid)
+
+
+def test_a_program_that_stops_by_itself_is_not_said_to_be_killed(tmp_path: Path) -> None:
+    supervisor = Supervisor([program(tmp_path, "sleeper", SLEEPER)])
+    supervisor.start()
+    assert supervisor.stop() == []
+
+
+def test_a_log_that_grows_is_put_aside_while_its_program_runs(tmp_path: Path) -> None:
+    clock = Clock()
+    output = tmp_path / "talker.log"
+    code = "import sys, time\nfor line in sys.stdin: pass\nwhile True: print('word', flush=True); time.sleep(0.01)"
+    command = [sys.executable, "-c", code]
+    launch = launcher("talker", command, output=output, environment={})
+    supervisor = Supervisor([Program("talker", 0, launch, output)], clock=clock)
+    supervisor.start()
+    wait_until(lambda: output.exists() and output.stat().st_size > 0)
+    with output.open("ab") as file:
+        file.truncate(MAX_LOG_BYTES + 1)
+    clock.now += 2 * LOOK_AT_LOGS_S
+    supervisor.tend()
+    assert output.stat().st_size < MAX_LOG_BYTES
+    older = tmp_path / "talker.log.1"
+    assert older.stat().st_size > MAX_LOG_BYTES
+    assert older.stat().st_mode & 0o777 == 0o600
+    before = output.stat().st_size
+    wait_until(lambda: output.stat().st_size > before)
+    supervisor.stop()
+    assert b"\0" not in output.read_bytes(), "it appends where the file ends now"
 
 
 def test_what_a_program_has_started_itself_is_ended_with_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -66,6 +67,9 @@ def up(
     def tell_death(death: Death) -> None:
         complain(f"{death.name} ended (exit code {death.code}); started again in {death.restart_in_s:.0f} s")
 
+    def tell_killed(names: Sequence[str]) -> None:
+        complain(f"killed, because it did not stop in time: {', '.join(names)}. Nothing that was acknowledged is lost")
+
     if not as_json:
         Console(stderr=True).print(f"Starting the federation in {home} ...", markup=False, highlight=False)
     run_up(
@@ -75,6 +79,7 @@ def up(
         stop=stop_signal(),
         on_ready=_tell_json if as_json else _tell_people,
         on_death=tell_death,
+        on_killed=tell_killed,
     )
 
 
@@ -103,18 +108,15 @@ def _tell_json(running: Running) -> None:
 
 
 def _tell_people(running: Running) -> None:
+    from workers.federation import TOKEN_FILE
+
     federation, url = running.federation, running.url
     lines = [
         f"Ready      {url}   ({len(federation.agents)} agents, {len(federation.talliers)} talliers)",
         f"Dashboard  {_dashboard(running)}",
     ]
-    if running.token is not None:
-        lines.append(f"Token      {running.token}   (administrator; shown now and never again)")
-    else:
-        lines.append(
-            "Token      was shown at the first start; stop, then make another with "
-            f"`labeler keys token --home {federation.coordinator} --name NAME --role admin`"
-        )
+    since = "made now" if running.is_token_new else "as before"
+    lines.append(f"Token      {running.token}   (administrator's, {since}; kept in {federation.home / TOKEN_FILE})")
     lines += [f"Logs       {federation.logs}", "", "Try, in another terminal:", ""]
     lines += [f"  {line}" for line in _examples(running)]
     lines += ["", "Ctrl-C stops everything."]
@@ -125,13 +127,13 @@ def _tell_people(running: Running) -> None:
 
 def _dashboard(running: Running) -> str:
     # Behind #, so that no server and no proxy ever sees it.
-    return f"{running.url}/dashboard" + (f"#token={running.token}" if running.token is not None else "")
+    return f"{running.url}/dashboard#token={running.token}"
 
 
 def _examples(running: Running) -> list[str]:
     url, examples = running.url, running.federation.examples
     lines = [
-        f"export LABELER_URL={url} LABELER_TOKEN={running.token or 'YOUR_TOKEN'}",
+        f"export LABELER_URL={url} LABELER_TOKEN={running.token}",
         'curl -s $LABELER_URL/v1/budget -H "Authorization: Bearer $LABELER_TOKEN"',
     ]
     if examples is None:

@@ -25,6 +25,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate; without it put a TLS proxy in front.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Log here instead of to standard error; put aside at 16 MiB, three are kept.")
+    ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented coordinator.toml and keys into the home, and end.")
     ] = False,
@@ -50,7 +53,7 @@ def serve(
         if as_json:
             print_json({"url": url})
 
-    run_coordinator(home, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, on_ready=tell)
+    run_coordinator(home, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, log_file=log_file, on_ready=tell)
 
 
 def embedder(home: Home) -> None:

@@ -88,6 +88,9 @@ def test_passwords_in_urls_do_not_print(tmp_path: Path) -> None:
         (GOOD.replace('"unlimited"', '"none"'), "federation.agent_epsilon"),
         (GOOD.replace("https://", "ftp://"), "public_url"),
         ('classes = ["a", "a"]\n' + GOOD, "class names must be different"),
+        ('trusted_proxies = ["proxy.example.org"]\n' + GOOD, "trusted_proxies"),
+        ('trusted_proxies = ["10.0.0.1/8"]\n' + GOOD, "trusted_proxies"),
+        ('trusted_proxies = ["0.0.0.0/0"]\n' + GOOD, "0.0.0.0/0 is everybody"),
         ("[federation", "not valid TOML"),
     ],
 )

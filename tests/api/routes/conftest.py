@@ -15,6 +15,7 @@ import uvicorn
 
 from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
 from api.coordinator.service import Coordinator
+from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import serve
 from feature_store.keys import PartyKeys
@@ -61,7 +62,9 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def running(config: CoordinatorConfig, *, tls: tuple[Path, Path] | None = None) -> Iterator[Service]:
+def running(
+    config: CoordinatorConfig, *, tls: tuple[Path, Path] | None = None, times: Times | None = None
+) -> Iterator[Service]:
     """Open, fill and serve a coordinator until the block ends."""
     coordinator = Coordinator.open(config)
     tokens = {role: coordinator.tokens.create(f"a {role}", role)[1] for role in ROLES}
@@ -95,6 +98,7 @@ def running(config: CoordinatorConfig, *, tls: tuple[Path, Path] | None = None) 
             tls_key=key,
             on_ready=on_ready,
             on_server=servers.append,
+            times=times,
         )
 
     thread = threading.Thread(target=run, name="server")
@@ -115,7 +119,9 @@ ServeIn = Callable[..., AbstractContextManager[Service]]
 
 @pytest.fixture(scope="session")
 def config_of(redis_url: str) -> ConfigOf:
-    def make(home: Path, *, federation_epsilon: float = 50.0, **limits: int) -> CoordinatorConfig:
+    def make(
+        home: Path, *, federation_epsilon: float = 50.0, trusted_proxies: tuple[str, ...] = (), **limits: int
+    ) -> CoordinatorConfig:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return CoordinatorConfig(
             home=home,
@@ -125,6 +131,7 @@ def config_of(redis_url: str) -> ConfigOf:
             federation=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
             agents=CapsTable(instance_epsilon=federation_epsilon, agent_epsilon="unlimited"),
             backbones={FINGERPRINT: "pixels"},
+            trusted_proxies=trusted_proxies,
             limits=LimitsTable(**({"max_requests_per_minute": 1_000_000} | limits)),
         )
 
