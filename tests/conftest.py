@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.postgres_server import PostgresServer, postgres_running
 
 # A shell starts what runs in its background with Ctrl-C ignored, and every process started here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +24,13 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"no data folder: set LABELER_DATA (looked in {root.name!r})")
     return root
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server with its own data, at full durability; started where a test asks for it."""
+    with postgres_running() as server:
+        yield server
 
 
 @pytest.fixture

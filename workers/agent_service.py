@@ -26,8 +26,8 @@ from typing import Any
 from feature_store.faults import fault_point
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import JournalModels
-from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
@@ -100,7 +100,7 @@ def run_agent(
     config = read_agent_config(home)
     policy = read_policy(home / POLICY_FILE)
     with ExitStack() as owned:
-        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
         check_journal_kept(home, has_entries=ledger.verify().seq > 0)

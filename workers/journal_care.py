@@ -23,6 +23,8 @@ from feature_store.journal.backup import backup
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
@@ -92,6 +94,38 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         raise
     sync_folder(out)
     return {"out": str(out), "files": [*found, JOURNAL_FILE, ANCHOR_FILE], "entries": head.seq, "hash": head.hash}
+
+
+def upgrade_journal(home: Path, *, dump: Path | None) -> dict[str, Any]:
+    """Bring the journal of a home to this program's version, after a backup; its owner must not run.
+
+    Args:
+        home: of a coordinator, an agent or a tallier.
+        dump: what pg_dump wrote, where the journal is in PostgreSQL.
+
+    Raises:
+        JournalInUse: the owner of the home runs.
+        JournalBroken, JournalBehind: the journal cannot be trusted as it is; nothing was changed.
+        InvalidSetting: it was made by a newer program, or the dump is missing or not of this journal.
+    """
+    target = journal_of(home)
+    if isinstance(target, Path) and not target.is_file():
+        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    if dump is not None and isinstance(target, Path):
+        raise InvalidSetting("this journal is a file, of which a copy is made by itself; leave --dump out")
+    done: list[Upgraded] = []
+    with closing(open_upgraded(target, anchor=home / ANCHOR_FILE, dump=dump, tell=done.append)) as database:
+        version = database.about().version
+    if not done:
+        return {"from": version, "to": version, "backup": None}
+    [one] = done
+    return {
+        "from": one.source,
+        "to": one.target,
+        "backup": one.backup,
+        "entries": one.head.seq,
+        "hash": one.head.hash,
+    }
 
 
 def write_off_account(home: Path, account: str, level: Level, *, reason: str) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from feature_store.faults import fault_point
-from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from labeler.bodies import OpenRound, SumRequest
@@ -95,7 +95,7 @@ def run_tallier(
     clock = clock or _now
     config = read_tallier_config(home)
     with ExitStack() as owned:
-        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
         ledger.verify()

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from feature_store.durable import exclusive
-from feature_store.journal.database import Database, open_database
+from feature_store.journal.database import Database
+from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.tokens import TokenStore
 from labeler.errors import InvalidSetting, JournalInUse, Unavailable
 from workers.federation import LocalFederation, Plan, make_federation
@@ -275,7 +276,7 @@ def _journal(home: Path) -> Database:
     until = time.monotonic() + _ENDING_S
     while True:
         try:
-            return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+            return open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         except JournalInUse:
             if time.monotonic() > until:
                 raise

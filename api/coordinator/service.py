@@ -57,9 +57,10 @@ from api.schema import (
 )
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Database, open_database
+from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
@@ -103,7 +104,7 @@ class Stores:
         Raises:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
         """
-        database = open_database(config.journal_target, anchor=config.home / "journal.head")
+        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head")
         try:
             ledger = Ledger(database, clock=clock)
             ledger.verify()

@@ -96,6 +96,31 @@ class Anchor:
             os.close(handle)
 
 
+def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, witness: str) -> None:
+    """Refuse a ledger of which somebody has seen more, or another one.
+
+    Args:
+        head: what was seen.
+        end: where the ledger ends.
+        found: the hash of its entry `head.seq`; None where there is none.
+        what: the journal in words.
+        witness: who saw it.
+
+    Raises:
+        JournalBehind: the journal is older than what was seen, or has another history.
+    """
+    if end.seq < head.seq:
+        raise JournalBehind(
+            f"{what} ends at entry {end.seq}, and {witness} has seen entry {head.seq}: this is an older copy, and what "
+            f"was charged since is missing from it. {WHAT_TO_DO}"
+        )
+    if found != head.hash:
+        raise JournalBehind(
+            f"{what} has another entry {head.seq} than {witness} has seen: it was restored from an older copy and went "
+            f"on from there, or is another journal. {WHAT_TO_DO}"
+        )
+
+
 def _record(head: Head) -> bytes:
     text = json.dumps({"seq": head.seq, "hash": head.hash, "check": _check(head)})
     return text.encode("ascii").ljust(RECORD_BYTES - 1) + b"\n"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,8 +17,8 @@ from feature_store.durable import sync_folder
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
 from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
 from feature_store.journal.storage import check_private, create_private
+from feature_store.journal.verification import verify_if_there
 from labeler.errors import InvalidSetting, Unavailable
 
 
@@ -72,8 +71,10 @@ def _copy(source: Path, out: Path) -> None:
 
 def _verified(path: Path) -> Head:
     try:
-        with closing(open_database(path, read_only=True)) as database:
-            return Ledger(database, clock=lambda: datetime.now(UTC), anchored=False).verify()
+        # Not by way of the ledger's store, which opens only journals of this program's version: a journal is copied
+        # before it is upgraded, and its entries are the same in all versions.
+        with closing(open_database(path, read_only=True)) as database, database.read() as connection:
+            return verify_if_there(connection)
     finally:
         for ending in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):

@@ -13,35 +13,32 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Column, Connection, Dialect, Engine, MetaData, Table, Text, insert, inspect, select, text
+from sqlalchemy import Connection, Dialect, Engine, Table, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from feature_store.durable import exclusive, sync_folder
-from feature_store.journal.engines import POSTGRESQL_LOCK, empty_log, postgresql_engine, sqlite_engines
+from feature_store.journal.about import (
+    VERSION,
+    About,
+    check_current,
+    journal_about,
+    metadata,
+    read_about,
+    write_version,
+)
+from feature_store.journal.engines import (
+    POSTGRESQL_LOCK,
+    empty_log,
+    follow_references,
+    postgresql_engine,
+    sqlite_engines,
+)
 from feature_store.journal.outages import translating
 from feature_store.journal.storage import check_private, check_synced, create_private
-from labeler.errors import InvalidSetting, JournalInUse, OutputInUse, UnsafeStorage
+from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, OutputInUse, UnsafeStorage
 
 __all__ = ["VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
-
-VERSION = "2"
-"""Of the tables; a journal of another version is refused."""
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-"""Every table of every journal; a process makes only those of the stores it opens (`Database.create`)."""
-
-journal_about = Table(
-    "journal_about", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False)
-)
 
 
 class Database:
@@ -51,14 +48,24 @@ class Database:
         what: the journal in words, for messages: a file name, or host and database; never a password.
         is_read_only: True where `write` is refused.
         anchor: the small file that remembers the ledger's head, where there is one.
+        path: the SQLite file; None where the journal is in PostgreSQL.
     """
 
     def __init__(
-        self, writer: Engine, reader: Engine, *, what: str, is_read_only: bool, anchor: Path | None, owned: ExitStack
+        self,
+        writer: Engine,
+        reader: Engine,
+        *,
+        what: str,
+        is_read_only: bool,
+        anchor: Path | None,
+        owned: ExitStack,
+        path: Path | None = None,
     ) -> None:
         self.what = what
         self.is_read_only = is_read_only
         self.anchor = anchor
+        self.path = path
         self._writer = writer
         self._reader = reader
         self._owned = owned
@@ -133,28 +140,59 @@ class Database:
         """Make the given tables where they are missing, with all that hangs on them.
 
         Raises:
-            InvalidSetting: the journal was made by another version.
-            UnsafeStorage: the journal is read-only and lacks a table.
+            InvalidSetting: the journal was made by another version, or is read-only and lacks a table.
+            JournalBroken: an upgrade of it stopped half way.
         """
         wanted = [journal_about, *tables]
         with self.read() as connection:
+            about = read_about(connection, self.what)
             present = set(inspect(connection).get_table_names())
+        if not about.is_new:
+            check_current(about, self.what)
         missing = [table.name for table in wanted if table.name not in present]
         if missing and self.is_read_only:
             raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0]!r}")
         if missing:
             with self.write() as connection:
                 metadata.create_all(connection, tables=wanted)
-                if connection.execute(select(journal_about.c.value)).first() is None:
-                    connection.execute(insert(journal_about), {"name": "version", "value": VERSION})
+                if about.is_new:
+                    write_version(connection, VERSION)
+
+    def about(self) -> About:
+        """What the journal says about itself.
+
+        Raises:
+            JournalBroken: it says what no program wrote.
+        """
         with self.read() as connection:
-            query = select(journal_about.c.value).where(journal_about.c.name == "version")
-            found = connection.execute(query).scalar()
-        if found != VERSION:
-            raise InvalidSetting(
-                f"{self.what} has tables of version {found}, and this program knows version {VERSION}; "
-                "use the program that made it, or read the page on upgrades"
-            )
+            return read_about(connection, self.what)
+
+    @contextmanager
+    def remodel(self) -> Iterator[Connection]:
+        """A write transaction in which tables may be made anew (`feature_store.journal.migrations`).
+
+        SQLite drops a table that others refer to only while nobody follows references; all of them are checked
+        before the transaction is committed. PostgreSQL alters tables in place and follows references throughout.
+
+        Raises:
+            JournalBroken: a row refers to one that is not there any more; nothing was kept.
+        """
+        if self.dialect != "sqlite":
+            with self.write() as connection:
+                yield connection
+            return
+        follow_references(self._writer, False)
+        try:
+            with self.write() as connection:
+                yield connection
+                lost = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+                if lost:
+                    raise JournalBroken(
+                        f"{self.what}: a row of {lost[0][0]} refers to one of {lost[0][2]} that is not there. Nothing "
+                        "was kept; restore the newest backup"
+                    )
+        finally:
+            follow_references(self._writer, True)
 
     def forget_log(self) -> None:
         """Empty the write-ahead log of SQLite, in which what was deleted would stand until it is written over.
@@ -237,7 +275,9 @@ def _open_sqlite(
                 sync_folder(path.parent)
         check_private(path)
         writer, reader = sqlite_engines(path, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
-        database = Database(writer, reader, what=what, is_read_only=read_only, anchor=anchor, owned=owned.pop_all())
+        database = Database(
+            writer, reader, what=what, is_read_only=read_only, anchor=anchor, owned=owned.pop_all(), path=path
+        )
     return _opened(database)
 
 

@@ -96,6 +96,21 @@ def empty_log(connection: Connection) -> None:
         raw.execute(f"PRAGMA busy_timeout = {int(patience_ms)}")
 
 
+def follow_references(engine: Engine, wanted: bool) -> None:
+    """Have the one writing connection of a SQLite journal follow references between tables, or not.
+
+    Raises:
+        UnsafeStorage: SQLite did not take the setting.
+    """
+    with engine.connect() as connection:
+        raw: Any = connection.connection.driver_connection
+        raw.execute(f"PRAGMA foreign_keys = {int(wanted)}")
+        # Old: a renamed table is not looked for in the triggers of others, which name it while it is away.
+        raw.execute(f"PRAGMA legacy_alter_table = {int(not wanted)}")
+        if raw.execute("PRAGMA foreign_keys").fetchone()[0] != int(wanted):
+            raise UnsafeStorage("SQLite does not switch the following of references; stop whoever else writes")
+
+
 def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: float, connections: int) -> Engine:
     uri = f"file:{quote(str(path))}?mode={mode}"
 

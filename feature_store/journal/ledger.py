@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.anchor import WHAT_TO_DO, Anchor
+from feature_store.journal.anchor import WHAT_TO_DO, Anchor, check_not_behind
 from feature_store.journal.book import Book, KnownReservation, Row, State
 from feature_store.journal.chain import EMPTY, Entry, Head, Kind, detail_text, entry_of
 from feature_store.journal.charges import (
@@ -305,16 +305,7 @@ class Ledger:
         with self._reading(None) as held:
             end = self._book.tail(held)[0]
             found = self._book.hash_at(held, head.seq)
-        if end.seq < head.seq:
-            raise JournalBehind(
-                f"{self._database.what} ends at entry {end.seq}, and {witness} has seen entry {head.seq}: this is an "
-                f"older copy, and what was charged since is missing from it. {WHAT_TO_DO}"
-            )
-        if found != head.hash:
-            raise JournalBehind(
-                f"{self._database.what} has another entry {head.seq} than {witness} has seen: it was restored from an "
-                f"older copy and went on from there, or is another journal. {WHAT_TO_DO}"
-            )
+        check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
 
     def _check_anchor(self) -> None:
         if self._anchor is None:

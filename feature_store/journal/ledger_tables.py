@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import DDL, BigInteger, CheckConstraint, Column, Index, Integer, Table, Text, event
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Table, Text
 
 from feature_store.journal.chain import KINDS
 from feature_store.journal.database import metadata
+from feature_store.journal.rules import add_rule
 
 _WHOLE = BigInteger().with_variant(Integer, "sqlite")  # STRICT tables know INTEGER only; it has 64 bits there
 _LEVELS = "level IN ('instance', 'agent')"
@@ -97,8 +98,9 @@ _POSTGRESQL_TRIGGERS = (
     FOR EACH ROW EXECUTE FUNCTION ledger_entries_follow()""",
 )
 
-for _dialect, _triggers in (("sqlite", _SQLITE_TRIGGERS), ("postgresql", _POSTGRESQL_TRIGGERS)):
-    for _trigger in _triggers:
-        event.listen(ledger_entries, "after_create", DDL(_trigger).execute_if(dialect=_dialect))  # type: ignore[no-untyped-call]  # of SQLAlchemy
+for _trigger in _SQLITE_TRIGGERS:
+    add_rule(ledger_entries, "sqlite", _trigger)
+for _trigger in _POSTGRESQL_TRIGGERS:
+    add_rule(ledger_entries, "postgresql", _trigger)
 
 LEDGER_TABLES = (ledger_entries, ledger_accounts, ledger_reservations)

@@ -11,6 +11,8 @@ from typing import Literal
 
 from sqlalchemy import DDL, Table, event
 
+_RULES = "rules"
+
 
 def forbid(
     table: Table, name: str, *, on: Literal["INSERT", "UPDATE", "DELETE"], because: str, when: str = "TRUE"
@@ -43,9 +45,21 @@ def forbid(
             f"CREATE TRIGGER {rule}_all BEFORE TRUNCATE ON {table.name} "
             f"FOR EACH STATEMENT EXECUTE FUNCTION {rule}_all()",
         ]
-    for dialect, statements in (("sqlite", sqlite), ("postgresql", postgresql)):
-        for statement in statements:
-            event.listen(table, "after_create", _ddl(statement).execute_if(dialect=dialect))
+    for statement in sqlite:
+        add_rule(table, "sqlite", statement)
+    for statement in postgresql:
+        add_rule(table, "postgresql", statement)
+
+
+def add_rule(table: Table, dialect: Literal["sqlite", "postgresql"], statement: str) -> None:
+    """Give a table a statement that is run when it was made, on one database; the statement makes a trigger."""
+    table.info.setdefault(_RULES, []).append((dialect, statement))
+    event.listen(table, "after_create", _ddl(statement).execute_if(dialect=dialect))
+
+
+def rules_of(table: Table, dialect: str) -> list[str]:
+    """The statements that make the rules of a table, in order."""
+    return [statement for wanted, statement in table.info.get(_RULES, []) if wanted == dialect]
 
 
 def remain(table: Table) -> None:

@@ -1,48 +1,16 @@
-"""A journal on SQLite and one on PostgreSQL, for every test that asks for one.
-
-The PostgreSQL server is started once per session in a folder of its own, on a free port of the loopback, as a user
-that is not root. Where that cannot be done, its tests are skipped with the reason.
-"""
+"""A journal on SQLite and one on PostgreSQL, for every test that asks for one."""
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
-import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
-
-PASSWORD = "a password that must not be seen"
-
-
-@dataclass(frozen=True)
-class PostgresServer:
-    """A running server of our own."""
-
-    port: int
-
-    def url(self, database: str) -> str:
-        return f"postgresql://labeler:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
-
-    def new_database(self) -> str:
-        name = f"journal_{uuid.uuid4().hex}"
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
-        return self.url(name)
 
 
 class Clock:
@@ -75,47 +43,6 @@ class Place:
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server with its own data, at full durability."""
-    initdb, postgres = shutil.which("initdb"), shutil.which("postgres")
-    if initdb is None or postgres is None:
-        pytest.skip("no PostgreSQL on this machine: initdb and postgres are not on the PATH")
-    user = _unprivileged_user()
-    folder = Path(tempfile.mkdtemp(prefix="labeler-postgres-"))
-    try:
-        if user is not None:
-            shutil.chown(folder, user)
-        secret = folder / "password"
-        secret.write_text(PASSWORD)
-        data = str(folder / "data")
-        made = subprocess.run(
-            [initdb, "-D", data, "-U", "labeler", "--pwfile", str(secret), "-A", "scram-sha-256", "-E", "UTF8",
-             "--no-locale"],
-            user=user, group=user and _group_of(user), extra_groups=[] if user else None,
-            cwd=folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if made.returncode != 0:
-            pytest.skip(f"PostgreSQL's initdb does not run here: {made.stderr[-200:]}")
-        port = _free_port()
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [postgres, "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1",
-                 "-c", "unix_socket_directories="],
-                user=user, group=user and _group_of(user), extra_groups=[] if user else None,
-                cwd=folder, stdout=log, stderr=log,
-            )  # fmt: skip
-        server = PostgresServer(port)
-        try:
-            _wait_for(server, process, folder / "log")
-            yield server
-        finally:
-            process.send_signal(signal.SIGQUIT)  # its data is thrown away, so it need not be tidied up
-            process.wait(60)
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -155,38 +82,3 @@ def ledger(database: Database, clock: Clock) -> Ledger:
     ledger = Ledger(database, clock=clock)
     ledger.open_account("federation", "instance", 100)
     return ledger
-
-
-def _unprivileged_user() -> str | None:
-    """Whom to run PostgreSQL as; it refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name).pw_name
-        except KeyError:
-            continue
-    pytest.skip("PostgreSQL does not run as root, and there is no other user")
-
-
-def _group_of(user: str) -> int:
-    return pwd.getpwnam(user).pw_gid
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.skip(f"PostgreSQL does not start here: {log.read_text(errors='replace')[-300:]}")
-        try:
-            psycopg.connect(server.url("postgres"), connect_timeout=2).close()
-            return
-        except psycopg.OperationalError:
-            time.sleep(0.05)
-    pytest.skip("PostgreSQL did not answer within a minute")

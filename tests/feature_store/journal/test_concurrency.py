@@ -11,7 +11,7 @@ from threading import Barrier
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Charge, Ledger
 from labeler.errors import BudgetExceeded
-from tests.feature_store.journal.conftest import PostgresServer
+from tests.postgres_server import PostgresServer
 
 RIVALS = 200
 

@@ -24,7 +24,8 @@ from feature_store.journal.engines import POSTGRESQL_LOCK
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.storage import check_synced
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage
-from tests.feature_store.journal.conftest import PASSWORD, Clock, Place, PostgresServer
+from tests.feature_store.journal.conftest import Clock, Place
+from tests.postgres_server import PASSWORD, PostgresServer
 
 rows = Table("rows_of_this_test", MetaData(), Column("number", BigInteger, primary_key=True), Column("word", Text))
 

