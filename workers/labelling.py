@@ -27,8 +27,15 @@ from workers.publishing import publish
 from workers.round import run_round
 
 
-def run_job(job: LabellingJob, *, progress: ProgressCallback = silent) -> dict[str, Any]:
+def run_job(
+    job: LabellingJob, *, clock: StageClock | None = None, progress: ProgressCallback = silent
+) -> dict[str, Any]:
     """Do a job, or what is left of it.
+
+    Args:
+        job: what to do.
+        clock: told how long each stage took; nothing that is written says so.
+        progress: told of every step.
 
     Returns:
         The content of report.json.
@@ -37,7 +44,7 @@ def run_job(job: LabellingJob, *, progress: ProgressCallback = silent) -> dict[s
         LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
     """
     with open_job_folder(job.out) as folder:
-        return run_in_folder(job, folder, clock=StageClock(), progress=progress)
+        return run_in_folder(job, folder, clock=clock or StageClock(), progress=progress)
 
 
 def run_in_folder(

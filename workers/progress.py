@@ -24,7 +24,11 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class StageClock:
-    """Seconds spent per stage, in order of first appearance."""
+    """Seconds spent per stage, in order of first appearance.
+
+    They grow with the private records that were searched, so they are for the terminal or the log of whoever runs the
+    job, and never for a file that may leave (workers.report has no place for them).
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -37,6 +41,23 @@ class StageClock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def in_words(self) -> str:
+        """`read and check 0.21 s, label 3.2 s`."""
+        return ", ".join(f"{name} {say_seconds(spent)}" for name, spent in self.seconds.items())
+
+
+def say_seconds(seconds: float) -> str:
+    """A duration with as many digits as people care for."""
+    if seconds < 0.0095:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
 
 
 @contextmanager

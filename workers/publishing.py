@@ -80,10 +80,8 @@ def publish(
             is_seeded=is_seeded,
             contributors=min(len(release.contributors) for release in releases),
         )
-        # A tenth of a second: finer times would tell how many records the agents searched.
-        report = replace(report, seconds={name: round(spent, 1) for name, spent in clock.seconds.items()})
         write_report(report, folder.out)
-    summary = report_json(replace(report, seconds={name: round(spent, 1) for name, spent in clock.seconds.items()}))
+    summary = report_json(report)
     replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
     return summary
 

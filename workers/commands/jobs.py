@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 from workers.bench import NAMES
 from workers.bench.papers import NAMES as PAPERS
 from workers.commands.console import Json, one_of, print_json
+
+if TYPE_CHECKING:
+    from workers.progress import StageClock
 
 Engine = Annotated[
     str,
@@ -45,11 +48,12 @@ def demo(
     Example: `labeler demo --out demo`
     """
     from workers.demo import run_demo
-    from workers.progress import progress_bars
+    from workers.progress import StageClock, progress_bars
 
+    clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
-        summary = run_demo(out, seed=seed, progress=progress)
-    _finish(summary, out, as_json=as_json)
+        summary = run_demo(out, seed=seed, clock=clock, progress=progress)
+    _finish(summary, out, clock, as_json=as_json)
 
 
 def run(
@@ -81,7 +85,7 @@ def run(
     """
     from workers.labelling import run_job
     from workers.preparation import LabellingJob
-    from workers.progress import progress_bars
+    from workers.progress import StageClock, progress_bars
     from workers.task_file import read_task_file
 
     job = LabellingJob(
@@ -97,9 +101,10 @@ def run(
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
         winner=one_of("winner", winner, ("plain", "mpyc")),
     )
+    clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
-        summary = run_job(job, progress=progress)
-    _finish(summary, out, as_json=as_json)
+        summary = run_job(job, clock=clock, progress=progress)
+    _finish(summary, out, clock, as_json=as_json)
 
 
 def student(
@@ -164,7 +169,9 @@ def bench(
         _print_bench(result)
 
 
-def _finish(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
+def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
+    # To standard error and nowhere else: how long a stage took tells how many private records there are.
+    Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
     if as_json:
         print_json(summary)
         return

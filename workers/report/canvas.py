@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
@@ -86,7 +87,9 @@ def finish(figure: Figure, file_name: str, alt: str) -> Picture:
     """Turn a figure into a picture for the page and a file."""
     vector = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=_PNG_DPI)
+    # A fixed salt: ids of clip paths would differ from run to run, and equal reports shall be equal bytes.
+    with rc_context({"svg.hashsalt": file_name}):
+        figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=_PNG_DPI)
     return replace(finish_file(figure, file_name, alt), svg=_follow_color_scheme(vector.getvalue().decode()))
 
 

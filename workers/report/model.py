@@ -1,7 +1,8 @@
 """What the report of a labelling job is made of: public facts and paid-for releases, nothing else.
 
-There is no field for a ballot, a share, a count of private records or a sum without noise, so no
-page made from these types can show one. Every object checks itself when it is made.
+There is no field for a ballot, a share, a count of private records, a sum without noise, or for how long
+anything took (which grows with the private records), so no page made from these types can show one.
+Every object checks itself when it is made.
 """
 
 from __future__ import annotations
@@ -222,7 +223,6 @@ class JobReport:
         curve, references: accuracy against instance epsilon, where truth is known. The curve must cost
             nothing: students of this job's answers with more noise added, or data that need no protection.
         coverage: None where it was not computed.
-        seconds: per stage, in order.
         versions: of this project and what the result depends on.
         notes: more lines on the price, in plain words.
         warnings: what a reader must know before trusting the page.
@@ -242,7 +242,6 @@ class JobReport:
     curve: tuple[CurvePoint, ...] = ()
     references: tuple[ReferencePoint, ...] = ()
     coverage: Coverage | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -273,8 +272,6 @@ class JobReport:
             raise InvalidSetting(f"{self.contributors} contributors of {self.task.agents} agents are not possible")
         if self.coverage is not None and len(self.coverage.query_points) != len(self.queries):
             raise InvalidSetting("the coverage map and the report must hold the same queries")
-        if not all(math.isfinite(value) and value >= 0 for value in self.seconds.values()):
-            raise InvalidSetting("the seconds of a stage must be finite and not negative")
         if any("/" in name or ":" in name or "\\" in name for name, _ in self.downloads):
             raise InvalidSetting("a download must be the bare name of a file beside the page")
 

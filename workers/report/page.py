@@ -21,7 +21,6 @@ from workers.report.model import AnsweredQuery, JobReport
 _MOST_BARS = 12
 _MOST_CLASSES = 30
 _OPEN_TILES = 48
-_STAGE_COLORS = ("#2a7fc1", "#e08e0b", "#129e78", "#8468cf", "#d2571c", "#4fb3e3", "#92962b", "#cc6fa3")
 
 STATUS_WORDS = {
     AnswerStatus.ANSWERED: "answered",
@@ -41,7 +40,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"percent": words.say_percent, "seconds": words.say_seconds, "count": words.count}
+    environment.filters |= {"percent": words.say_percent, "count": words.count}
     shown = thumbnails.choose(report)
     tallest = _tallest(report, [query for _, query in shown])
     tiles = [_tile(report, number, query, tallest) for number, query in shown]
@@ -71,8 +70,6 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
             for point in report.references
         ],
-        stages=_stages(report),
-        total_seconds=words.say_seconds(sum(report.seconds.values())),
         settings=_settings(report),
     )
 
@@ -197,20 +194,6 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
             "is_reported": row.is_reported,
         }
         for row in report.privacy.breakdown
-    ]
-
-
-def _stages(report: JobReport) -> list[dict[str, Any]]:
-    total = sum(report.seconds.values()) or 1.0
-    return [
-        {
-            "name": name.replace("_", " "),
-            "time": words.say_seconds(value),
-            "share": words.say_percent(value / total),
-            "width": round(100 * value / total, 2),
-            "color": _STAGE_COLORS[place % len(_STAGE_COLORS)],
-        }
-        for place, (name, value) in enumerate(report.seconds.items())
     ]
 
 

@@ -55,7 +55,6 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "max_dropouts": task.max_dropouts,
         },
         "public_images": report.public_images,
-        "seconds": dict(report.seconds),
         "versions": dict(report.versions),
         "warnings": list(all_warnings(report)),
     }

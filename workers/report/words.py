@@ -29,19 +29,6 @@ def say_percent(share: float | None) -> str:
     return f"{percent:g} %" if percent in (0, 100) else f"{percent:.1f} %"
 
 
-def say_seconds(seconds: float) -> str:
-    """A duration with as many digits as people care for."""
-    if seconds < 0.0095:
-        return f"{1000 * seconds:.1f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.2f} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, rest = divmod(whole, 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
-
-
 def say_number(value: float) -> str:
     """A number of votes: three significant digits, thousands separated."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -95,7 +95,6 @@ def make_report() -> ReportMaker:
             curve=(CurvePoint(0.5, 0.8, 0.02), CurvePoint(1.0, 0.95), CurvePoint(4.0, 0.97)) if has_truth else (),
             references=(ReferencePoint("paper", 2.8, 0.863),) if has_truth else (),
             coverage=map_public_set(features, features[:num_queries], np.array([q.label >= 0 for q in queries])),
-            seconds={"embed": 1.5, "vote": 0.002},
             versions={"private-labeler": "0.1.0"},
         )
         return replace(report, **changes)

@@ -125,7 +125,6 @@ def test_names_from_strangers_are_shown_and_never_obeyed(make_report):
         source=f"{evil}\"'&.png",
         warnings=(evil,),
         notes=(evil,),
-        seconds={evil: 1.0},
         versions={evil: evil},
         backbone=evil,
     )

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from labeler.epsilon_words import say_epsilon, say_estimate
 from labeler.task import Task
+from workers.progress import say_seconds
 from workers.report.words import (
     best_guess,
     noise_in_words,
     say_delta,
     say_percent,
-    say_seconds,
 )
 
 
