@@ -32,6 +32,10 @@ from labeler.release import Release
 from workers.voting.model_store import FolderModels
 
 PLAN_FORMAT = "labeler-job/1"
+_FOR_PEOPLE = "task"
+"""In a plan, the task field by field. Its digest, beside it, stands for it: fields that a later version added do not
+change the digest of a task that does not use them, and so do not make another job of it."""
+
 SECRET_BYTES = 32
 
 
@@ -51,7 +55,8 @@ class JobFolder:
         path = self._state / "plan.json"
         if path.exists():
             found = self._read_state()
-            differing = sorted(key for key in plan if found.get("plan", {}).get(key) != plan[key])
+            known = found.get("plan", {})
+            differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
             if found.get("format") != PLAN_FORMAT or differing:
                 raise BadData(
                     f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "

@@ -1,0 +1,72 @@
+"""Federations and runs that earlier versions left half done, taken up by today's programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import workers.preparation
+from api.client import Client
+from tests.e2e.conftest import RunCommand
+from tests.e2e.service.conftest import running, wait_until
+from tests.homes import VERSIONS, KeptHome, unpack
+from workers.key_care import make_token_offline
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+SINCE_VERSION_2 = 'max_noise_contributors = 3\nreleases = ["histogram", "winner"]\n'
+"""What a site's policy must say since version 2, and each hospital decides for itself."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_kept_federation_finishes_the_job_that_was_charged_and_charges_no_more(version: int, tmp_path: Path) -> None:
+    kept = unpack(version, tmp_path / "kept")
+    if version == 1:
+        for policy in kept.federation.glob("agents/*/policy.toml"):
+            text = policy.read_text()
+            assert "max_noise_contributors" not in text
+            policy.write_text(re.sub(r"^\[allow\]\n", f"[allow]\n{SINCE_VERSION_2}", text, flags=re.MULTILINE))
+    coordinator = kept.federation / "coordinator"
+    token = make_token_offline(coordinator, name="the test", role="admin")["token"]
+    with running(kept.federation) as service, Client(service.url, token) as client:
+        wait_until(lambda: client.job(kept.half_done).state == "completed", seconds=60, what="the half-done job")
+        assert len(pq.read_table(client.labels(kept.half_done, tmp_path / "labels.parquet"))) == 6
+        accounts = {(one.account, one.level): one for one in client.budget().accounts}
+        for account, level, cap, spent, posted in kept.facts["coordinator"]["accounts"]:
+            now = accounts[account, level]
+            assert (now.cap_nano, now.posted_nano, now.reserved_nano) == (cap, posted, spent - posted)
+    for role in kept.facts:
+        assert list((kept.federation / role).glob(f"journal.db.v{version}-*"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_that_an_earlier_version_left_interrupted_ends_with_the_same_noise(
+    labeler: RunCommand, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: KeptHome = unpack(version, tmp_path / "kept")
+    monkeypatch.chdir(kept.run)
+    monkeypatch.setattr(workers.preparation, "BATCH_QUERIES", 10)
+    arguments = (
+        "run",
+        "task.toml",
+        "--shard",
+        "agent-1.shard",
+        "--shard",
+        "agent-2.shard",
+        "--queries",
+        "public.shard",
+    )
+    ended = labeler(*arguments, "--out", "job")
+    assert ended.code == 0, ended.err
+    table = pq.read_table("job/pseudo_labels.parquet")
+    votes = np.array(table["noisy_votes"].to_pylist())
+    opened = json.loads(Path("opened.json").read_text())
+    assert sorted(opened) == ["0", "1"]
+    for batch, release in opened.items():
+        assert np.array_equal(votes[10 * int(batch) : 10 * int(batch) + 10], release)
+    assert table["ledger_seq"].to_pylist() == [1 + row // 10 for row in range(60)]
