@@ -151,6 +151,7 @@ class PartyKeys:
         sequence: int,
         body: bytes,
         seal_to: str | None = None,
+        is_sealed: bool = False,
     ) -> Message:
         """Seal a body if asked to, and sign the message.
 
@@ -161,8 +162,9 @@ class PartyKeys:
             task_digest: of the task it belongs to, or empty.
             round_digest: of the round it belongs to, or empty.
             sequence: one more than the last this party has sent, kept durably before sending.
-            body: in clear.
-            seal_to: the recipient's enrolled seal key; None sends the body in clear.
+            body: in clear, or as `seal_body` gave it.
+            seal_to: the recipient's enrolled seal key; None sends the body as it is.
+            is_sealed: True where the body was sealed before, for exactly this sender, recipient, kind, task and round.
 
         Raises:
             ProtocolViolation: a field is outside its bounds, or a secret share is not sealed.
@@ -170,8 +172,15 @@ class PartyKeys:
             InvalidSetting: the seal key is none, or a weak one.
         """
         if seal_to is not None:
-            context = _context(sender, recipient, kind, task_digest, round_digest)
-            body = bytes(_sealer(seal_to).encrypt(context + body))
+            body = seal_body(
+                kind,
+                sender=sender,
+                recipient=recipient,
+                task_digest=task_digest,
+                round_digest=round_digest,
+                body=body,
+                seal_to=seal_to,
+            )
         header = Header(
             kind=kind,
             sender=sender,
@@ -180,7 +189,7 @@ class PartyKeys:
             round_digest=round_digest,
             sequence=sequence,
             body_digest=hashlib.sha256(body).hexdigest(),
-            is_sealed=seal_to is not None,
+            is_sealed=is_sealed or seal_to is not None,
         )
         return Message(header, self._signing.sign(_signed_bytes(header)).signature, body)
 
@@ -223,6 +232,24 @@ class PartyKeys:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise PrivacyRefusal("the secret keys of a party cannot be copied or pickled; load them from their file")
+
+
+def seal_body(
+    kind: Kind, *, sender: str, recipient: str, task_digest: str, round_digest: str, body: bytes, seal_to: str
+) -> bytes:
+    """Seal a body for one message, or for several that differ in nothing but their number.
+
+    A fresh key each time, so two boxes around one body have nothing in common but their length.
+
+    Args:
+        kind, sender, recipient, task_digest, round_digest: as in the header; a box in another message is refused.
+        body: in clear.
+        seal_to: the recipient's enrolled seal key.
+
+    Raises:
+        InvalidSetting: the seal key is none, or a weak one.
+    """
+    return bytes(_sealer(seal_to).encrypt(_context(sender, recipient, kind, task_digest, round_digest) + body))
 
 
 def verify(message: Message, verify_key: str) -> None:

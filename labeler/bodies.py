@@ -295,6 +295,33 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """Body of the coordinator's "answered" to an agent: nobody misses anything of this round any more.
+
+    An agent says "answered" when its shares are on their way; the coordinator says it back once every tallier has
+    summed the round, or the job has ended. The agent then erases what it stored of the round and the round's key.
+
+    A lying coordinator gains nothing by it. Said too early, the agent cannot answer the round again, and refuses with
+    the sentence with which it refuses every settled round: the coordinator could as well not have asked. Said never,
+    the agent erases by itself after the deadline it was asked with, and at the latest after a month. Said of a round
+    that the agent was not charged for, it changes nothing.
+
+    It travels as "answered" because an agent of an older version leaves a message of that kind from the coordinator
+    alone and says so in its log, while a kind that it does not know would stop it from reading its mail.
+    """
+
+    def encode(self) -> bytes:
+        """The body; `decode` gives it back. What round it is about says the header."""
+        return write_json({"version": "labeler-settled/1"})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Settled:
+        """Read the body of the coordinator's "answered"."""
+        read_json(data, "a settlement", (), "labeler-settled/1")
+        return cls()
+
+
+@dataclass(frozen=True)
 class Poll:
     """Body of "poll": a party asks for its mail and says where it stands.
 

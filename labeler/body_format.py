@@ -68,13 +68,20 @@ def read_json(data: bytes, what: str, names: Collection[str], version: str) -> d
 
 
 def read_with_array(
-    data: bytes, what: str, names: Collection[str], version: str, dtypes: Mapping[str, type[np.generic]]
+    data: bytes,
+    what: str,
+    names: Collection[str],
+    version: str,
+    dtypes: Mapping[str, type[np.generic]],
+    *,
+    most_bytes: int = MAX_MESSAGE_BYTES,
 ) -> tuple[dict[str, Any], str, NDArray[Any]]:
     """Read a body with one array.
 
     Args:
         data, what, names, version: as for `read_json`.
         dtypes: the arrays that are expected, with their types; exactly one of them must be there.
+        most_bytes: see `read_with_arrays`.
 
     Returns:
         The fields, the name of the array, and the array. Its shape is for the caller to check.
@@ -84,7 +91,7 @@ def read_with_array(
         ProtocolViolation: malformed, or another array.
     """
     choices = [{name: dtype} for name, dtype in dtypes.items()]
-    content, arrays = read_with_arrays(data, what, names, version, choices)
+    content, arrays = read_with_arrays(data, what, names, version, choices, most_bytes=most_bytes)
     ((name, array),) = arrays.items()
     return content, name, array
 
@@ -95,12 +102,15 @@ def read_with_arrays(
     names: Collection[str],
     version: str,
     choices: Sequence[Mapping[str, type[np.generic]]],
+    *,
+    most_bytes: int = MAX_MESSAGE_BYTES,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Read a body with arrays.
 
     Args:
         data, what, names, version: as for `read_json`.
         choices: sets of arrays, with their types; exactly those of one set must be there.
+        most_bytes: largest body taken; more than a message may have only for one that never travelled.
 
     Returns:
         The fields, and the arrays by name. Their shapes are for the caller to check.
@@ -109,8 +119,8 @@ def read_with_arrays(
         TooLarge: larger than a message may be.
         ProtocolViolation: malformed, or other arrays.
     """
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise TooLarge(f"{what} has at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
+    if len(data) > most_bytes:
+        raise TooLarge(f"{what} has at most {most_bytes} bytes, found {len(data)}")
     end = data.find(b"\n", 0, MAX_JSON_BYTES + 1)
     if end < 0:
         raise ProtocolViolation(f"{what} must begin with one line of JSON, at most {MAX_JSON_BYTES} bytes long")

@@ -23,6 +23,7 @@ from labeler.body_format import (
     write_with_arrays,
 )
 from labeler.errors import ProtocolViolation, TooLarge
+from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.randomness import KEY_BYTES
 from labeler.sharing import SHARING_ID_BYTES, ShareVector
 from labeler.tally import AggregateShare
@@ -68,7 +69,9 @@ def share_to_bytes(share: ShareVector | BallotShare) -> bytes:
     return write_with_array(content, "words", share.expand())
 
 
-def share_from_bytes(data: bytes, *, max_entries: int, terms: WinnerTerms | None = None) -> ShareVector | BallotShare:
+def share_from_bytes(
+    data: bytes, *, max_entries: int, terms: WinnerTerms | None = None, most_bytes: int = MAX_MESSAGE_BYTES
+) -> ShareVector | BallotShare:
     """Read a share.
 
     Args:
@@ -78,29 +81,30 @@ def share_from_bytes(data: bytes, *, max_entries: int, terms: WinnerTerms | None
             a tallier.
         terms: of the round, in a winner round. They say in which field the words must be residues, and whether
             ballots and noise come apart.
+        most_bytes: largest body taken; more than a message may have only for one that never travelled.
 
     Raises:
         ProtocolViolation: malformed, or not a share of such a round.
         TooLarge: the shape has more entries.
     """
     if terms is not None and terms.row_total is not None:
-        return _ballot_share(data, max_entries, terms)
+        return _ballot_share(data, max_entries, terms, most_bytes)
     names = ("shape", "sharing_id", "is_seeded")
     dtypes: dict[str, type[np.generic]] = {"seed": np.uint8, "words": np.uint64}
-    content, name, array = read_with_array(data, "a share", names, "labeler-share/1", dtypes)
+    content, name, array = read_with_array(data, "a share", names, "labeler-share/1", dtypes, most_bytes=most_bytes)
     shape = _share_shape(content["shape"], max_entries)
     sharing_id = hex_bytes(content["sharing_id"], SHARING_ID_BYTES, "sharing_id of a share")
     is_seeded = check_flag(content["is_seeded"], "is_seeded of a share")
     return _vector(name, array, shape, sharing_id, is_seeded, terms)
 
 
-def _ballot_share(data: bytes, max_entries: int, terms: WinnerTerms) -> BallotShare:
+def _ballot_share(data: bytes, max_entries: int, terms: WinnerTerms, most_bytes: int) -> BallotShare:
     what, names = "a share of ballots and noise", ("shape", "ballots_id", "noise_id", "is_seeded")
     choices: list[dict[str, type[np.generic]]] = [
         {"ballots_seed": np.uint8, "noise_seed": np.uint8},
         {"ballots_words": np.uint64, "noise_words": np.uint64},
     ]
-    content, arrays = read_with_arrays(data, what, names, "labeler-ballot-share/1", choices)
+    content, arrays = read_with_arrays(data, what, names, "labeler-ballot-share/1", choices, most_bytes=most_bytes)
     shape = _share_shape(content["shape"], max_entries)
     if len(shape) != 2:
         raise ProtocolViolation(f"{what} has 2 dimensions, found {len(shape)}")

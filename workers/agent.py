@@ -1,4 +1,4 @@
-"""One organisation's agent: its records, its index, its noise secret, and the ledger that says what it may answer.
+"""One organisation's agent: its records, its index, its rounds' keys, and the ledger that says what it may answer.
 
 Everything private stays in this object. What leaves it is one secret share per tallier, and only
 after the agent itself has checked the task and its own ledger has taken the price.
@@ -7,20 +7,24 @@ after the agent itself has checked the task and its own ledger has taken the pri
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.shard import Shard
+from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.model_terms import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.share_bodies import share_from_bytes, share_to_bytes
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
-from workers.agent_ledger import ANSWERED_BEFORE, IN_PROCESS, AgentLedger, Recipients
+from workers.agent_ledger import AgentLedger
+from workers.round_store import RoundsInMemory, RoundStore
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
@@ -28,25 +32,27 @@ from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import NO_PERSONS, select_records
 
+Seal = Callable[[int, bytes], bytes]
+"""Makes of the body for the recipient of a number what is sent to it."""
+
 
 class Agent:
     """An agent answers batches of public queries with shares of its noised ballots.
 
-    An answer is a function of the agent's secret, the task, the batch and the version of its shard:
-    asked twice, it sends the same bytes, so a retry tells nobody anything new. If a record was
-    deleted in between, the ledger refuses: the other agents would replay their noise, and the difference of
-    the two releases would carry this agent's noise alone. The batch can be asked in a new task, in which
-    everybody draws anew and is charged anew.
+    An answer is computed once, stored before it leaves, and sent again as it was stored, whatever the records are by
+    then (labeler.answered): a retry tells nobody anything new, also not that a record came or went. Its noise comes
+    from a key of the round, which is erased with the stored answer once no tallier can miss it.
 
     Answering is two steps. What `charge` raises was decided from public things and may be told to whoever asked;
-    what `shares` raises may depend on the records and may not.
+    what `bodies` raises may depend on the records and may not.
 
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        noise_secret: 32 bytes known to nobody else; whoever knows it can subtract this agent's noise.
         ledger: what the agent itself allows, and remembers (workers.agent_ledger).
-        models: where it keeps what it trains, so that it answers the same when asked again; in memory by default.
+        rounds: the keys of its rounds, and what it has answered (workers.round_store).
+        noise_secret: instead of `rounds`, 32 bytes that serve every round while this object lives: for simulations.
+        models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
@@ -60,26 +66,27 @@ class Agent:
         agent_id: str,
         shard: Shard,
         *,
-        noise_secret: bytes,
         ledger: AgentLedger,
+        rounds: RoundStore | None = None,
+        noise_secret: bytes | None = None,
         models: ModelStore | None = None,
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
     ) -> None:
-        if len(noise_secret) != 32:
-            raise InvalidSetting(f"a noise secret is 32 bytes long, found {len(noise_secret)}")
+        if (rounds is None) == (noise_secret is None):
+            raise InvalidSetting("an agent has either a store of rounds or a noise secret")
         self.agent_id = agent_id
         self._ledger = ledger
         self._shard = shard
-        self._secret = noise_secret
+        self._rounds = RoundsInMemory(noise_secret) if rounds is None else rounds
         self._is_seeded = is_seeded
         self._answering = threading.Lock()
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
 
     def __repr__(self) -> str:
-        return f"Agent({self.agent_id!r}, records=<private>, noise_secret=<secret>)"
+        return f"Agent({self.agent_id!r}, records=<private>, rounds=<secret>)"
 
     def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
         """Check the task, charge the own ledger, vote, add noise, split into one share per tallier.
@@ -90,52 +97,85 @@ class Agent:
             recipients: who gets the shares, in this order; the same at every answer to one round.
 
         Raises:
-            LabelerError: see `charge` and `shares`.
-        """
-        with self._answering:
-            version = self._charge(task, batch, recipients)
-            return self._shares(task, batch, version)
-
-    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
-        """Check the task and charge the own ledger; nothing of the records but their class list takes part.
-
-        Raises:
-            MixedShards: see `check`.
-            PrivacyRefusal: see `check`; records were deleted since this batch was first answered, its shares went to
-                other recipients, or the price is not covered.
-            BudgetExceeded: an account has too little left; nothing was computed.
+            LabelerError: see `charge` and `bodies`.
         """
         with self._answering:
             self._charge(task, batch, recipients)
+            round = round_of(task, batch)
+            entries = round.num_queries * round.num_classes
+            return tuple(
+                InputShare(
+                    self.agent_id,
+                    tallier,
+                    round.digest,
+                    share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
+                )
+                for tallier, body in enumerate(self._bodies(task, batch, recipients, _as_it_is))
+            )
 
-    def shares(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
-        """The answer itself, one share per tallier, of a batch that `charge` has accepted.
+    def charge(
+        self,
+        task: Task,
+        batch: QueryBatch,
+        *,
+        recipients: Recipients = IN_PROCESS,
+        expires_at: float | None = None,
+    ) -> None:
+        """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
-        It asks the ledger again, which changes nothing for a batch that was paid for and refuses any other.
+        Args:
+            task: the task.
+            batch: the public queries.
+            recipients: see `answer`.
+            expires_at: unix time in seconds after which nobody waits for the answer.
+
+        Raises:
+            MixedShards: see `check`.
+            PrivacyRefusal: see `check`; the shares went to other recipients, or the price is not covered.
+            BudgetExceeded: an account has too little left; nothing was computed.
         """
-        return self.answer(task, batch, recipients=recipients)
+        with self._answering:
+            self._charge(task, batch, recipients, expires_at)
 
-    def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients) -> str:
-        version = self._shard.version
+    def bodies(self, task: Task, batch: QueryBatch, *, recipients: Recipients, seal: Seal) -> tuple[bytes, ...]:
+        """The answer itself, sealed: one body per recipient, stored before this returns and the same ever after.
+
+        To be called of a batch that `charge` has accepted; a durable store of rounds has no key of any other.
+
+        Args:
+            task: the task.
+            batch: the public queries.
+            recipients: see `answer`.
+            seal: seals the body of one recipient, by its number; called once in the life of a round.
+        """
+        with self._answering:
+            return self._bodies(task, batch, recipients, seal)
+
+    def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients, expires_at: float | None = None) -> None:
         self.check(task, batch)
         round_digest = round_of(task, batch).digest
         self._ledger.charge(
             round_digest=round_digest,
-            shard_version=version,
+            shard_version=self._shard.version,
             reservation_id=round_digest,
             charges=round_charges(task, len(batch)),
             task=task,
             num_queries=len(batch),
             recipients=recipients,
+            expires_at=expires_at,
         )
-        return version
 
-    def _shares(self, task: Task, batch: QueryBatch, version: str) -> tuple[InputShare, ...]:
+    def _bodies(self, task: Task, batch: QueryBatch, recipients: Recipients, seal: Seal) -> tuple[bytes, ...]:
+        round = round_of(task, batch)
+        stored = self._rounds.stored(round.digest, recipients)
+        if stored is not None:
+            return stored
+        # Nothing of this round has left, so whatever the records are now, this is its first answer.
         ballots = self.ballots(task, batch)
-        if self._shard.version != version:
-            raise PrivacyRefusal(ANSWERED_BEFORE)
-        source = self._source(b"noise and masks", task, batch, version)
-        return input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
+        source = self._source(b"noise and masks", task, batch, self._shard.version)
+        shares = input_shares(ballots, task, round, agent_id=self.agent_id, source=source)
+        bodies = [seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)]
+        return self._rounds.store(round.digest, recipients, bodies)
 
     def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
@@ -158,8 +198,9 @@ class Agent:
 
     def _source(self, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""
+        key = self._rounds.key(round_of(task, batch).digest)
         context = (task.digest.encode(), batch.digest.encode(), version.encode())
-        return keyed_source(derive_key(self._secret, purpose, *context), is_seeded=self._is_seeded)
+        return keyed_source(derive_key(key, purpose, *context), is_seeded=self._is_seeded)
 
     def check(self, task: Task, batch: QueryBatch) -> None:
         """Refuse what this agent cannot answer, whatever its policy and its budget say; costs nothing.
@@ -203,3 +244,7 @@ class Agent:
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"
             )
+
+
+def _as_it_is(_: int, body: bytes) -> bytes:
+    return body

@@ -1,7 +1,8 @@
 """Who says whether an agent may answer: its ledger, in memory for one `run`, or durable for a site's own process.
 
-Charging an answer is one step that either happens whole or not at all: the round was never answered under another
-version of the records, every level the owner limits is priced and covered, and only then is the price taken.
+Charging an answer is one step that either happens whole or not at all: the round was never charged for other
+recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
+once whatever becomes of the records; what is sent of it then says `workers.round_store`.
 The ledger here and its durable twin (workers.durable_ledger) keep the same rules and pass the same tests.
 """
 
@@ -11,20 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
+from labeler.answered import ANSWERED_TO_OTHERS, Recipients
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.task import Level, Task
-
-Recipients = tuple[tuple[str, str], ...]
-"""Who gets the shares of an answer: id and public sealing key of each tallier, in tallier order.
-
-Shares of one answer always go to the same talliers in the same order. The split is a function of the round, so in
-another order one tallier would see another share of the same split, and with all of them the noised ballot itself.
-Another set of talliers could sum the round over other agents under the same noise.
-"""
-
-IN_PROCESS: Recipients = ()
-"""The recipients where talliers are objects of the same process, handed their shares by number."""
 
 
 class AgentLedger(Protocol):
@@ -40,20 +31,22 @@ class AgentLedger(Protocol):
         task: Task,
         num_queries: int,
         recipients: Recipients,
+        expires_at: float | None = None,
     ) -> None:
-        """Take the price of one answer, once: the same round of the same records again changes nothing.
+        """Take the price of one answer, once: the same round again changes nothing.
 
         Args:
             round_digest: the round to be answered.
-            shard_version: which records would answer.
+            shard_version: which records would answer, were it answered now.
             reservation_id: names the charge for ever.
             charges: nano-units of mu^2 at every level at which the task has a finite price.
             task: of the round.
             num_queries: queries in the round.
             recipients: who gets the shares of the answer.
+            expires_at: unix time in seconds after which nobody waits for the answer; None where nobody said.
 
         Raises:
-            PrivacyRefusal: the round was answered by other records or for other recipients, more queries of the task
+            PrivacyRefusal: the round was charged for other recipients, more queries of the task
                 than it has are asked, or a level that is limited has no finite price.
             PolicyRefusal: the site's policy does not allow it now.
             BudgetExceeded: an account has too little left. Nothing was charged.
@@ -75,25 +68,23 @@ class InMemoryLedger:
         if "instance" not in accounts:
             raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
         self.accounts: dict[Level, Account] = dict(accounts)
-        self._answered: dict[str, tuple[str, Recipients]] = {}
+        self._answered: dict[str, Recipients] = {}
         self._queries: Counter[str] = Counter()
 
     def charge(
         self,
         *,
         round_digest: str,
-        shard_version: str,
+        shard_version: str,  # noqa: ARG002  # see AgentLedger
         reservation_id: str,
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
         recipients: Recipients,
+        expires_at: float | None = None,  # noqa: ARG002  # as above
     ) -> None:
         """See AgentLedger."""
-        version, answered_to = self._answered.get(round_digest, (shard_version, recipients))
-        if version != shard_version:
-            raise PrivacyRefusal(ANSWERED_BEFORE)
-        if answered_to != recipients:
+        if self._answered.get(round_digest, recipients) != recipients:
             raise PrivacyRefusal(ANSWERED_TO_OTHERS)
         asked = self._queries[task.digest] + (0 if round_digest in self._answered else num_queries)
         if asked > task.max_queries:
@@ -102,7 +93,7 @@ class InMemoryLedger:
         for level, account in self.accounts.items():
             charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
         self.accounts = charged
-        self._answered[round_digest] = (shard_version, recipients)
+        self._answered[round_digest] = recipients
         self._queries[task.digest] = asked
 
     def __repr__(self) -> str:
@@ -121,19 +112,6 @@ def priced(charges: Mapping[Level, int], level: Level) -> int:
             "max_agent_records"
         )
     return charges[level]
-
-
-ANSWERED_BEFORE = (
-    "records were deleted since this batch was first answered; the noise of the other agents would be the same again. "
-    "Ask in a new task (a new nonce), which is charged anew"
-)
-"""Why a round is refused once the records behind it have changed."""
-
-ANSWERED_TO_OTHERS = (
-    "this round was answered for other talliers, other keys of theirs, or in another order; shares of the same answer "
-    "sent elsewhere could be put together. Ask in a new task (a new nonce), which is charged anew"
-)
-"""Why a round is refused for other recipients than those who got its shares."""
 
 
 def beyond_task(answered: int, task: Task) -> str:

@@ -1,15 +1,18 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
-    ask -> policy -> charge (durable) -> vote, add noise, split -> seal each share to its tallier -> post -> taken
+    ask -> policy -> charge (durable) -> vote, add noise, split -> seal each share to its tallier -> store -> post
              |          |                     |
              v          v                     v
           refused: a signed sentence that follows from public things alone, or one that says nothing
 
+    ask again       -> policy -> what was stored -> post, whatever the records are by now
+    nobody misses it any more, or its deadline passed -> key and answer erased; asked again: refused, for ever
+
 After the charge there is no refusal: whether and what it answers would be a statement about its records. It tries until
 it can, or until the round is over.
 
-Killed anywhere, it answers the same bytes when asked again: what it answers follows from its noise secret, the ask
-and the version of its shard, and its journal knows what was charged.
+Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
+a key of the round that no backup holds (feature_store.journal.agent_rounds), and its journal knows what was charged.
 """
 
 from __future__ import annotations
@@ -20,18 +23,22 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.faults import fault_point
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_models import JournalModels
+from feature_store.journal.agent_models import forget_models
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys
+from feature_store.keys import PartyKeys, seal_body
 from feature_store.shard import Shard
-from labeler.bodies import Ask, Refusal
+from labeler.bodies import Ask, Refusal, Settled
 from labeler.errors import (
     AwaitingApproval,
     BadData,
@@ -53,8 +60,6 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.share_bodies import share_to_bytes
-from labeler.tally import InputShare
 from workers.agent import Agent
 from workers.durable_ledger import DurableLedger
 from workers.party import Draft, PartyLink, converse
@@ -67,11 +72,11 @@ from workers.party_home import (
     AgentConfig,
     check_journal_kept,
     is_approved,
-    noise_secret,
     read_agent_config,
+    retire_noise_secret,
 )
 from workers.policy import Policy, read_policy
-from workers.voting.model_store import ModelStore
+from workers.voting.model_store import InMemoryModels
 
 log = logging.getLogger("labeler.agent")
 
@@ -103,10 +108,16 @@ def run_agent(
         database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
-        check_journal_kept(home, has_entries=ledger.verify().seq > 0)
+        keys = KeyFolder(home / ERASABLE_FOLDER)
+        has_entries = ledger.verify().seq > 0
+        check_journal_kept(home, has_entries=has_entries)
+        check_home(database, keys, has_entries=has_entries)
         memory = AgentMemory(database, ledger)
+        rounds = JournalRounds(database, keys)
         site = DurableLedger(
+            database,
             memory,
+            rounds,
             ledger,
             account=account_of(config.agent_id),
             read_policy=lambda: read_policy(home / POLICY_FILE),
@@ -116,9 +127,12 @@ def run_agent(
             site.open_accounts()
         except BudgetExceeded as error:
             log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=_said(error))
-        has_charged = any(balance.posted for balance in ledger.balances())
-        secret = noise_secret(home, has_charged=has_charged)
-        records = _Records(home, config, secret, site, JournalModels(database))
+        mark_home(database, keys)
+        # What older versions kept for life: the rounds they answered are settled by it.
+        forget_models(database)
+        retire_noise_secret(home)
+        rounds.sweep()
+        records = _Records(home, config, site, rounds)
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -135,7 +149,7 @@ def run_agent(
         )
         owned.callback(link.close)
         log.info("agent ready", extra={"agent": config.agent_id})
-        desk = _Desk(link, records, memory, lambda: read_policy(home / POLICY_FILE), home, clock, stop)
+        desk = _Desk(link, records, memory, rounds, lambda: read_policy(home / POLICY_FILE), home, clock, stop)
         converse(link, desk.handle, stop)
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -148,14 +162,13 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(
-        self, home: Path, config: AgentConfig, secret: bytes, ledger: DurableLedger, models: ModelStore
-    ) -> None:
+    def __init__(self, home: Path, config: AgentConfig, ledger: DurableLedger, rounds: JournalRounds) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
-        self._secret = secret
         self._ledger = ledger
-        self._models = models
+        self._rounds = rounds
+        # In memory only: of what is trained on private records, nothing without noise outlives its round.
+        self._models = InMemoryModels()
         self._stamp = self._manifest_stamp()
         self._open(verify=True)
 
@@ -170,6 +183,10 @@ class _Records:
             self._stamp = stamp
         return self._agent
 
+    def forget_models(self) -> None:
+        """Forget what was trained so far."""
+        self._models.clear()
+
     def _open(self, *, verify: bool) -> None:
         shard = Shard.open(self._path, verify=verify)
         if shard.is_public:
@@ -178,8 +195,8 @@ class _Records:
         self._agent = Agent(
             self._config.agent_id,
             shard,
-            noise_secret=self._secret,
             ledger=self._ledger,
+            rounds=self._rounds,
             models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
@@ -201,6 +218,7 @@ class _Desk:
         link: PartyLink,
         records: _Records,
         memory: AgentMemory,
+        rounds: JournalRounds,
         read_policy: Callable[[], Policy],
         home: Path,
         clock: Callable[[], datetime],
@@ -209,29 +227,46 @@ class _Desk:
         self._link = link
         self._records = records
         self._memory = memory
+        self._rounds = rounds
         self._read_policy = read_policy
         self._home = home
         self._clock = clock
         self._stop = stop
 
     def handle(self, mail: Sequence[Message]) -> None:
-        """Answer every ask; of several for one round the last, since all have one answer."""
-        asks: list[tuple[Message, bytes]] = []
+        """Answer every ask, of several for one round the last, since all have one answer; erase what is settled."""
+        for round_digest in self._rounds.expire(self._clock()):
+            self._records.forget_models()
+            log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
+        taken: list[tuple[Message, bytes]] = []
         for message in mail:
             try:
                 body = self._link.open(message, self._link.coordinator_key)
-                if message.header.sender != COORDINATOR or message.header.kind != "ask":
+                if message.header.sender != COORDINATOR or message.header.kind not in ("ask", "answered"):
                     raise ProtocolViolation(f"an agent takes no message of kind {message.header.kind!r}")
-                asks.append((message, body))
+                taken.append((message, body))
             except Replayed:
                 continue
             except (Forged, ProtocolViolation) as error:
                 log.warning("message skipped", extra={"message_id": message.message_id} | _said(error))
-        last = {message.header.round_digest: message for message, _ in asks}
-        for message, body in asks:
-            if last[message.header.round_digest] is message:
+        last = {one.header.round_digest: one for one, _ in taken if one.header.kind == "ask"}
+        for message, body in taken:
+            if message.header.kind == "answered":
+                self._settle(message, body)
+            elif last[message.header.round_digest] is message:
                 self._answer(message, body)
             self._link.taken([message])
+
+    def _settle(self, message: Message, body: bytes) -> None:
+        about = {"task_digest": message.header.task_digest, "round_digest": message.header.round_digest}
+        try:
+            Settled.decode(body)
+        except ProtocolViolation as error:
+            log.warning("message skipped", extra=about | _said(error))
+            return
+        self._rounds.erase(message.header.round_digest)
+        self._records.forget_models()
+        log.info("round is settled, nothing is kept of it", extra=about)
 
     def _answer(self, message: Message, body: bytes) -> None:
         header = message.header
@@ -257,30 +292,49 @@ class _Desk:
                 raise WrongDigest("an ask names another task or round than it holds")
             if ask.expires_at < self._clock().timestamp():
                 raise ProtocolViolation("the ask has expired")
-            agent = self._records.agent()
-            # Before a person is asked, and the task kept for it: what does not fit these records never waits.
-            agent.check(ask.task, ask.batch)
+            is_charged = self._memory.is_charged(ask.round.digest)
+            if not is_charged:
+                # Before a person is asked, and the task kept for it: what does not fit these records never waits.
+                self._records.agent().check(ask.task, ask.batch)
             self._admit(ask)
             fault_point("agent.asked")
             recipients = tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)
-            agent.charge(ask.task, ask.batch, recipients=recipients)
+            # Before the records are touched: what was stored is sent, or refused, whatever they are now.
+            bodies = self._rounds.stored(ask.round.digest, recipients)
+            if bodies is None:
+                self._records.agent().charge(ask.task, ask.batch, recipients=recipients, expires_at=ask.expires_at)
         except _PUBLIC as error:
             return self._refused(message, error)
         except LabelerError as error:
             if isinstance(error, JournalBroken | JournalBehind):
                 raise
             return self._refused(message, _silent(error), cause=error)
-        fault_point("agent.charged")
-        # From here on it answers or is silent: a refusal now, or its words, could depend on the records.
-        shares = self._until_answered(
-            ask, lambda: self._records.agent().shares(ask.task, ask.batch, recipients=recipients)
-        )
-        if shares is None:
-            return []
-        fault_point("agent.computed")
-        return [*self._sealed(ask, shares), self._draft(message, "answered", b"{}")]
+        if bodies is None:
+            fault_point("agent.charged")
+            # From here on it answers or is silent: a refusal now, or its words, could depend on the records.
+            bodies = self._until_answered(
+                ask,
+                lambda: self._records.agent().bodies(
+                    ask.task, ask.batch, recipients=recipients, seal=partial(self._seal, ask)
+                ),
+            )
+            if bodies is None:
+                return []
+            fault_point("agent.stored")
+        shares = [
+            Draft(
+                "input-share",
+                tallier.tallier_id,
+                body,
+                task_digest=ask.task.digest,
+                round_digest=ask.round.digest,
+                is_sealed=True,
+            )
+            for tallier, body in zip(ask.talliers, bodies, strict=True)
+        ]
+        return [*shares, self._draft(message, "answered", b"{}")]
 
-    def _until_answered(self, ask: Ask, answer: Callable[[], tuple[InputShare, ...]]) -> tuple[InputShare, ...] | None:
+    def _until_answered(self, ask: Ask, answer: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...] | None:
         """Try until there is an answer, the round's own deadline has passed (None), or the process is told to stop.
 
         Nothing that follows from records fails (workers.agent); what does is trouble of the site, such as a full disk,
@@ -317,18 +371,18 @@ class _Desk:
             self._memory.request(task, self._clock())
             raise
 
-    def _sealed(self, ask: Ask, shares: Sequence[InputShare]) -> list[Draft]:
-        return [
-            Draft(
-                "input-share",
-                tallier.tallier_id,
-                share_to_bytes(share.share),
-                task_digest=ask.task.digest,
-                round_digest=ask.round.digest,
-                seal_to=tallier.seal_key,
-            )
-            for tallier, share in zip(ask.talliers, shares, strict=True)
-        ]
+    def _seal(self, ask: Ask, number: int, body: bytes) -> bytes:
+        fault_point("agent.computed")
+        tallier = ask.talliers[number]
+        return seal_body(
+            "input-share",
+            sender=self._link.party_id,
+            recipient=tallier.tallier_id,
+            task_digest=ask.task.digest,
+            round_digest=ask.round.digest,
+            body=body,
+            seal_to=tallier.seal_key,
+        )
 
     def _refused(self, message: Message, error: LabelerError, *, cause: Exception | None = None) -> list[Draft]:
         about = {"task_digest": message.header.task_digest, "round_digest": message.header.round_digest}

@@ -3,22 +3,21 @@
     OUT/
       .job/lock          held by the process that works here
       .job/plan.json     what this folder is for: task digest, shard versions, batches, ledger
-      .job/secrets/      one noise secret per agent; destroyed when the job is done
-      .job/models/       what each agent trained; destroyed when the job is done
+      .job/secrets/      per agent a key for each batch that is not released yet; erased when it is
+      .job/answers/      what each agent answered, encrypted under those keys; erased with them
       .job/releases/     one file per batch that was opened
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
 
-The secrets make a resumed run replay its noise bit for bit, so they are made before anything is
-opened, and a folder whose secrets are gone is refused. After the last batch they are destroyed:
-whoever holds one can subtract that agent's noise.
+A resumed run replays what was stored, bit for bit. The keys are made before anything is opened, and a batch that was
+charged and whose keys are gone is refused. When a batch is released its keys are erased: whoever holds one can subtract
+that agent's noise.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.durable import exclusive, replace_file, replacing, sync_folder
+from feature_store.durable import exclusive, replace_file, replacing
+from feature_store.erasable import erase_file
 from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
-from workers.voting.model_store import FolderModels
+from workers.round_store import RoundFolder
 
 PLAN_FORMAT = "labeler-job/1"
 _FOR_PEOPLE = "task"
@@ -80,40 +80,47 @@ class JobFolder:
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
-    def noise_secret(self, agent_id: str) -> bytes:
-        """The agent's 32-byte secret: made from the operating system's randomness at first, read again later.
+    def rounds(self, agent_id: str, *, secret: bytes | None = None) -> RoundFolder:
+        """What an agent keeps of the batches that are not released yet.
+
+        A folder that was begun by a version with one noise secret per agent goes on with that one.
+
+        Args:
+            agent_id: whose.
+            secret: the key of every round, of a job that is seeded.
 
         Raises:
-            BadData: the secret is gone although batches were opened with it.
+            BadData: an older version's secret is damaged.
         """
-        path = self._state / "secrets" / agent_id
-        if path.exists():
-            secret = path.read_bytes()
+        keys = self._state / "secrets" / agent_id
+        if keys.is_file():
+            secret = keys.read_bytes()
             if len(secret) != SECRET_BYTES or not any(secret):
                 raise BadData(f"the noise secret of {agent_id} in {self.out} is damaged; start in an empty folder")
-            return secret
-        if self.ledger():
-            raise BadData(
-                f"the noise secret of {agent_id} is gone from {self.out}, so its noise cannot be replayed; "
-                "start again in an empty folder, which is charged anew"
-            )
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        secret = secrets.token_bytes(SECRET_BYTES)
-        replace_file(path, secret, mode=0o600)
-        return secret
+        return RoundFolder(keys, self._state / "answers" / agent_id, secret=secret)
 
-    def models(self, agent_id: str) -> FolderModels:
-        """Where the agent keeps what it trains, so that a resumed job answers the same."""
-        return FolderModels(self._state / "models" / agent_id)
+    def check_replayable(self, batch_digest: str, round_digest: str, rounds: Mapping[str, RoundFolder]) -> None:
+        """Refuse a batch that was charged and whose noise cannot be replayed.
+
+        Raises:
+            BadData: the key of an agent is gone; other noise around the same votes would be a second answer.
+        """
+        if all(entry["id"] != batch_digest for entry in self.ledger()):
+            return
+        for agent_id, kept in rounds.items():
+            if not kept.has_key(round_digest):
+                raise BadData(
+                    f"the key of {agent_id} for a batch that was charged is gone from {self.out}, so its noise cannot "
+                    "be replayed; start again in an empty folder, which is charged anew"
+                )
 
     def destroy_secrets(self) -> None:
-        """Forget every noise secret, and every model of an agent."""
-        shutil.rmtree(self._state / "models", ignore_errors=True)
-        folder = self._state / "secrets"
-        for path in sorted(folder.glob("*")):
-            path.unlink()
-        if folder.exists():
-            sync_folder(folder)
+        """Erase every key there is, and what older versions kept: their noise secrets and models."""
+        for path in sorted((self._state / "secrets").rglob("*")):
+            if path.is_file():
+                erase_file(path)
+        for folder in ("secrets", "models", "answers"):
+            shutil.rmtree(self._state / folder, ignore_errors=True)
 
     def ledger(self) -> list[dict[str, Any]]:
         """Charges posted so far, oldest first."""

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.durable import replace_file, sync_folder
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.backup import backup
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
+from feature_store.journal.erasable_home import renew_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.migrations.runner import Upgraded
@@ -37,7 +39,6 @@ from workers.party_home import (
     KEYS_FILE,
     POLICY_FILE,
     PROOF_FILE,
-    SECRET_FILE,
     SEEN_FILE,
     TALLIER_FILE,
 )
@@ -45,7 +46,7 @@ from workers.settings_file import COORDINATOR_FILE
 from workers.tallier_peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
-    *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SECRET_FILE, SEEN_FILE, PROOF_FILE),
+    *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
     *(PUBLIC_FILE, IDENTITY_FILE, PEERS_FILE),
 )
 """What a journal is useless without, in the order in which it is copied."""
@@ -68,7 +69,8 @@ def verify_journal(home: Path) -> dict[str, Any]:
 def backup_home(home: Path, out: Path) -> dict[str, Any]:
     """Copy everything of a home that cannot be made again, while its process runs, into a new folder.
 
-    The journal comes last, so that whatever an agent has answered by then was answered with the secret in the copy.
+    Erasable keys stay where they are: what was erased in the home must not lie in any backup, so a home that is made
+    of this copy refuses to serve until a person accepts what that means (feature_store.journal.erasable_home).
 
     Raises:
         InvalidSetting: the folder exists, or the journal is PostgreSQL's, which has its own tools.
@@ -143,9 +145,14 @@ def write_off_account(home: Path, account: str, level: Level, *, reason: str) ->
 
 
 def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
-    """Go on with an older journal; all that is left counts as spent. See feature_store.journal.recovery."""
+    """Go on with an older journal, or a restored one; all that is left counts as spent.
+
+    See feature_store.journal.recovery. A party's erasable keys are made anew: nothing is kept of any round from before.
+    """
     with _opened(home, read_only=False) as database:
         head = accept_restored(database, clock=_now, reason=reason)
+        if (home / AGENT_FILE).exists() or (home / TALLIER_FILE).exists():
+            renew_home(database, KeyFolder(home / ERASABLE_FOLDER))
     return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}"}
 
 

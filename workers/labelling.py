@@ -17,6 +17,7 @@ from labeler.batch import QueryBatch
 from labeler.budget import Account, budget_for
 from labeler.randomness import seeded_source
 from labeler.release import Release
+from labeler.tally import round_of
 from labeler.task import Level, Task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
@@ -25,6 +26,7 @@ from workers.preparation import LabellingJob, PreparedJob, batch_charges, job_ch
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.publishing import publish
 from workers.round import run_round
+from workers.round_store import RoundFolder
 
 
 def run_job(
@@ -63,23 +65,28 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
     """Run every round that has not been opened yet."""
     releases = [folder.stored_release(number) for number in range(len(prepared.batches))]
     if any(release is None for release in releases):
+        rounds = {agent_id: _rounds(prepared, folder, agent_id) for agent_id in agent_ids(prepared.task)}
         agents = [
             Agent(
                 agent_id,
                 shard,
-                noise_secret=_noise_secret(prepared, folder, agent_id),
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
-                models=folder.models(agent_id),
+                rounds=rounds[agent_id],
                 is_seeded=prepared.job.seed is not None,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
             )
-            for agent_id, shard in zip(agent_ids(prepared.task), prepared.shards, strict=True)
+            for agent_id, shard in zip(rounds, prepared.shards, strict=True)
         ]
         for number, batch in enumerate(prepared.batches):
             progress("Batches labelled", number, len(prepared.batches))
+            round_digest = round_of(prepared.task, batch).digest
             if releases[number] is None:
+                folder.check_replayable(batch.digest, round_digest, rounds)
                 releases[number] = _label_batch(prepared, folder, number, batch, agents, progress)
+            for kept in rounds.values():
+                # Released: nobody misses an answer any more, and whoever steals this folder finds none.
+                kept.erase(round_digest)
     progress("Batches labelled", len(prepared.batches), len(prepared.batches))
     folder.destroy_secrets()
     return [release for release in releases if release is not None]
@@ -115,10 +122,10 @@ def _label_batch(
     return release
 
 
-def _noise_secret(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> bytes:
+def _rounds(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> RoundFolder:
     if prepared.job.seed is None:
-        return folder.noise_secret(agent_id)
-    return seeded_source(f"{prepared.job.seed} {agent_id}".encode()).bytes(32)
+        return folder.rounds(agent_id)
+    return folder.rounds(agent_id, secret=seeded_source(f"{prepared.job.seed} {agent_id}".encode()).bytes(32))
 
 
 def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:

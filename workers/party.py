@@ -61,8 +61,9 @@ class Draft:
 
     Attributes:
         kind, recipient, task_digest, round_digest: as in a header.
-        body: in clear.
-        seal_to: the recipient's seal key; None sends the body in clear.
+        body: in clear, or sealed before (feature_store.keys.seal_body).
+        seal_to: the recipient's seal key; None sends the body as it is.
+        is_sealed: True where the body was sealed before.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class Draft:
     task_digest: str = ""
     round_digest: str = ""
     seal_to: str | None = None
+    is_sealed: bool = False
 
     def __repr__(self) -> str:
         return f"Draft(kind={self.kind!r}, recipient={self.recipient!r})"
@@ -275,6 +277,7 @@ class PartyLink:
             sequence=self._sequences.next(draft.recipient),
             body=draft.body,
             seal_to=draft.seal_to,
+            is_sealed=draft.is_sealed,
         )
 
     def _wait_after(self, error: Unreachable) -> None:

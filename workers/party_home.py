@@ -2,7 +2,6 @@
 
     agent HOME      agent.toml    who it is, where the coordinator is, which shard it answers from
                     policy.toml   what the site allows (workers.policy)
-                    noise.secret  32 bytes; whoever reads them can subtract this agent's noise
                     approved/     one empty file per task digest a person has approved
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier_peers)
@@ -10,14 +9,14 @@
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
                     coordinator.proof  the coordinator's own signed word for it
+                    erasable/          a key for each round that is open (feature_store.erasable); never in a backup
 
-Back up a home as a whole: an agent without its journal does not know what it has spent, and without its noise
-secret it would answer old questions with new noise.
+Back up a home with `labeler journal backup`, which takes all of it but erasable/: a key that is erased must not lie in
+a backup, so a home that was restored is found out by its absence.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import tomllib
@@ -27,8 +26,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file, sync_folder
+from feature_store.erasable import erase_file
 from feature_store.keys import PartyKeys, PublicKeys
-from labeler.errors import BadData, InvalidSetting, JournalBehind, UnsafeStorage
+from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
 from labeler.task import describe_validation
 from labeler.untrusted import check_party_id
 from workers.policy import HexKey, PartyId, Policy, policy_toml, toml_value
@@ -42,7 +42,7 @@ ANCHOR_FILE = "journal.head"
 SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 SECRET_FILE = "noise.secret"
-SECRET_BYTES = 32
+"""What versions before 0.1.0 drew all noise from, for life."""
 
 _MAX_SETTINGS_BYTES = 64 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -138,38 +138,20 @@ def read_tallier_config(home: Path) -> TallierConfig:
     return read_settings(home, TALLIER_FILE, TallierConfig)
 
 
-def noise_secret(home: Path, *, has_charged: bool) -> bytes:
-    """The agent's noise secret: made from the operating system's randomness once, read ever after.
+def retire_noise_secret(home: Path) -> None:
+    """Erase the secret from which older versions drew all of an agent's noise, for life.
 
-    Args:
-        has_charged: whether the journal knows of an answer. Then a missing secret is a loss: the answers could not be
-            repeated, and a repetition with other noise would be a second answer that nobody paid for.
-
-    Raises:
-        BadData: it is lost or damaged.
-        UnsafeStorage: others may read it.
+    Every round that was answered with it is over for this agent: nothing is stored of it, so it is refused whatever
+    the records are. Whoever has an old backup with the secret can still subtract that noise; delete such backups.
     """
-    path = home / SECRET_FILE
-    if not path.exists():
-        if has_charged:
-            raise BadData(
-                f"{SECRET_FILE} is missing, and this agent has answered questions with it. Restore it from the backup "
-                "of this home. If it is lost for good, retire this agent: enrol a new one with a new home and a policy "
-                "whose caps allow only what the old one had left"
-            )
-        replace_file(path, os.urandom(SECRET_BYTES), mode=0o600)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise UnsafeStorage(f"{SECRET_FILE} can be read by others, who could subtract this agent's noise; chmod 600")
-    secret = path.read_bytes()
-    if len(secret) != SECRET_BYTES:
-        raise BadData(f"{SECRET_FILE} must hold {SECRET_BYTES} bytes, found {len(secret)}; restore it from the backup")
-    return secret
+    erase_file(home / SECRET_FILE)
 
 
 def check_journal_kept(home: Path, *, has_entries: bool) -> None:
-    """Refuse to start where the journal was lost: a new one would give all budget back and forget what was answered.
+    """Refuse to start where an older version's journal was lost: a new one would give all budget back.
 
-    Accounts are opened in the journal before the noise secret is made, so where there is a secret there are entries.
+    Accounts were opened in the journal before the noise secret was made, so where there is a secret there are entries.
+    For homes of this version see `feature_store.journal.erasable_home.check_home`.
 
     Args:
         home: of the agent.
@@ -180,7 +162,7 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
     """
     if (home / SECRET_FILE).exists() and not has_entries:
         raise JournalBehind(
-            f"{SECRET_FILE} is here, and the journal beside it is empty: {JOURNAL_FILE} was lost, and with it what "
+            f"{SECRET_FILE} is here, and the journal beside it is empty: the journal was lost, and with it what "
             f"this agent has spent and answered. Restore {JOURNAL_FILE} and {ANCHOR_FILE} from the newest backup of "
             "this home. If they are lost for good, retire this agent: enrol a new one with a new home and a policy "
             "whose caps allow only what the old one had left"

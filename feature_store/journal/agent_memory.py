@@ -1,10 +1,10 @@
-"""What an agent must not forget: which rounds it answered under which version of its records, and what people approved.
+"""What an agent must not forget: which rounds it was charged for, for whom, and what people approved.
 
-An answer is a function of the agent's noise secret, the round and the version of its records. The same round under the
-same version gives the same bytes, which were charged once. Under another version it would give the old noise around
-other votes, so it is refused for ever; and so is the same round for other talliers, since shares of one split that
-went to other hands could be put together. The charge and the memory of it are one transaction: an agent cannot have
-answered what it did not pay for, nor pay for what it does not remember.
+A round is charged once and answered once; what is sent again are the bytes that were stored then
+(`feature_store.journal.agent_rounds`), so it does not matter here what the records are by now. The same round for other
+talliers is refused for ever, since shares of one split that went to other hands could be put together. The charge and
+the memory of it are one transaction: an agent cannot have answered what it did not pay for, nor pay for what it does
+not remember.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
 from feature_store.journal.rules import forbid, remain, stay
+from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
 from labeler.task import Task, parse_task
 
@@ -116,16 +117,16 @@ class AgentMemory:
         max_queries: int,
         recipients: Sequence[tuple[str, str]],
         connection: Connection | None = None,
-    ) -> None:
+    ) -> bool:
         """Pay for the answer to a round and remember it, durably, before anything is computed.
 
-        A round that was charged under the same version changes nothing: its noise is replayed, not drawn again. The
+        A round that was charged before changes nothing, whatever the records are now. The
         rounds of one task hold at most `max_queries` queries together, so that what a person approved, and what the
         task's price covers, is an amount.
 
         Args:
             round_digest: the round.
-            shard_version: of the records that answer.
+            shard_version: of the records when the round was first charged; for the site's own eyes.
             reservation_id: names the charge in the ledger; pays for this round alone.
             charges: at least one.
             num_queries: of the round.
@@ -134,9 +135,12 @@ class AgentMemory:
             recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
             connection: write transaction to join.
 
+        Returns:
+            True where it was charged now, False where it had been before.
+
         Raises:
-            PrivacyRefusal: the round was answered under another version or for other recipients, the task has too few
-                queries left, or the reservation paid for something else.
+            PrivacyRefusal: the round was charged for other recipients, the task has too few queries left, or the
+                reservation paid for something else.
             BudgetExceeded: an account has too little left; nothing was charged.
             InvalidSetting, NotFound, ProtocolViolation: see Ledger.reserve.
         """
@@ -148,20 +152,10 @@ class AgentMemory:
         with writing(self._database, connection) as joined:
             query = select(answered_rounds).where(answered_rounds.c.round_digest == round_digest)
             known = joined.execute(query).one_or_none()
-            if known is not None and known.shard_version != shard_version:
-                raise PrivacyRefusal(
-                    "records were deleted or added since this batch was first answered; the noise of the other agents "
-                    "would be the same again, and the difference of two answers would show what changed. Ask in a new "
-                    "task (a new nonce), which is charged anew"
-                )
             if known is not None and known.recipients != sent_to:
-                raise PrivacyRefusal(
-                    "this round was answered for other talliers, other keys of theirs, or in another order; shares of "
-                    "the same answer sent elsewhere could be put together. Ask in a new task (a new nonce), which is "
-                    "charged anew"
-                )
+                raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
-                return
+                return False
             answered = self._queries_of(task_digest, joined) + num_queries
             if answered > max_queries:
                 raise PrivacyRefusal(
@@ -171,7 +165,7 @@ class AgentMemory:
             if self._ledger.state(reservation_id, connection=joined) is not None:
                 raise PrivacyRefusal(
                     f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "
-                    "charge is one round. Name the charge after the round and the version of the records"
+                    "charge is one round. Name the charge after the round"
                 )
             self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
             seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
@@ -187,6 +181,13 @@ class AgentMemory:
                     "recipients": sent_to,
                 },
             )
+        return True
+
+    def is_charged(self, round_digest: str, *, connection: Connection | None = None) -> bool:
+        """Whether the price of a round was ever taken."""
+        query = select(answered_rounds.c.ledger_seq).where(answered_rounds.c.round_digest == round_digest)
+        with reading(self._database, connection) as joined:
+            return joined.execute(query).scalar() is not None
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.

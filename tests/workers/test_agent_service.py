@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,14 @@ import numpy as np
 import pytest
 
 from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
+from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, Refusal, TallierKey
+from labeler.bodies import Ask, Refusal, Settled, TallierKey
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal
 from labeler.messages import Message
 from labeler.planning import price
@@ -33,6 +36,7 @@ from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.agent_service import run_agent
+from workers.journal_care import accept_restored_journal, backup_home
 from workers.party_home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
 from workers.policy import Policy, policy_toml
 
@@ -50,6 +54,7 @@ class Site:
     talliers: dict[str, PartyKeys]
     batch: QueryBatch
     start: Callable[..., Any]
+    now: datetime = NOW
 
     def policy(self, **changes: Any) -> Policy:
         allow = {
@@ -96,7 +101,7 @@ class Site:
         return self.relay.send("ask", AGENT, ask.encode(), task=ask.task.digest, round=ask.round.digest)
 
     def run(self) -> Any:
-        return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: NOW, wait_s=5.0))
+        return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: self.now, wait_s=5.0))
 
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
         """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
@@ -338,7 +343,7 @@ def test_an_agent_without_its_journal_does_not_start_with_a_full_budget(site: Si
     for path in site.home.glob("journal*"):
         path.unlink()
     for _ in range(2):
-        with pytest.raises(JournalBehind, match=r"journal\.db was lost, and with it what this agent has spent"):
+        with pytest.raises(JournalBehind, match=r"journal\.db was lost, and with it what this party has spent"):
             run_agent(site.home, stop=threading.Event())
 
 
@@ -458,7 +463,9 @@ def test_an_answer_that_cannot_be_made_is_waited_for_until_the_round_is_over_and
     assert {message.header.round_digest for message in site.relay.mail_of("tallier-0")} == {good.round.digest}
 
 
-def test_a_record_deleted_by_another_process_no_longer_votes(site: Site) -> None:
+def test_after_a_deletion_by_another_process_it_sends_what_it_had_sent_and_answers_new_tasks_without_the_record(
+    site: Site,
+) -> None:
     ask = site.ask()
     site.send(ask)
     running = site.run()
@@ -466,24 +473,173 @@ def test_a_record_deleted_by_another_process_no_longer_votes(site: Site) -> None
     other = Shard.open(site.shard.path)
     other.delete(other.record_ids[:1])
     site.send(ask)
-    (refusal,) = site.refusals(1)
-    assert "Ask in a new task" in refusal.sentence
+    first, again = site.shares(ask, 2)
+    assert same(first, again)
     new = site.ask(nonce="new")
     site.send(new)
     site.shares(new, 1)
     running.end()
+    assert site.relay.received("refused") == []
 
 
-def test_an_agent_that_has_answered_does_not_start_without_its_noise_secret(site: Site) -> None:
+def test_asked_again_the_very_bytes_that_were_sealed_are_sent_also_when_the_records_are_gone(site: Site) -> None:
     ask = site.ask()
     site.send(ask)
     running = site.run()
     site.shares(ask, 1)
-    site.relay.wait_for("answered")
+    (site.shard.path / "manifest.json").rename(site.shard.path / "elsewhere.json")
+    site.send(ask)
+    site.relay.wait_for("answered", 2)
     running.end()
-    (site.home / "noise.secret").unlink()
-    with pytest.raises(BadData, match="retire this agent"):
-        run_agent(site.home, stop=threading.Event())
+    for name in site.talliers:
+        first, again = site.relay.mail_of(name)
+        assert first.body == again.body
+        assert first.header.sequence < again.header.sequence
+
+
+def settle(site: Site, ask: Ask) -> None:
+    site.relay.send("answered", AGENT, Settled().encode(), task=ask.task.digest, round=ask.round.digest)
+
+
+def keys_of(site: Site) -> list[str]:
+    return sorted(path.name for path in (site.home / "erasable").iterdir())
+
+
+@pytest.mark.parametrize("has_changed", [False, True])
+@pytest.mark.parametrize("how", ["settled", "expired"])
+def test_what_nobody_misses_any_more_is_erased_and_refused_for_ever_in_the_same_words(
+    site: Site, how: str, has_changed: bool
+) -> None:
+    ask = site.ask(expires_at=NOW.timestamp() + 60)
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    assert keys_of(site) == sorted([ask.round.digest, "home"])
+    if has_changed:
+        other = Shard.open(site.shard.path)
+        other.delete(other.record_ids[:7])
+    if how == "settled":
+        settle(site, ask)
+    else:
+        site.now += timedelta(days=1)
+        ask = replace(ask, expires_at=site.now.timestamp() + 60)
+    for turn in (1, 2):
+        site.send(ask)
+        refusal = site.refusals(turn)[-1]
+        assert (refusal.sentence, refusal.reason, refusal.is_final) == (NOT_KEPT, "privacy-refusal", True)
+        running.end()
+        running = site.run()
+    assert keys_of(site) == ["home"]
+    running.end()
+    assert site.spent() == price(ask.task).instance.charge_nano
+
+
+def test_a_deadline_far_away_keeps_nothing_for_longer_than_a_month(site: Site) -> None:
+    ask = site.ask(expires_at=1e11 - 1)
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    site.now += timedelta(days=32)
+    site.send(ask)
+    assert site.refusals(1)[0].sentence == NOT_KEPT
+    running.end()
+    assert keys_of(site) == ["home"]
+
+
+def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_nothing(site: Site) -> None:
+    ask = site.ask()
+    settle(site, ask)
+    site.relay.send("answered", AGENT, b"{}", task=ask.task.digest, round=ask.round.digest)
+    stranger = PartyKeys.generate()
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    body = Settled().encode()
+    site.relay.put(
+        AGENT,
+        stranger.message(
+            "answered", sender="coordinator", recipient=AGENT, sequence=10**6, body=body, round_digest=ask.round.digest
+        ),
+    )
+    site.relay.send("answered", AGENT, b"{}", task=ask.task.digest, round=ask.round.digest)
+    site.send(ask)
+    first, again = site.shares(ask, 2)
+    running.end()
+    assert same(first, again)
+
+
+def test_a_round_whose_tallier_changed_its_keys_is_refused_whatever_became_of_the_records(site: Site) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    site.talliers["tallier-1"] = PartyKeys.generate()
+    site.write_policy()
+    rotated = replace(site.ask(), batch=ask.batch)
+    site.send(rotated)
+    before = site.refusals(1)[0]
+    other = Shard.open(site.shard.path)
+    other.delete(other.record_ids[:1])
+    site.send(rotated)
+    after = site.refusals(2)[1]
+    running.end()
+    assert before == after
+    assert before.sentence == ANSWERED_TO_OTHERS
+
+
+def test_a_home_that_came_back_from_a_backup_serves_nothing_until_all_that_is_left_is_written_off(
+    site: Site, tmp_path: Path
+) -> None:
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    running.end()
+    backup_home(site.home, tmp_path / "backup")
+    assert not (tmp_path / "backup" / "erasable").exists()
+    site.home.rename(tmp_path / "lost")
+    shutil.copytree(tmp_path / "backup", site.home)
+    for _ in range(2):
+        with pytest.raises(JournalBehind, match="restored from a backup, which holds none"):
+            run_agent(site.home, stop=threading.Event())
+    accept_restored_journal(site.home, reason="disk lost")
+    running = site.run()
+    site.send(ask)
+    assert site.refusals(1)[0].sentence == NOT_KEPT
+    site.send(site.ask(nonce="new"))
+    assert "budget does not cover" in site.refusals(2)[1].sentence
+    running.end()
+
+
+def test_the_noise_secret_of_an_older_version_is_erased_and_its_rounds_stay_refused(site: Site) -> None:
+    """A home as the version before left it: charged rounds, a secret for life, nothing kept of any round."""
+    ask = site.ask()
+    with open_database(site.home / "journal.db", anchor=site.home / "journal.head") as database:
+        ledger = Ledger(database, clock=lambda: NOW)
+        ledger.open_account(f"agent:{AGENT}", "instance", 10**12)
+        AgentMemory(database, ledger).charge(
+            round_digest=ask.round.digest,
+            shard_version=site.shard.version,
+            reservation_id=ask.round.digest,
+            charges=[Charge(f"agent:{AGENT}", "instance", 5)],
+            num_queries=9,
+            task_digest=ask.task.digest,
+            max_queries=9,
+            recipients=[(name, keys.public.seal_key) for name, keys in site.talliers.items()],
+        )
+    (site.home / "noise.secret").write_bytes(b"s" * 32)
+    (site.home / "noise.secret").chmod(0o600)
+    running = site.run()
+    for turn in (1, 2):
+        site.send(ask)
+        assert site.refusals(turn)[-1].sentence == NOT_KEPT
+        other = Shard.open(site.shard.path)
+        other.delete(other.record_ids[:1])
+    new = site.ask(nonce="new")
+    site.send(new)
+    site.shares(new, 1)
+    running.end()
+    assert not (site.home / "noise.secret").exists()
 
 
 def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:
@@ -505,11 +661,13 @@ def test_nothing_secret_is_logged(site: Site, caplog: pytest.LogCaptureFixture) 
     running.end()
     written = " ".join(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)
     assert "answered" in written
-    assert (site.home / "noise.secret").read_bytes().hex() not in written
+    key = (site.home / "erasable" / ask.round.digest).read_bytes()
+    assert key.hex() not in written
+    assert repr(key)[2:-1] not in written
     assert (site.home / KEYS_FILE).read_text().split('"signing_key": "')[1][:64] not in written
 
 
-@pytest.mark.parametrize("point", ["agent.asked", "agent.charged", "agent.computed", "agent.sent"])
+@pytest.mark.parametrize("point", ["agent.asked", "agent.charged", "agent.computed", "agent.stored", "agent.sent"])
 def test_killed_at_any_step_it_gives_the_same_answer_and_pays_once(site: Site, tmp_path: Path, point: str) -> None:
     ask = site.ask()
     site.send(ask)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import read_config
+from feature_store.erasable import KeyFolder
 from feature_store.journal.about import VERSION
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.database import Database, open_database
@@ -255,16 +256,16 @@ def test_a_journal_is_verified_while_its_owner_runs(hospital: Path, labeler: Lab
 
 def test_a_backup_is_a_home_that_opens(tmp_path: Path, hospital: Path, labeler: Labeler) -> None:
     spend(hospital, "r1", 7)
-    (hospital / "noise.secret").write_bytes(b"s" * 32)
-    (hospital / "noise.secret").chmod(0o600)
+    keys = KeyFolder(hospital / "erasable")
+    keys.draw("a" * 64)
     with closing(open_home(hospital)):
         made = labeler("journal", "backup", "--home", hospital, "--out", tmp_path / "backups" / "monday", "--json")
     assert made.code == 0, made.err
     copy = tmp_path / "backups" / "monday"
     assert set(made.document["files"]) == {path.name for path in copy.iterdir()}
-    assert {"agent.toml", "policy.toml", "keys.json", "noise.secret", "journal.db", "journal.head"} <= {
-        path.name for path in copy.iterdir()
-    }
+    names = {path.name for path in copy.iterdir()}
+    assert {"agent.toml", "policy.toml", "keys.json", "journal.db", "journal.head"} <= names
+    assert "erasable" not in names
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in copy.iterdir() if "public" not in path.name)
     assert labeler("journal", "verify", "--home", copy, "--json").document["entries"] == 4
     with closing(open_home(copy)) as database:

@@ -89,37 +89,62 @@ def test_an_interruption_before_the_plan_keeps_what_was_made(tmp_path: Path) -> 
     assert (tmp_path / "job" / ".job" / "checkpoint").exists()
 
 
+DIGEST = "a" * 64
+
+
 @pytest.mark.parametrize("damaged", [bytes(32), b"short"])
-def test_a_damaged_secret_is_refused(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_secret_of_an_older_version_is_refused(tmp_path: Path, damaged: bytes) -> None:
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        folder.noise_secret("agent-1")
+        (tmp_path / "job" / ".job" / "secrets").mkdir()
         (tmp_path / "job" / ".job" / "secrets" / "agent-1").write_bytes(damaged)
         with pytest.raises(BadData, match="is damaged"):
-            folder.noise_secret("agent-1")
+            folder.rounds("agent-1")
 
 
-def test_secrets_are_made_once_kept_private_and_destroyed(tmp_path: Path) -> None:
+def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: Path) -> None:
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        secret = folder.noise_secret("agent-1")
-        assert len(secret) == 32
-        assert folder.noise_secret("agent-1") == secret
-        assert folder.noise_secret("agent-2") != secret
         path = tmp_path / "job" / ".job" / "secrets" / "agent-1"
-        assert path.stat().st_mode & 0o077 == 0
+        path.parent.mkdir()
+        path.write_bytes(b"s" * 32)
+        folder.post({"id": "one"})
+        rounds = folder.rounds("agent-1")
+        folder.check_replayable("one", DIGEST, {"agent-1": rounds})
+        assert rounds.key(DIGEST) == b"s" * 32
         folder.destroy_secrets()
         assert not path.exists()
+
+
+def test_keys_are_made_once_kept_private_and_destroyed_with_the_answers(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        rounds = folder.rounds("agent-1")
+        key = rounds.key(DIGEST)
+        assert len(key) == 32
+        assert folder.rounds("agent-1").key(DIGEST) == key
+        assert rounds.key("b" * 64) != key
+        assert folder.rounds("agent-2").key(DIGEST) != key
+        rounds.store(DIGEST, (), [b"what it answered"])
+        found = [path for path in (tmp_path / "job" / ".job").rglob("*") if path.is_file() and DIGEST in path.name]
+        assert len(found) == 3
+        assert all(path.stat().st_mode & 0o077 == 0 for path in found)
+        assert not any(b"what it answered" in path.read_bytes() for path in found)
+        folder.destroy_secrets()
+        assert not any(path.exists() for path in found)
 
 
 def test_a_job_whose_noise_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        folder.noise_secret("agent-1")
+        rounds = {"agent-1": folder.rounds("agent-1")}
+        rounds["agent-1"].key(DIGEST)
+        folder.check_replayable("one", DIGEST, rounds)
         folder.post({"id": "one"})
+        folder.check_replayable("one", DIGEST, rounds)
         folder.destroy_secrets()
         with pytest.raises(BadData, match="cannot be replayed"):
-            folder.noise_secret("agent-1")
+            folder.check_replayable("one", DIGEST, {"agent-1": folder.rounds("agent-1")})
 
 
 @pytest.mark.parametrize("votes", [None, np.array([[1.5, -0.5]])])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import ProtocolViolation, QuorumNotReached
@@ -19,7 +20,7 @@ from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
 from workers.agent import Agent
-from workers.agent_ledger import IN_PROCESS, InMemoryLedger, Recipients
+from workers.agent_ledger import InMemoryLedger
 from workers.round import run_round
 from workers.winner.reference import reference_winners
 

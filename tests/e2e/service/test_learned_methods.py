@@ -113,16 +113,16 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
 
 
 @pytest.mark.long
-def test_an_agent_killed_after_it_trained_sends_what_it_had_trained(
+def test_an_agent_killed_after_it_stored_its_answer_sends_that(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
-    """Its answer under one noise must be one answer; the journal keeps the model, and every account is charged once."""
+    """The journal keeps the answer and no model; every account is charged once."""
     with learning.client() as client:
         task = make_task(client, "blind-average")
         before = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
         alive = agents_of(learning)
         armed = learning.faults.with_suffix(".new")
-        armed.write_text("agent.computed\n")
+        armed.write_text("agent.stored\n")
         armed.rename(learning.faults)
         job = submit(client, task, digit_features[:QUERIES])
         wait_until(

@@ -1,4 +1,4 @@
-"""Release winner through real processes: the answer the agents' noise secrets determine, and nothing but labels."""
+"""Release winner through real processes: the answer the agents' noise determines, and nothing but labels."""
 
 from __future__ import annotations
 

@@ -1,25 +1,44 @@
-"""Models in an agent's journal, on either database: kept once, never changed, forgotten with their records."""
+"""Models that an older version kept in an agent's journal are gone after the first start, from every file of it."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+
 import pytest
+from sqlalchemy import inspect, text
 
-from feature_store.journal.agent_models import JournalModels, agent_models
+from feature_store.journal.agent_models import agent_models, forget_models
 from feature_store.journal.database import Database
+from tests.feature_store.journal.conftest import Place
 
-MODEL = np.arange(-6, 6, dtype=np.int64).reshape(3, 4) * 2**50
-
-
-def test_a_model_is_read_back_exactly_and_forgotten_with_its_version(database: Database) -> None:
-    models = JournalModels(database)
-    assert np.array_equal(models.once("v1", "m", lambda: MODEL), MODEL)
-    assert np.array_equal(JournalModels(database).once("v1", "m", lambda: MODEL + 1), MODEL)
-    models.once("v2", "m", lambda: MODEL + 2)
-    assert np.array_equal(models.once("v1", "m", lambda: MODEL + 3), MODEL + 3)
+MODEL = b"weights without noise" * 1000
 
 
-def test_the_database_itself_refuses_to_change_a_model(database: Database) -> None:
-    JournalModels(database).once("v1", "m", lambda: MODEL)
-    with pytest.raises(Exception, match="what was written to agent_models stays"), database.write() as connection:
-        connection.execute(agent_models.update().values(numbers=b"other"))
+def keep_as_before(database: Database) -> None:
+    """As the version before wrote it."""
+    database.create(agent_models)
+    with database.write() as connection:
+        connection.execute(agent_models.insert(), {"shard_version": "v", "name": "m", "numbers": MODEL})
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_models_of_an_older_version_are_forgotten(database: Database, times: int) -> None:
+    keep_as_before(database)
+    for _ in range(times):
+        forget_models(database)
+    with database.read() as connection:
+        assert connection.execute(text("SELECT count(*) FROM agent_models")).scalar() == 0
+
+
+def test_nothing_of_them_is_left_in_a_file(sqlite_place: Place) -> None:
+    database = sqlite_place.open()
+    keep_as_before(database)
+    forget_models(database)
+    folder = Path(sqlite_place.target).parent
+    assert not any(b"weights without noise" in path.read_bytes() for path in folder.iterdir())
+
+
+def test_a_journal_that_never_had_any_stays_as_it_is(database: Database) -> None:
+    forget_models(database)
+    with database.read() as connection:
+        assert not inspect(connection).has_table("agent_models")

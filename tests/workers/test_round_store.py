@@ -1,0 +1,291 @@
+"""What an agent keeps of a round: one key, the first answer, and in the end nothing. One suite for all three places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from feature_store.erasable import KeyFolder, is_locked_away, lock_away, take_out
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.charges import Charge
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Ledger
+from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.errors import BadData, InvalidSetting, PrivacyRefusal, UnsafeStorage
+from workers.round_store import RoundFolder, RoundsInMemory, RoundStore
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ROUND, OTHER = "a" * 64, "b" * 64
+TALLIERS: Recipients = (("tallier-0", "c" * 64), ("tallier-1", "d" * 64))
+BODIES = (b"body for tallier 0", b"", b"body for tallier 2" * 1000)
+
+
+@dataclass
+class Kept:
+    """A store, how a round's price is taken for it, and how a process that was started again opens it."""
+
+    store: RoundStore
+    charge: Callable[[str], None]
+    reopen: Callable[[], RoundStore]
+
+
+def charged(database: Database, rounds: JournalRounds, round_digest: str, *, kept_until: datetime) -> None:
+    """Take the price of a round and begin it, as workers.durable_ledger does."""
+    ledger = Ledger(database, clock=lambda: NOW)
+    ledger.open_account("agent:a", "instance", 1000)
+    memory = AgentMemory(database, ledger)
+    with database.write() as connection:
+        if memory.charge(
+            round_digest=round_digest,
+            shard_version="v",
+            reservation_id=round_digest,
+            charges=[Charge("agent:a", "instance", 1)],
+            num_queries=1,
+            task_digest="f" * 64,
+            max_queries=100,
+            recipients=TALLIERS,
+            connection=connection,
+        ):
+            rounds.open(round_digest, kept_until, connection=connection)
+
+
+@pytest.fixture(params=["memory", "folder", "seeded folder", "journal"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
+    if request.param == "memory":
+        memory = RoundsInMemory()
+        yield Kept(memory, lambda _: None, lambda: memory)
+        return
+    if "folder" in request.param:
+        secret = b"s" * 32 if "seeded" in request.param else None
+
+        def folder() -> RoundFolder:
+            return RoundFolder(tmp_path / "keys", tmp_path / "answers", secret=secret)
+
+        yield Kept(folder(), lambda _: None, folder)
+        return
+    database = open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
+    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    yield Kept(
+        rounds,
+        lambda one: charged(database, rounds, one, kept_until=NOW + timedelta(hours=1)),
+        lambda: JournalRounds(database, KeyFolder(tmp_path / "erasable")),
+    )
+    database.close()
+
+
+def test_a_round_has_one_key_also_after_a_restart(kept: Kept) -> None:
+    kept.charge(ROUND)
+    key = kept.store.key(ROUND)
+    assert len(key) == 32
+    assert kept.store.key(ROUND) == kept.reopen().key(ROUND) == key
+
+
+def test_nothing_is_stored_before_it_is_and_the_first_answer_stands(kept: Kept) -> None:
+    assert kept.store.stored(ROUND, TALLIERS) is None
+    kept.charge(ROUND)
+    assert kept.store.stored(ROUND, TALLIERS) is None
+    assert kept.store.store(ROUND, TALLIERS, BODIES) == BODIES
+    assert kept.reopen().stored(ROUND, TALLIERS) == BODIES
+    # A second answer, of other records: what was stored first may have left.
+    assert kept.reopen().store(ROUND, TALLIERS, [b"another"]) == BODIES
+    assert kept.store.stored(ROUND, TALLIERS) == BODIES
+
+
+def test_what_was_stored_for_some_recipients_goes_to_no_others(kept: Kept) -> None:
+    kept.charge(ROUND)
+    kept.store.store(ROUND, TALLIERS, BODIES)
+    for others in (TALLIERS[::-1], TALLIERS[:1], (TALLIERS[0], ("tallier-1", "e" * 64))):
+        with pytest.raises(PrivacyRefusal) as refused:
+            kept.store.stored(ROUND, others)
+        assert str(refused.value) == ANSWERED_TO_OTHERS
+
+
+@pytest.mark.parametrize("was_stored", [False, True])
+def test_an_erased_round_is_refused_for_ever_in_one_sentence(kept: Kept, was_stored: bool) -> None:
+    kept.charge(ROUND)
+    kept.charge(OTHER)
+    kept.store.key(ROUND)
+    if was_stored:
+        kept.store.store(ROUND, TALLIERS, BODIES)
+    for _ in range(2):
+        kept.store.erase(ROUND)
+    for store in (kept.store, kept.reopen()):
+        for step in (
+            lambda store=store: store.stored(ROUND, TALLIERS),
+            lambda store=store: store.stored(ROUND, TALLIERS[::-1]),
+            lambda store=store: store.key(ROUND),
+            lambda store=store: store.store(ROUND, TALLIERS, BODIES),
+        ):
+            with pytest.raises(PrivacyRefusal) as refused:
+                step()
+            assert str(refused.value) == NOT_KEPT
+    assert kept.store.store(OTHER, TALLIERS, BODIES) == BODIES
+
+
+def test_stores_do_not_print_what_they_keep(kept: Kept) -> None:
+    kept.charge(ROUND)
+    kept.store.store(ROUND, TALLIERS, BODIES)
+    shown = f"{kept.store!r} {kept.store}"
+    assert "body for" not in shown
+    assert kept.store.key(ROUND).hex() not in shown
+
+
+# The journal and its keys.
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
+
+
+def test_a_round_that_was_not_charged_has_no_key(database: Database, tmp_path: Path) -> None:
+    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    for step in (lambda: rounds.key(ROUND), lambda: rounds.store(ROUND, TALLIERS, BODIES)):
+        with pytest.raises(PrivacyRefusal):
+            step()
+    rounds.erase(ROUND)
+    charged(database, rounds, ROUND, kept_until=NOW)
+    assert rounds.store(ROUND, TALLIERS, BODIES) == BODIES
+
+
+def test_nothing_of_an_answer_lies_in_the_journal_and_of_a_key_nowhere_once_it_is_erased(
+    database: Database, tmp_path: Path
+) -> None:
+    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    charged(database, rounds, ROUND, kept_until=NOW)
+    key = rounds.key(ROUND)
+    rounds.store(ROUND, TALLIERS, BODIES)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(BODIES[0] in path.read_bytes() for path in files)
+    assert [path.name for path in files if key in path.read_bytes()] == [ROUND]
+    rounds.erase(ROUND)
+    assert not any(key in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_what_nobody_may_ask_for_any_more_expires_and_only_that(database: Database, tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    rounds = JournalRounds(database, keys)
+    charged(database, rounds, ROUND, kept_until=NOW)
+    charged(database, rounds, OTHER, kept_until=NOW + timedelta(hours=1))
+    rounds.store(ROUND, TALLIERS, BODIES)
+    assert rounds.expire(NOW) == []
+    assert rounds.expire(NOW + timedelta(seconds=1)) == [ROUND]
+    assert rounds.expire(NOW + timedelta(seconds=1)) == []
+    assert keys.names() == [OTHER]
+
+
+def test_a_start_erases_keys_that_open_nothing_and_closes_rounds_whose_key_is_gone(
+    database: Database, tmp_path: Path
+) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    rounds = JournalRounds(database, keys)
+    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds.store(ROUND, TALLIERS, BODIES)
+    charged(database, rounds, OTHER, kept_until=NOW)
+    keys.erase(ROUND)
+    keys.draw("e" * 64)
+    keys.draw("home")
+    rounds.sweep()
+    assert keys.names() == [OTHER, "home"]
+    with database.read() as connection:
+        rows = connection.execute(text("SELECT round_digest, state FROM agent_rounds")).all()
+    assert {row.round_digest: row.state for row in rows} == {ROUND: "erased", OTHER: "charged"}
+
+
+def test_an_answer_that_was_changed_or_moved_to_another_round_is_found_out(database: Database, tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    locked = lock_away(keys.draw(ROUND), ROUND, BODIES)
+    assert is_locked_away(locked)
+    assert take_out(keys.draw(ROUND), ROUND, locked) == BODIES
+    for key, context, data in (
+        (keys.draw(OTHER), ROUND, locked),
+        (keys.draw(ROUND), OTHER, locked),
+        (keys.draw(ROUND), ROUND, locked[:-1] + bytes([locked[-1] ^ 1])),
+        (keys.draw(ROUND), ROUND, locked[:20]),
+        (keys.draw(ROUND), ROUND, b""),
+    ):
+        with pytest.raises(BadData):
+            take_out(key, context, data)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE agent_rounds SET state = 'charged', answer = NULL",
+        "UPDATE agent_rounds SET answer = x'00'",
+        "UPDATE agent_rounds SET kept_until = '2099-01-01T00:00:00.000000Z'",
+        "DELETE FROM agent_rounds",
+        f"INSERT INTO agent_rounds VALUES ('{OTHER}', 'charged', '2099-01-01T00:00:00.000000Z', NULL)",
+    ],
+)
+def test_the_database_itself_keeps_what_was_stored(database: Database, tmp_path: Path, statement: str) -> None:
+    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds.store(ROUND, TALLIERS, BODIES)
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(text(statement))
+    assert rounds.stored(ROUND, TALLIERS) == BODIES
+
+
+def test_the_database_itself_never_brings_an_erased_round_back(database: Database, tmp_path: Path) -> None:
+    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds.erase(ROUND)
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(text("UPDATE agent_rounds SET state = 'stored', answer = x'00'"))
+
+
+# Files.
+
+
+def test_an_erased_key_is_overwritten_where_it_lies(tmp_path: Path) -> None:
+    """A second name of the same file shows what becomes of its bytes."""
+    keys = KeyFolder(tmp_path / "erasable")
+    keys.draw(ROUND)
+    os.link(tmp_path / "erasable" / ROUND, tmp_path / "same file")
+    keys.erase(ROUND)
+    keys.erase(ROUND)
+    assert (tmp_path / "same file").read_bytes() == bytes(32)
+    assert keys.read(ROUND) is None
+    assert KeyFolder(tmp_path / "erasable").names() == []
+
+
+def test_a_process_that_dies_while_it_erases_leaves_no_key(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from feature_store.erasable import KeyFolder\n"
+        "keys = KeyFolder(Path(sys.argv[1])); keys.draw('a' * 64)\n"
+        "Path.unlink = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "keys.erase('a' * 64)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "erasable")], cwd=Path(__file__).parents[2], check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert (tmp_path / "erasable" / ROUND).read_bytes() == bytes(32)
+    assert KeyFolder(tmp_path / "erasable").read(ROUND) is None
+
+
+def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
+    KeyFolder(tmp_path / "erasable").draw(ROUND)
+    assert (tmp_path / "erasable").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "erasable" / ROUND).stat().st_mode & 0o077 == 0
+    (tmp_path / "erasable").chmod(0o755)
+    with pytest.raises(UnsafeStorage):
+        KeyFolder(tmp_path / "erasable")
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "A" * 64])
+def test_a_key_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidSetting):
+        KeyFolder(tmp_path / "erasable").draw(name)
