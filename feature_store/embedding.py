@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +19,24 @@ from numpy.typing import NDArray
 from feature_store.backbones.backbone import Backbone
 from feature_store.decode import Skipped, png_thumbnail
 from feature_store.images import ImageSource, open_source, source_digest
+from feature_store.persons import PersonColumn
 from feature_store.quantize import usable_rows
+from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
+from feature_store.twice import named, refusal, refuse_same_bytes
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
+
+Duplicates = Literal["refuse", "keep-first", "keep-all"]
+"""What becomes of private images that are there more than once."""
 
 Progress = Callable[[int, int], None]
 Loader = Callable[[int], Iterator[list["Loaded"]]]
 """Gives the images of a source from an index on, in batches of any size, in order."""
+
+_PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
+"""Of public images digests are only compared, and not kept."""
 
 _DEFAULT_BATCH = 64
 _THUMBNAIL_PIXELS = 64
@@ -43,6 +54,8 @@ class EmbedReport:
         classes: class list of the shard.
         fingerprint: of the backbone.
         notes: sentences a person should read, for example where the class list came from.
+        same_images: images that are there more than once: the names of their files, and how they contradict themselves
+            ("" where they do not). Those under different labels come first. For the site's own people.
     """
 
     path: Path
@@ -52,6 +65,7 @@ class EmbedReport:
     classes: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...]
+    same_images: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +77,14 @@ class Loaded:
         pixels: what `Backbone.prepare` makes of it; None where it cannot be used.
         thumbnail: PNG bytes, where they are kept.
         reason: why it cannot be used.
+        digest: of its bytes; empty where a loader does not look for equal images.
     """
 
     index: int
     pixels: NDArray[np.uint8] | None
     thumbnail: bytes | None
     reason: str
+    digest: bytes = b""
 
 
 def embed_source(
@@ -82,6 +98,10 @@ def embed_source(
     progress: Progress | None = None,
     thumbnails: bool | None = None,
     threads: int = 2,
+    persons: PersonColumn | None = None,
+    duplicates: Duplicates | None = None,
+    key: SiteKey | Path | None = None,
+    scanned: Progress | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     loader: Loader | None = None,
 ) -> EmbedReport:
@@ -102,11 +122,21 @@ def embed_source(
         progress: called after every batch with (images done, images in all).
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes.
+        persons: where it is said whose images are whose; kept with a private shard, as digests.
+        duplicates: what becomes of private images that are there more than once: refused (the default), only the first
+            of each kept, or all. Public ones are all kept, and reported.
+        key: the site's key for digests of persons and images, or its file; by default the file SITE_KEY_FILE beside
+            `out`, which is made where there is none. Private shards only.
+        scanned: called while private images are compared before they are embedded, with (images read, images in all).
         random_bytes: source of record ids and row order; the operating system's except in simulations.
-        loader: reads and prepares images elsewhere (feature_store.decode_process); threads of this process when None.
+        loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
+            None. Such images are compared by their features alone.
 
     Raises:
-        BadData: no image could be read; private images without a label or with one outside `classes`.
+        BadData: no image could be read; private images without a label or with one outside `classes`, or without a
+            person.
+        IdenticalImages: private images are there more than once. Found by their bytes before anything is embedded; by
+            their features at the end, when the same call with another `duplicates` has nothing left to compute.
         InvalidSetting: a setting out of bounds, or `out` holds something else.
         OutputInUse: another process is writing it.
     """
@@ -114,7 +144,14 @@ def embed_source(
         raise InvalidSetting(f"batch_size and threads must be at least 1, found {batch_size} and {threads}")
     if thumbnails and not public:
         raise InvalidSetting("pictures are kept in public shards only; leave thumbnails out for private images")
+    if public and (persons is not None or duplicates not in (None, "keep-all")):
+        raise InvalidSetting("of public images nobody is a person to protect, and every one is kept and asked about")
+    if loader is not None and not public:
+        raise InvalidSetting(
+            "a loader reads public images only: those of a site are read, and compared, in its own process"
+        )
     keep_thumbnails = public if thumbnails is None else thumbnails
+    policy: Duplicates = duplicates or ("keep-all" if public else "refuse")
     images = open_source(source) if isinstance(source, str | Path) else source
     if classes is None and not public and images.label_names and not images.names_are_declared:
         raise InvalidSetting(
@@ -124,10 +161,12 @@ def embed_source(
     names = tuple(images.label_names if classes is None else classes)
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
-    job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails)
     path = Path(out)
+    digester = _PUBLIC_KEY if public else _site_key(path, key)
+    people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
+    job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
-        return _report_finished(path, job, images, notes)
+        return _report_finished(path, job, images, notes, policy)
     with ShardWriter(
         path,
         classes=names,
@@ -136,19 +175,30 @@ def embed_source(
         public=public,
         backbone=backbone.spec,
         job=job,
+        site_key=None if public else digester.name,
         random_bytes=random_bytes,
     ) as writer:
         resumed_from = writer.position
         total = len(images.names)
-        load = loader or partial(_load_batches, images, backbone, batch_size, threads, keep_thumbnails)
+        if policy == "refuse" and not resumed_from:
+            refuse_same_bytes(images, labels, people, digester, scanned)
+        load = loader or partial(_load_batches, images, backbone, digester, batch_size, threads, keep_thumbnails)
         for batch in load(writer.position):
-            _append_batch(writer, backbone, images, labels, batch, keep_thumbnails)
+            _append_batch(writer, backbone, images, labels, people, batch, keep_thumbnails)
             if progress is not None:
                 progress(writer.position, total)
         skipped = writer.skipped()
-        records = writer.records
-        writer.finish()
-    return EmbedReport(path, records, skipped, resumed_from, names, backbone.fingerprint, notes)
+        same = find_same_images(writer.gathered())
+        said = named(same, writer.sources() if same else ())
+        if policy == "refuse" and same:
+            raise refusal(said, "they were compared by their features as well, and nothing is left to be computed")
+        keep = None
+        if policy == "keep-first":
+            keep = np.ones(writer.records, dtype=bool)
+            keep[[row for group in same for row in group.rows[1:]]] = False
+        records = writer.records if keep is None else int(keep.sum())
+        writer.finish(keep=keep)
+    return EmbedReport(path, records, skipped, resumed_from, names, backbone.fingerprint, notes, said)
 
 
 def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
@@ -185,6 +235,7 @@ def _append_batch(
     backbone: Backbone,
     images: ImageSource,
     labels: NDArray[np.int16],
+    people: Digests | None,
     batch: list[Loaded],
     keep_thumbnails: bool,
 ) -> None:
@@ -199,18 +250,27 @@ def _append_batch(
     kept = [item for item, good in zip(loaded, usable, strict=True) if good]
     skipped += [Skipped(images.names[item.index], "its feature is zero or not finite") for item in blank]
     indexes = np.array([item.index for item in kept], dtype=np.int64)
+    digests = b"".join(item.digest for item in kept)
     writer.append(
         features[usable],
         labels[indexes],
         [images.names[item.index] for item in kept],
         thumbnails=[item.thumbnail or b"" for item in kept] if keep_thumbnails else None,
+        persons=None if people is None else people[indexes],
+        image_digests=as_digests(digests) if digests else None,
         skipped=skipped,
         position=batch[-1].index + 1,
     )
 
 
 def _load_batches(
-    images: ImageSource, backbone: Backbone, batch_size: int, threads: int, keep_thumbnails: bool, start: int
+    images: ImageSource,
+    backbone: Backbone,
+    digester: SiteKey,
+    batch_size: int,
+    threads: int,
+    keep_thumbnails: bool,
+    start: int,
 ) -> Iterator[list[Loaded]]:
     """Batches in the source's order, the next one always being read while the caller works on this one."""
 
@@ -218,7 +278,8 @@ def _load_batches(
         try:
             image = images.read(index)
             thumbnail = png_thumbnail(image, side=_THUMBNAIL_PIXELS) if keep_thumbnails else None
-            return Loaded(index, backbone.prepare(image), thumbnail, "")
+            digest = digester.digest("image", images.blocks(index))
+            return Loaded(index, backbone.prepare(image), thumbnail, "", digest)
         except (UnreadableImage, BadData) as error:
             return Loaded(index, None, None, str(error))
 
@@ -234,10 +295,23 @@ def _load_batches(
             ahead += [submit(first) for first in islice(starts, 1)]
 
 
+def _site_key(out: Path, key: SiteKey | Path | None) -> SiteKey:
+    return key if isinstance(key, SiteKey) else site_key(out.parent / SITE_KEY_FILE if key is None else key)
+
+
 def _job_digest(
-    images: ImageSource, backbone: Backbone, classes: tuple[str, ...], *, public: bool, thumbnails: bool
+    images: ImageSource,
+    backbone: Backbone,
+    classes: tuple[str, ...],
+    *,
+    public: bool,
+    thumbnails: bool,
+    people: Digests | None,
 ) -> str:
-    settings = [source_digest(images), backbone.fingerprint, list(classes), public, thumbnails]
+    settings: list[object] = [source_digest(images), backbone.fingerprint, list(classes), public, thumbnails]
+    if people is not None:
+        # Digests under the site's key: a plain hash of names of people would let others check guesses.
+        settings.append(hashlib.sha256(np.ascontiguousarray(people, dtype="<i8").tobytes()).hexdigest())
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
@@ -253,12 +327,21 @@ def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public
     return tuple(notes)
 
 
-def _report_finished(path: Path, job: str, images: ImageSource, notes: tuple[str, ...]) -> EmbedReport:
+def _report_finished(
+    path: Path, job: str, images: ImageSource, notes: tuple[str, ...], policy: Duplicates
+) -> EmbedReport:
     shard = Shard.open(path)
     if shard.job != job:
         raise InvalidSetting(
-            f"{path.name!r} exists already and was made from another source, backbone or class list; "
-            "choose another output, or delete it first"
+            f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
+            "people; choose another output, or delete it first"
         )
-    done = len(shard.labels) + len(shard.skipped) - len(images.left_out)
-    return EmbedReport(path, len(shard.labels), shard.skipped, done, shard.classes, shard.fingerprint, notes)
+    same = find_same_images(shard, rows=shard.rows)
+    if same and policy == "keep-first":
+        raise InvalidSetting(f"{path.name!r} exists already, with all files of equal images; delete it first")
+    said = named(same, shard.sources if same else ())
+    if same and policy == "refuse":
+        raise refusal(said, f"{path.name!r} exists already and holds them all")
+    return EmbedReport(
+        path, len(shard.labels), shard.skipped, len(images.names), shard.classes, shard.fingerprint, notes, said
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from PIL import Image
 
 from feature_store.decode import MAX_PIXELS, Skipped, decode_image
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
+
+_READ_BYTES = 1 << 20
 
 
 class ImageSource(Protocol):
@@ -51,6 +53,14 @@ class ImageSource(Protocol):
 
     def read(self, index: int) -> Image.Image:
         """The image in RGB; raises UnreadableImage."""
+        ...
+
+    def blocks(self, index: int) -> Iterator[bytes]:
+        """The bytes that are the image, in blocks: of its file, or of its pixels where there is none.
+
+        Raises:
+            UnreadableImage: there are none; in the first block or between two.
+        """
         ...
 
 
@@ -117,6 +127,14 @@ class FolderSource:
     def read(self, index: int) -> Image.Image:
         return decode_image(self._path / self.names[index], max_pixels=self._max_pixels)
 
+    def blocks(self, index: int) -> Iterator[bytes]:
+        try:
+            with (self._path / self.names[index]).open("rb") as file:
+                while block := file.read(_READ_BYTES):
+                    yield block
+        except OSError as error:
+            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
+
 
 def _visible_files(folder: Path) -> list[Path]:
     return [
@@ -181,6 +199,25 @@ class ParquetSource:
         ordered = sorted(present)
         index = {value: place for place, value in enumerate(ordered)}
         return [None if value is None else index[value] for value in values], tuple(str(value) for value in ordered)
+
+    def column(self, name: str) -> list[str | None]:
+        """A column as text, None where it says nothing.
+
+        Raises:
+            InvalidSetting: there is no such column, or it holds neither text nor whole numbers.
+        """
+        schema = self._file.schema_arrow
+        if name not in schema.names:
+            raise InvalidSetting(f"there is no column {name!r}; the file's columns are {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
+            raise InvalidSetting(f"column {name!r} must hold text or whole numbers, found {kind}")
+        values = self._file.read(columns=[name])[name].to_pylist()
+        return [None if value is None else str(value).strip() for value in values]
+
+    def blocks(self, index: int) -> Iterator[bytes]:
+        yield self.data(index)
 
     def data(self, index: int) -> bytes:
         """The bytes of one image file, undecoded.

@@ -262,6 +262,10 @@ class ShardWriter:
         sync_folder(self.path.parent)
         shutil.rmtree(self._work)
 
+    def sources(self) -> list[str]:
+        """Names of the images appended so far, in their order."""
+        return [json.loads(line) for line in (self._work / "sources").read_text(encoding="utf-8").splitlines()]
+
     def skipped(self) -> tuple[Skipped, ...]:
         """Images left out so far, those of an interrupted writer included."""
         lines = (self._work / "skipped").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn, SupportsIndex
 
@@ -52,17 +52,21 @@ class SiteKey:
 
     def digests(self, kind: Kind, values: Sequence[bytes]) -> Digests:
         """One digest per value, int64, shape (n, 2). Kinds never meet: an image's name is no person's."""
-        joined = b"".join(self._digest(kind, value) for value in values)
-        return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(len(values), DIGEST_WORDS)
+        joined = b"".join(self.digest(kind, (value,)) for value in values)
+        return as_digests(joined)
+
+    def digest(self, kind: Kind, blocks: Iterable[bytes]) -> bytes:
+        """The 16 bytes of one digest, of a value that comes in blocks."""
+        person = b"labeler-" + kind.encode()
+        made = hashlib.blake2b(digest_size=8 * DIGEST_WORDS, key=self._secret, person=person)
+        for block in blocks:
+            made.update(block)
+        return made.digest()
 
     @property
     def name(self) -> str:
         """What may be shown of the key: whether two shards were made with one; nothing else follows from it."""
         return hashlib.blake2b(b"", digest_size=8, key=self._secret, person=b"labeler-name").hexdigest()
-
-    def _digest(self, kind: Kind, value: bytes) -> bytes:
-        person = b"labeler-" + kind.encode()
-        return hashlib.blake2b(value, digest_size=8 * DIGEST_WORDS, key=self._secret, person=person).digest()
 
     def __repr__(self) -> str:
         return "SiteKey(<secret>)"
@@ -75,6 +79,11 @@ class SiteKey:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("a site's key is not pickled")
+
+
+def as_digests(joined: bytes) -> Digests:
+    """Digests one after the other, as an array of shape (n, 2)."""
+    return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(-1, DIGEST_WORDS)
 
 
 def site_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> SiteKey:

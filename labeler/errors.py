@@ -10,6 +10,7 @@
     │   ├── DamagedShard        a shard's bytes do not match its manifest
     │   ├── MixedShards         shards that must agree (classes, backbone) do not
     │   ├── UnreadableImage     a file that should hold an image does not
+    │   ├── IdenticalImages     private images are there more than once
     │   ├── JournalBroken       the journal was edited, or its chain does not hold
     │   ├── JournalBehind       the journal is older than what was known of it
     │   └── UnsafeStorage       the storage does not keep what it says it keeps
@@ -45,6 +46,7 @@ vote, a share, a private label or a private feature.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -113,6 +115,21 @@ class UnreadableImage(BadData):
     """A file that should hold an image does not."""
 
     problem_type = "unreadable-image"
+
+
+class IdenticalImages(BadData):
+    """Private images are there more than once, and nobody said what to do with them.
+
+    Attributes:
+        groups: for each image the names of its files, and how it contradicts itself. For the site's own people: the
+            message says how many there are, and no name.
+    """
+
+    problem_type = "identical-images"
+
+    def __init__(self, message: str, *, groups: Sequence[tuple[tuple[str, ...], str]] = ()) -> None:
+        super().__init__(message)
+        self.groups = tuple(groups)
 
 
 class JournalBroken(BadData):

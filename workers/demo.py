@@ -12,6 +12,7 @@ from typing import Any
 
 from feature_store.backbones import Backbone
 from feature_store.embedding import embed_source
+from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.randomness import seeded_source
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.job_folder import open_job_folder
@@ -91,4 +92,6 @@ def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCa
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:
     private = name.startswith("agent")
     random_bytes = os.urandom if seed is None else seeded_source(f"record ids {seed} {name}".encode()).bytes
-    embed_source(path, backbone, out, classes=CLASSES, public=not private, random_bytes=random_bytes)
+    # Digests are part of what a shard's version, and so its noise, follows from: a seeded demo repeats itself.
+    key = None if seed is None else SiteKey(seeded_source(f"site key {seed} {name}".encode()).bytes(KEY_BYTES))
+    embed_source(path, backbone, out, classes=CLASSES, public=not private, key=key, random_bytes=random_bytes)

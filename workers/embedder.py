@@ -8,9 +8,12 @@ from typing import Any
 from PIL import Image
 
 from feature_store.backbones import load_backbone
-from feature_store.embedding import embed_source
+from feature_store.embedding import Duplicates, embed_source
 from feature_store.images import ImageSource, open_source
+from feature_store.persons import PersonColumn
+from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
+from feature_store.twice import Twice, named
 from labeler.errors import UnreadableImage
 from workers.progress import ProgressCallback, silent
 
@@ -23,12 +26,16 @@ def embed_images(
     classes: tuple[str, ...] | None = None,
     public: bool = False,
     batch_size: int = 64,
+    persons: PersonColumn | None = None,
+    duplicates: Duplicates | None = None,
+    key: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Embed a source into a shard; see feature_store.embedding.embed_source.
 
     Returns:
-        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes"}.
+        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes",
+        "duplicates": [{"sources", "contradiction"}]}.
     """
     report = embed_source(
         source,
@@ -37,6 +44,10 @@ def embed_images(
         classes=classes,
         public=public,
         batch_size=batch_size,
+        persons=persons,
+        duplicates=duplicates,
+        key=key,
+        scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
         progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
     )
     return {
@@ -47,7 +58,28 @@ def embed_images(
         "fingerprint": report.fingerprint,
         "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in report.skipped],
         "notes": list(report.notes),
+        "duplicates": told(report.same_images),
     }
+
+
+def same_images_of(path: Path) -> dict[str, Any]:
+    """The images that a finished shard holds more than once: by their bytes where it keeps digests, and by features.
+
+    Returns:
+        {"shard", "compared": ["bytes", "features"] or ["features"], "duplicates": [{"sources", "contradiction"}]}.
+    """
+    shard = Shard.open(path)
+    same = find_same_images(shard, rows=shard.rows)
+    return {
+        "shard": str(path),
+        "compared": ["features"] if shard.image_digests is None else ["bytes", "features"],
+        "duplicates": told(named(same, shard.sources if same else ())),
+    }
+
+
+def told(same: Twice) -> list[dict[str, Any]]:
+    """Equal images, for the site's own terminal: names of files, never a label or a person."""
+    return [{"sources": list(names), "contradiction": contradiction} for names, contradiction in same]
 
 
 def embed_queries(

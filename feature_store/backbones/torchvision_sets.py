@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -64,6 +65,11 @@ class TorchvisionSource:
         if not isinstance(image, Image.Image):
             raise UnreadableImage(f"torchvision's {self._name} gave no image here")
         return to_rgb(image)
+
+    def blocks(self, index: int) -> Iterator[bytes]:
+        image = self.read(index)
+        yield f"{image.width} {image.height}\n".encode()
+        yield image.tobytes()
 
 
 def _open(factory: Any, name: str, options: dict[str, str]) -> Any:

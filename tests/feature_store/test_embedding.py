@@ -110,7 +110,13 @@ def test_numbered_labels_are_places_in_the_class_list(tmp_path: Path) -> None:
     image = tmp_path / "one.png"
     Image.new("RGB", (2, 2), (9, 9, 9)).save(image)
     pq.write_table(pa.table({"image": [image.read_bytes()] * 3, "label": [2, 0, 2]}), tmp_path / "set.parquet")
-    embed_source(tmp_path / "set.parquet", PixelBackbone(size=4), tmp_path / "out", classes=["a", "b", "c"])
+    embed_source(
+        tmp_path / "set.parquet",
+        PixelBackbone(size=4),
+        tmp_path / "out",
+        classes=["a", "b", "c"],
+        duplicates="keep-all",
+    )
     assert sorted(np.asarray(Shard.open(tmp_path / "out").labels)) == [0, 2, 2]
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feature_store.shard import Shard
+from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.errors import BadData, InvalidSetting
 from labeler.randomness import seeded_source
 from workers.progress import ProgressCallback, silent
@@ -122,6 +123,9 @@ def _embed_cifar10(root: Path, weights: Path, folder: Path, missing: Sequence[st
                 backbone,
                 folder / f"cifar10-{split}",
                 classes=CIFAR10_CLASSES,
+                # As published, whatever is in it twice.
+                duplicates="keep-all",
+                key=SiteKey(seeded_source(f"site key cifar10 {split}".encode()).bytes(KEY_BYTES)),
                 random_bytes=seeded_source(f"record ids cifar10 {split}".encode()).bytes,
                 progress=lambda done, total, split=split: progress(f"Embedding CIFAR-10 {split}", done, total),  # type: ignore[misc]
             )

@@ -31,6 +31,7 @@ from feature_store.backbones import load_backbone, parse_spec
 from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, Strategy, select_queries
 from feature_store.shard import Shard
+from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
@@ -170,6 +171,9 @@ def embed_domains(root: Path, progress: ProgressCallback) -> dict[str, Shard]:
                 backbone,
                 out,
                 classes=classes,
+                # As published: 17 photographs of amazon and one of caltech10 are in it more than once.
+                duplicates="keep-all",
+                key=SiteKey(seeded_source(f"site key {domain}".encode()).bytes(KEY_BYTES)),
                 random_bytes=seeded_source(f"record ids {domain}".encode()).bytes,
                 progress=lambda done, total, domain=domain: progress(f"Embedding {domain}", done, total),  # type: ignore[misc]
             )

@@ -1,19 +1,21 @@
-"""Commands that make what a job needs: `embed` images into a shard, `pretrain` a backbone."""
+"""Commands that make what a job needs: `embed` images into a shard, look for `duplicates`, `pretrain` a backbone."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from workers.commands.console import Json, print_json
+from labeler.errors import IdenticalImages
+from workers.commands.console import Json, escaped, one_of, print_json
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command()(embed)
+    app.command()(duplicates)
     app.command()(pretrain)
 
 
@@ -28,24 +30,95 @@ def embed(
         bool, typer.Option("--public", help="These are public images: keep thumbnails for reports.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 32,
+    person_level: Annotated[
+        int | None,
+        typer.Option(help="Whose image it is says the folder so many levels deep: 2 for CLASS/PERSON/IMAGE."),
+    ] = None,
+    persons: Annotated[
+        Path | None, typer.Option(help="Whose image it is says this CSV file, with the columns file and person.")
+    ] = None,
+    person_column: Annotated[
+        str | None, typer.Option(help="Whose image it is says this column of the Parquet file.")
+    ] = None,
+    duplicates: Annotated[
+        str | None,
+        typer.Option(help="Private images that are there twice: refuse (default), keep-first or keep-all."),
+    ] = None,
+    site_key: Annotated[
+        Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn images into a shard of features. Continues where it was interrupted.
 
-    Unreadable images are listed and skipped, and the command then ends with exit code 1.
+    Unreadable images are listed and skipped, and the command then ends with exit code 1. Private images that are there
+    twice are listed, those under different labels first, and refused.
 
-    Example: `labeler embed hospital-a/ --backbone resnet50 --out hospital-a.shard --classes healthy,ill`
+    Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
+    people are kept as digests under the site's key; back the key up, and use one for all shards of a site.
+
+    Examples:
+
+    `labeler embed hospital-a/ --backbone resnet50 --out hospital-a.shard --classes healthy,ill`
+
+    `labeler embed hospital-a/ --backbone resnet50 --out hospital-a.shard --classes healthy,ill --person-level 2`
+
+    `labeler embed scans.parquet --backbone resnet50 --out a.shard --classes healthy,ill --person-column patient`
     """
-    from workers.embedder import embed_images
+    from feature_store.embedding import Duplicates
+    from feature_store.persons import PersonColumn
+    from workers.embedder import embed_images, told
     from workers.progress import progress_bars
 
+    policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
+    is_told = (person_level, persons, person_column) != (None, None, None)
+    people = PersonColumn(person_level, persons, person_column) if is_told else None
     names = tuple(name.strip() for name in classes.split(",")) if classes is not None else None
-    with progress_bars(quiet=as_json) as progress:
-        result = embed_images(
-            source, backbone, out, classes=names, public=public, batch_size=batch_size, progress=progress
-        )
+    try:
+        with progress_bars(quiet=as_json) as progress:
+            result = embed_images(
+                source,
+                backbone,
+                out,
+                classes=names,
+                public=public,
+                batch_size=batch_size,
+                persons=people,
+                duplicates=policy,
+                key=site_key,
+                progress=progress,
+            )
+    except IdenticalImages as error:
+        if not as_json:
+            _list_duplicates(told(error.groups))
+            raise
+        print_json({"error": str(error), "duplicates": told(error.groups)})
+        sys.exit(error.exit_code)
     _print_embed(result, as_json=as_json)
     if result["skipped"]:
+        sys.exit(1)
+
+
+def duplicates(
+    shard: Annotated[Path, typer.Argument(help="A finished shard.")],
+    as_json: Json = False,
+) -> None:
+    """List the images that a shard holds more than once; those under different labels first.
+
+    Ends with exit code 1 where there are any. Shards that were made before there were digests of images are compared by
+    their features alone.
+
+    Example: `labeler duplicates hospital-a.shard`
+    """
+    from workers.embedder import same_images_of
+
+    result = same_images_of(shard)
+    if as_json:
+        print_json(result)
+    else:
+        _list_duplicates(result["duplicates"])
+        typer.echo(f"compared by {' and '.join(result['compared'])}: {len(result['duplicates'])} images more than once")
+    if result["duplicates"]:
         sys.exit(1)
 
 
@@ -79,7 +152,15 @@ def _print_embed(result: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"{result['records']} images are in {result['out']}, backbone {result['fingerprint']}")
     for note in result["notes"]:
         typer.echo(note)
+    _list_duplicates(result["duplicates"])
     for skipped in result["skipped"]:
         typer.echo(f"skipped {skipped['source']}: {skipped['reason']}", err=True)
     if result["skipped"]:
         typer.echo(f"{len(result['skipped'])} images could not be read and were skipped", err=True)
+
+
+def _list_duplicates(groups: list[dict[str, Any]]) -> None:
+    """Names of files, on the terminal of the site's own people."""
+    for group in groups:
+        said = f" ({group['contradiction']})" if group["contradiction"] else ""
+        typer.echo(f"the same image{said}: {', '.join(escaped(source) for source in group['sources'])}", err=True)

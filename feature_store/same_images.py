@@ -1,0 +1,145 @@
+"""Identical images of one shard: equal bytes, or equal features, found by sorting digests.
+
+A record that is there twice is protected as a group of two, and under two labels it teaches two things at once. So
+private images are compared when they are embedded. What is compared are digests of 16 bytes per record, sorted once: no
+pair of images is compared, and no image is kept in memory.
+
+* Equal **bytes**: the same file under two names. Digests under the site's key are kept with the shard.
+* Equal **features**: pictures that the backbone cannot tell apart, a re-encoded copy for example. Also what shards say
+  that were made before there were digests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.site_key import KEY_BYTES, Digests, SiteKey
+
+_ROWS_PER_BLOCK = 8192
+
+
+class Comparable(Protocol):
+    """Records to compare: a shard, or what a writer has gathered."""
+
+    @property
+    def features(self) -> NDArray[np.int16]: ...
+
+    @property
+    def labels(self) -> NDArray[np.int16]: ...
+
+    @property
+    def persons(self) -> Digests | None: ...
+
+    @property
+    def image_digests(self) -> Digests | None: ...
+
+
+@dataclass(frozen=True)
+class SameImages:
+    """Records that are one image. Private; whoever prints it prints names of files to the site's own people.
+
+    Attributes:
+        rows: their row numbers, ascending.
+        labels_differ: whether they do not all have one label.
+        persons_differ: whether they are said to be of different people.
+    """
+
+    rows: tuple[int, ...]
+    labels_differ: bool
+    persons_differ: bool
+
+    @property
+    def contradiction(self) -> str:
+        """In words, without a label and without a person; "" where there is none."""
+        found = ["different labels"] * self.labels_differ + ["different people"] * self.persons_differ
+        return f"under {' and '.join(found)}" if found else ""
+
+
+def find_same_images(records: Comparable, *, rows: NDArray[np.int64] | None = None) -> tuple[SameImages, ...]:
+    """Every group of records that are one image, by bytes or by features.
+
+    Args:
+        records: what is compared.
+        rows: which of them, ascending; all where absent.
+
+    Returns:
+        Those under different labels first, then those of different people, then the rest; each by its first row.
+    """
+    chosen = np.arange(len(records.labels)) if rows is None else rows
+    runs = list(_runs(feature_digests(records.features, chosen)))
+    if records.image_digests is not None:
+        runs += _runs(records.image_digests[chosen])
+    return _ordered((chosen[places] for places in _joined(runs)), records.labels, records.persons)
+
+
+def same_bytes(digests: Digests, labels: NDArray[np.int16], persons: Digests | None) -> tuple[SameImages, ...]:
+    """The same of files alone, before anything is embedded.
+
+    Args:
+        digests: of each file, shape (n, 2).
+        labels: shape (n,).
+        persons: shape (n, 2), or None.
+    """
+    return _ordered(_runs(digests), labels, persons)
+
+
+def feature_digests(features: NDArray[np.int16], rows: NDArray[np.int64]) -> Digests:
+    """A digest of each row under a key of this call's own, read block by block."""
+    key = SiteKey(os.urandom(KEY_BYTES))
+    digests = np.empty((len(rows), 2), dtype=np.int64)
+    for start in range(0, len(rows), _ROWS_PER_BLOCK):
+        block = np.ascontiguousarray(features[rows[start : start + _ROWS_PER_BLOCK]])
+        digests[start : start + len(block)] = key.digests("features", [row.tobytes() for row in block])
+    return digests
+
+
+def _runs(digests: Digests) -> Iterable[NDArray[np.int64]]:
+    """Places of the rows that are there more than once, group by group, each ascending."""
+    order = np.lexsort((np.arange(len(digests)), *digests.T))
+    ordered = digests[order]
+    same = (ordered[1:] == ordered[:-1]).all(axis=1)
+    # Only what is there twice is looked at one by one.
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    for first, last in zip(edges[::2], edges[1::2], strict=True):
+        yield order[first : last + 1]
+
+
+def _joined(runs: Iterable[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """Groups that share a row, put together: equal bytes here and equal features there make one image."""
+    root: dict[int, int] = {}
+
+    def find(place: int) -> int:
+        while root[place] != place:
+            root[place] = root[root[place]]
+            place = root[place]
+        return place
+
+    for run in runs:
+        places = run.tolist()
+        for place in places:
+            root.setdefault(place, place)
+            root[find(place)] = find(places[0])
+    groups: dict[int, list[int]] = {}
+    for place in sorted(root):
+        groups.setdefault(find(place), []).append(place)
+    return [np.array(places, dtype=np.int64) for places in groups.values()]
+
+
+def _ordered(
+    groups: Iterable[NDArray[np.int64]], labels: NDArray[np.int16], persons: Digests | None
+) -> tuple[SameImages, ...]:
+    found = [
+        SameImages(
+            rows=tuple(rows.tolist()),
+            labels_differ=bool((labels[rows] != labels[rows[0]]).any()),
+            persons_differ=persons is not None and bool((persons[rows] != persons[rows[0]]).any()),
+        )
+        for rows in groups
+    ]
+    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.persons_differ, one.rows)))

@@ -1,0 +1,379 @@
+"""Whose images are whose, and images that are there twice: what is kept, what is refused, what is shown to whom."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from feature_store import embedding, same_images
+from feature_store.backbones.pixels import PixelBackbone
+from feature_store.embedding import EmbedReport, embed_source
+from feature_store.manifest import read_manifest
+from feature_store.persons import PersonColumn
+from feature_store.same_images import find_same_images, same_bytes
+from feature_store.shard import Shard
+from feature_store.shard_writer import Gathered, ShardWriter
+from feature_store.site_key import SITE_KEY_FILE, SiteKey, site_key
+from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
+
+CLASSES = ("cat", "dog")
+PEOPLE = ("Ada Ambrose", "Bo Berg", "Cy Crane")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """CLASS/PERSON/file: 3 people with 4 images each, 2 of either class."""
+    rng = np.random.default_rng(8)
+    for label in CLASSES:
+        for person in PEOPLE:
+            (tmp_path / "photos" / label / person).mkdir(parents=True)
+            for number in range(2):
+                image = Image.fromarray(rng.integers(0, 256, (12, 9, 3), dtype=np.uint8))
+                image.save(tmp_path / "photos" / label / person / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def _embed(photos: Path, out: Path, **changes: Any) -> EmbedReport:
+    return embed_source(photos, PixelBackbone(size=4), out, classes=CLASSES, **changes)
+
+
+def _people(shard: Shard) -> dict[str, tuple[int, ...]]:
+    assert shard.persons is not None
+    return {name: tuple(row) for name, row in zip(shard.sources, shard.persons.tolist(), strict=True)}
+
+
+def _write_parquet(photos: Path, path: Path, *, people: list[str | None] | None = None) -> None:
+    files = sorted(photos.rglob("*.png"))
+    columns: dict[str, Any] = {
+        "image": [file.read_bytes() for file in files],
+        "label": [file.parts[-3] for file in files],
+        "id": [file.relative_to(photos).as_posix() for file in files],
+        "patient": people or [file.parts[-2] for file in files],
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+# Whose images are whose.
+
+
+def test_folder_table_and_column_say_the_same_people(photos: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    rows = "".join(f"{name},{name.split('/')[1]}\n" for name in names)
+    (tmp_path / "people.csv").write_text(f"file,person\n{rows}somewhere/else.png,Nobody\n")
+    _write_parquet(photos, tmp_path / "all.parquet")
+    ways: list[tuple[Path, PersonColumn]] = [
+        (photos, PersonColumn(level=2)),
+        (photos, PersonColumn(table=tmp_path / "people.csv")),
+        (tmp_path / "all.parquet", PersonColumn(column="patient")),
+    ]
+    found = []
+    for number, (source, column) in enumerate(ways):
+        _embed(source, tmp_path / f"{number}.shard", persons=column)
+        found.append(_people(Shard.open(tmp_path / f"{number}.shard")))
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0].values())) == 3
+    for name, person in found[0].items():
+        assert [other for other in found[0] if found[0][other] == person] == [
+            other for other in found[0] if other.split("/")[1] == name.split("/")[1]
+        ]
+
+
+def test_people_are_kept_as_digests_under_a_key_of_the_sites_own(photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "people.csv"
+    files = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    numbers = {name: f"MRN-{4711 + place}" for place, name in enumerate(PEOPLE)}
+    table.write_text("file,person\n" + "".join(f"{name},{numbers[name.split('/')[1]]}\n" for name in files))
+    _embed(photos, tmp_path / "one.shard", persons=PersonColumn(table=table))
+    _embed(photos, tmp_path / "two.shard", persons=PersonColumn(table=table))
+    _embed(photos, tmp_path / "other" / "three.shard", persons=PersonColumn(table=table))
+    one, two, three = (Shard.open(tmp_path / name) for name in ("one.shard", "two.shard", "other/three.shard"))
+    # One key beside both shards: the same people. Another site, another key: nobody can compare.
+    assert _people(one) == _people(two)
+    assert one.site_key == two.site_key != three.site_key
+    assert not set(_people(one).values()) & set(_people(three).values())
+    assert (tmp_path / SITE_KEY_FILE).stat().st_mode & 0o777 == 0o600
+    for file in sorted((tmp_path / "one.shard").iterdir()):
+        assert b"MRN-" not in file.read_bytes()
+        assert file.stat().st_mode & 0o077 == 0
+    secret = (tmp_path / SITE_KEY_FILE).read_bytes()
+    assert secret not in b"".join(file.read_bytes() for file in (tmp_path / "one.shard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("column", "error", "said"),
+    [
+        ({"level": 1}, InvalidSetting, "is the folder of the class"),
+        ({"level": 3}, BadData, "lie less deep"),
+        ({"level": 0}, InvalidSetting, "counted from 1"),
+        ({"column": "patient"}, InvalidSetting, "names a column of a Parquet file"),
+        ({}, InvalidSetting, "in one way"),
+        ({"level": 2, "column": "patient"}, InvalidSetting, "in one way"),
+        ({"table": Path("missing.csv")}, InvalidSetting, "cannot be read"),
+    ],
+)
+def test_a_way_that_does_not_fit_is_refused(
+    photos: Path, tmp_path: Path, column: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        _embed(photos, tmp_path / "s", persons=PersonColumn(**column))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,who\n", "needs the headings 'file' and 'person'"),
+        ("file,person\ncat/Bo Berg/0.png,secret-one\n", "names nobody for 11 of 12 images"),
+        ("file,person\ncat/Bo Berg/0.png,secret-one\ncat/Bo Berg/0.png,secret-two\n", "to two people"),
+        ("file,person\ncat/Bo Berg/0.png,\n", "names nobody for 12"),
+    ],
+)
+def test_a_table_that_leaves_an_image_without_a_person_is_refused_and_repeats_no_person(
+    photos: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "people.csv").write_text(text)
+    with pytest.raises(BadData, match=said) as refused:
+        _embed(photos, tmp_path / "s", persons=PersonColumn(table=tmp_path / "people.csv"))
+    assert "secret" not in str(refused.value)
+
+
+def test_a_column_without_a_person_for_a_row_is_refused(photos: Path, tmp_path: Path) -> None:
+    _write_parquet(photos, tmp_path / "all.parquet", people=["a"] * 11 + [None])
+    with pytest.raises(BadData, match="names nobody for 1 of 12"):
+        _embed(tmp_path / "all.parquet", tmp_path / "s", persons=PersonColumn(column="patient"))
+    with pytest.raises(InvalidSetting, match="no column 'mrn'"):
+        _embed(tmp_path / "all.parquet", tmp_path / "s", persons=PersonColumn(column="mrn"))
+
+
+def test_an_interrupted_run_does_not_go_on_with_other_people(photos: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _embed(photos, tmp_path / "s", persons=PersonColumn(level=2), batch_size=5, progress=stop)
+    with pytest.raises(InvalidSetting, match="an interrupted job"):
+        _embed(photos, tmp_path / "s")
+    report = _embed(photos, tmp_path / "s", persons=PersonColumn(level=2), batch_size=3)
+    assert (report.resumed_from, report.records) == (5, 12)
+    _embed(photos, tmp_path / "whole", persons=PersonColumn(level=2))
+    resumed, whole = Shard.open(tmp_path / "s"), Shard.open(tmp_path / "whole")
+    assert _people(resumed) == _people(whole)
+    assert _digests(resumed) == _digests(whole)
+
+
+# Images that are there twice.
+
+
+def _digests(shard: Shard) -> dict[str, tuple[int, ...]]:
+    assert shard.image_digests is not None
+    return {name: tuple(row) for name, row in zip(shard.sources, shard.image_digests.tolist(), strict=True)}
+
+
+def _plant(photos: Path) -> None:
+    """The same file three times under two labels and two people, and another as a re-encoded copy."""
+    first = photos / "cat" / "Ada Ambrose" / "0.png"
+    shutil.copy(first, photos / "dog" / "Bo Berg" / "again.png")
+    shutil.copy(first, photos / "dog" / "Bo Berg" / "once more.png")
+    Image.open(photos / "cat" / "Cy Crane" / "1.png").save(photos / "cat" / "Cy Crane" / "copy.bmp")
+
+
+def test_equal_bytes_are_refused_before_anything_is_embedded_and_listed_by_file(photos: Path, tmp_path: Path) -> None:
+    _plant(photos)
+    steps: list[int] = []
+    with pytest.raises(IdenticalImages, match=r"1 private image is there more than once, as 3 files, 1 of") as refused:
+        _embed(photos, tmp_path / "s", persons=PersonColumn(level=2), progress=lambda done, _: steps.append(done))
+    assert steps == []
+    assert refused.value.groups == (
+        (
+            ("cat/Ada Ambrose/0.png", "dog/Bo Berg/again.png", "dog/Bo Berg/once more.png"),
+            "under different labels and different people",
+        ),
+    )
+    # Its words may travel further than the list: no file, no label, no person.
+    assert not any(word in str(refused.value) for word in ("Ada", "png", "cat/", "dog", "Berg"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_equal_features_are_refused_at_the_end_and_another_choice_computes_nothing_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.open(photos / "cat" / "Cy Crane" / "1.png").save(photos / "cat" / "Cy Crane" / "copy.bmp")
+    with pytest.raises(IdenticalImages, match="nothing is left to be computed") as refused:
+        _embed(photos, tmp_path / "s")
+    assert refused.value.groups == ((("cat/Cy Crane/1.png", "cat/Cy Crane/copy.bmp"), ""),)
+    monkeypatch.setattr(PixelBackbone, "embed_prepared", None)
+    report = _embed(photos, tmp_path / "s", duplicates="keep-first")
+    assert (report.records, report.resumed_from, report.same_images) == (12, 13, refused.value.groups)
+    assert "cat/Cy Crane/copy.bmp" not in Shard.open(tmp_path / "s").sources
+
+
+def test_the_first_of_each_or_all_are_kept_and_contradictions_listed_first(photos: Path, tmp_path: Path) -> None:
+    _plant(photos)
+    # Begins before the others: only its contradiction puts the planted one first.
+    shutil.copy(photos / "cat" / "Ada Ambrose" / "1.png", photos / "cat" / "Ada Ambrose" / "1 again.png")
+    first = _embed(photos, tmp_path / "first", duplicates="keep-first", persons=PersonColumn(level=2))
+    every = _embed(photos, tmp_path / "every", duplicates="keep-all", persons=PersonColumn(level=2), batch_size=2)
+    assert (first.records, every.records) == (12, 16)
+    assert first.same_images == every.same_images
+    assert [contradiction for _, contradiction in every.same_images] == [
+        "under different labels and different people", "", "",
+    ]  # fmt: skip
+    kept = Shard.open(tmp_path / "first")
+    assert len(kept) == 12
+    assert "dog/Bo Berg/again.png" not in kept.sources
+    assert _people(kept).keys() == _digests(kept).keys() == set(kept.sources)
+    assert find_same_images(kept) == ()
+    # Each row kept its own label, person and digest.
+    for name, place in zip(kept.sources, np.asarray(kept.labels), strict=True):
+        assert CLASSES[place] == name.split("/")[0]
+    every_digest = _digests(Shard.open(tmp_path / "every"))
+    assert all(every_digest[name] == digest for name, digest in _digests(kept).items())
+
+
+def test_a_finished_shard_is_asked_the_same_question(photos: Path, tmp_path: Path) -> None:
+    _plant(photos)
+    _embed(photos, tmp_path / "s", duplicates="keep-all")
+    with pytest.raises(IdenticalImages, match="exists already and holds them all"):
+        _embed(photos, tmp_path / "s")
+    with pytest.raises(InvalidSetting, match="delete it first"):
+        _embed(photos, tmp_path / "s", duplicates="keep-first")
+    again = _embed(photos, tmp_path / "s", duplicates="keep-all")
+    assert again.resumed_from == 15
+    assert [set(names) for names, _ in again.same_images] == [
+        {"cat/Ada Ambrose/0.png", "dog/Bo Berg/again.png", "dog/Bo Berg/once more.png"},
+        {"cat/Cy Crane/1.png", "cat/Cy Crane/copy.bmp"},
+    ]
+
+
+def test_public_images_are_all_kept_and_only_reported(photos: Path, tmp_path: Path) -> None:
+    _plant(photos)
+    report = _embed(photos, tmp_path / "s", public=True)
+    assert report.records == 15
+    assert len(report.same_images) == 2
+    assert not (tmp_path / SITE_KEY_FILE).exists()
+    assert {"persons.npy", "image_digests.npy"} & {file.name for file in (tmp_path / "s").iterdir()} == set()
+    for changes in ({"duplicates": "refuse"}, {"duplicates": "keep-first"}, {"persons": PersonColumn(level=2)}):
+        with pytest.raises(InvalidSetting, match="of public images"):
+            _embed(photos, tmp_path / "t", public=True, **changes)
+
+
+def test_a_shard_from_before_there_were_digests_opens_unchanged_and_is_compared_by_features(tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=(5, 4))
+    rows[3] = rows[1]
+    with ShardWriter(tmp_path / "old", classes=CLASSES, fingerprint="f", dimension=4, public=False) as writer:
+        writer.append(rows, np.array([0, 1, 0, 1, 0]), [f"{number}.png" for number in range(5)])
+        writer.finish()
+    # Its manifest is written, and its version computed, as before there was a key to name.
+    written = json.loads((tmp_path / "old" / "manifest.json").read_text())
+    assert "site_key" not in written
+    assert read_manifest(tmp_path / "old").version == written["sha256"]
+    old = Shard.open(tmp_path / "old")
+    assert (old.knows_persons, old.persons, old.image_digests, old.site_key) == (False, None, None, None)
+    (same,) = find_same_images(old, rows=old.rows)
+    assert {old.sources[row] for row in same.rows} == {"1.png", "3.png"}
+    old.delete(old.record_ids[list(same.rows)[:1]])
+    assert find_same_images(old, rows=old.rows) == ()
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=0, max_size=30),
+    st.lists(st.integers(0, 5), min_size=30, max_size=30),
+    st.lists(st.integers(0, 1), min_size=30, max_size=30),
+)
+def test_equal_bytes_and_equal_features_make_one_image_together(
+    files: list[int], pictures: list[int], labels: list[int]
+) -> None:
+    """Against the closure of the two relations, computed pair by pair."""
+    count = len(files)
+    key = SiteKey(b"k" * 32)
+    records = Gathered(
+        np.array([[picture + 1, 7] for picture in pictures[:count]], dtype=np.int16).reshape(count, 2),
+        np.array(labels[:count], dtype=np.int16),
+        None,
+        key.digests("image", [bytes([file]) for file in files]),
+    )
+    groups = {row: {row} for row in range(count)}
+    for one in range(count):
+        for other in range(count):
+            if files[one] == files[other] or pictures[one] == pictures[other]:
+                joined = groups[one] | groups[other]
+                for row in joined:
+                    groups[row] = joined
+    expected = {frozenset(group) for group in groups.values() if len(group) > 1}
+    found = find_same_images(records)
+    assert {frozenset(same.rows) for same in found} == expected
+    assert [same.labels_differ for same in found] == sorted((same.labels_differ for same in found), reverse=True)
+    for same in found:
+        assert same.labels_differ == (len({labels[row] for row in same.rows}) > 1)
+
+
+def test_digests_are_compared_by_sorting_once_and_rows_that_are_there_once_are_never_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 200_000
+    digests = np.random.default_rng(3).integers(-(2**62), 2**62, (count, 2))
+    digests[-1] = digests[10]
+    seen: list[int] = []
+    runs = same_images._runs
+    monkeypatch.setattr(same_images, "_runs", lambda given: (seen.append(len(run)) or run for run in runs(given)))
+    (same,) = same_bytes(digests, np.zeros(count, np.int16), None)
+    assert same.rows == (10, count - 1)
+    assert seen == [2]
+
+
+def test_an_unreadable_file_is_skipped_and_listed_as_before(photos: Path, tmp_path: Path) -> None:
+    broken = ["cat/Ada Ambrose/broken.png", "dog/Bo Berg/broken.png"]
+    for name in broken:
+        (photos / name).write_bytes(b"no image")
+    report = _embed(photos, tmp_path / "s", persons=PersonColumn(level=2))
+    assert (report.records, [each.source for each in report.skipped]) == (12, broken)
+
+
+# The site's key.
+
+
+def test_a_key_is_made_once_and_refused_where_others_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "site.key"
+    one, again = site_key(path), site_key(path)
+    assert one.name == again.name
+    assert one.digests("person", [b"a"]).tolist() == again.digests("person", [b"a"]).tolist()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["site.key"]
+    path.chmod(0o640)
+    with pytest.raises(UnsafeStorage, match="chmod 600"):
+        site_key(path)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    with pytest.raises(BadData, match="holds no key"):
+        site_key(path)
+
+
+def test_a_key_does_not_print_and_kinds_of_digests_never_meet() -> None:
+    key = SiteKey(b"\x07" * 32)
+    assert "07" not in repr(key)
+    with pytest.raises(TypeError):
+        json.dumps(key)
+    assert key.digests("person", [b"x"]).tolist() != key.digests("image", [b"x"]).tolist()
+    whole, parts = key.digest("image", [b"abcdef"]), key.digest("image", [b"ab", b"", b"cdef"])
+    assert whole == parts
+
+
+def test_threads_that_read_images_give_each_its_own_digest(photos: Path, tmp_path: Path) -> None:
+    _embed(photos, tmp_path / "one", threads=1, batch_size=1)
+    _embed(photos, tmp_path / "many", threads=8, batch_size=5)
+    one, many = _digests(Shard.open(tmp_path / "one")), _digests(Shard.open(tmp_path / "many"))
+    assert one == many
+    key = site_key(tmp_path / SITE_KEY_FILE)
+    for name, digest in one.items():
+        assert digest == tuple(key.digests("image", [(photos / name).read_bytes()])[0].tolist())
+    assert embedding.SITE_KEY_FILE == SITE_KEY_FILE

@@ -1,0 +1,74 @@
+"""`labeler embed` and `labeler duplicates`: what the site's own people see on their terminal, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feature_store.shard import Shard
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """CLASS/PATIENT/scan, one scan under two classes."""
+    rng = np.random.default_rng(8)
+    for label, patient in (("ill", "P-17"), ("ill", "P-23"), ("well", "P-17")):
+        (tmp_path / "scans" / label / patient).mkdir(parents=True)
+        for number in range(2):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "scans" / label / patient / f"{number}.png")
+    shutil.copy(tmp_path / "scans/ill/P-23/0.png", tmp_path / "scans/well/P-17/copy.png")
+    return tmp_path / "scans"
+
+
+def _labeler(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_embed_lists_what_contradicts_itself_refuses_and_goes_on_as_told(scans: Path, tmp_path: Path) -> None:
+    options = ("--backbone", "pixels:4", "--out", tmp_path / "a.shard", "--classes", "ill,well", "--person-level", 2)
+    refused = _labeler("embed", scans, *options)
+    assert refused.returncode == 1
+    assert "the same image (under different labels and different people): ill/P-23/0.png, well/P-17/copy.png" in (
+        refused.stderr
+    )
+    assert "--duplicates keep-first" in refused.stderr
+
+    as_json = _labeler("embed", scans, *options, "--json")
+    assert as_json.returncode == 1
+    assert json.loads(as_json.stdout)["duplicates"] == [
+        {
+            "sources": ["ill/P-23/0.png", "well/P-17/copy.png"],
+            "contradiction": "under different labels and different people",
+        }
+    ]
+
+    done = _labeler("embed", scans, *options, "--duplicates", "keep-all", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["records"] == 7
+    shard = Shard.open(tmp_path / "a.shard")
+    assert shard.knows_persons
+    assert len(np.unique(np.asarray(shard.persons), axis=0)) == 2
+
+    looked = _labeler("duplicates", tmp_path / "a.shard", "--json")
+    assert looked.returncode == 1
+    assert json.loads(looked.stdout)["compared"] == ["bytes", "features"]
+    assert json.loads(looked.stdout)["duplicates"][0]["contradiction"] == "under different labels and different people"
+
+
+def test_words_that_are_no_choice_are_refused(scans: Path, tmp_path: Path) -> None:
+    options = ("--backbone", "pixels:4", "--out", tmp_path / "a.shard", "--classes", "ill,well")
+    refused = _labeler("embed", scans, *options, "--duplicates", "whatever")
+    assert refused.returncode == 2
+    assert "must be one of refuse, keep-first, keep-all" in refused.stderr
+    refused = _labeler("embed", scans, *options, "--person-level", 2, "--person-column", "patient")
+    assert refused.returncode == 2
+    assert "in one way" in refused.stderr
