@@ -12,7 +12,8 @@ A shard is a folder:
     persons.npy          int64 (n, 2): whose record it is, a digest under the site's key; private shards that were told
     image_digests.npy    int64 (n, 2): of the image itself, likewise; private shards made since there is a key
 
-Rows of a private shard are in random order, so that a row number says nothing about the source's order.
+Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
+files are their owner's alone; older ones become so when they are opened (feature_store.private_files).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
 from feature_store.durable import exclusive
-from feature_store.manifest import Manifest, read_manifest, sum_file, write_manifest
+from feature_store.manifest import MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
+from feature_store.private_files import keep_private
 from feature_store.quantize import largest_square_length
 from feature_store.site_key import DIGEST_WORDS
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
@@ -80,6 +82,8 @@ class Shard:
         folder = Path(path)
         manifest = read_manifest(folder)
         _check_files(folder, manifest, verify=verify)
+        if manifest.role == "private":
+            keep_private(folder, [*manifest.files, MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
         arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
         shard = cls(folder, manifest, arrays)

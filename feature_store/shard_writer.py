@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from feature_store.decode import Skipped
 from feature_store.durable import exclusive, replace_file, sync_folder
 from feature_store.manifest import Manifest, sum_file, write_manifest
+from feature_store.private_files import PRIVATE_FILE, PRIVATE_FOLDER
 from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels
 from feature_store.site_key import DIGEST_WORDS, Digests
@@ -309,11 +310,11 @@ class ShardWriter:
 
     @property
     def _folder_mode(self) -> int:
-        return 0o755 if self._public else 0o700
+        return 0o755 if self._public else PRIVATE_FOLDER
 
     @property
     def _file_mode(self) -> int:
-        return 0o644 if self._public else 0o600
+        return 0o644 if self._public else PRIVATE_FILE
 
     def _extend(self, part: str, data: bytes) -> None:
         with (self._work / part).open("ab") as file:

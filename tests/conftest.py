@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from labeler.errors import LabelerError
 from tests.postgres_server import PostgresServer, postgres_running
 
 # A shell starts what runs in its background with Ctrl-C ignored, and every process started here would inherit that.
@@ -31,6 +33,21 @@ def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server with its own data, at full durability; started where a test asks for it."""
     with postgres_running() as server:
         yield server
+
+
+_OBJECTS = re.compile(r"<(?:private|public) shard|<redacted>| object at 0x|<[\w.]+ at 0x")
+
+
+@pytest.fixture(autouse=True)
+def _sentences_name_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every error of ours that any test meets: its sentence names a file or a party, never how an object prints."""
+    make = LabelerError.__init__
+
+    def checked(self: LabelerError, *arguments: object, **more: object) -> None:
+        make(self, *arguments, **more)
+        assert not _OBJECTS.search(str(self)), f"the sentence of a {type(self).__name__} prints an object: {self}"
+
+    monkeypatch.setattr(LabelerError, "__init__", checked)
 
 
 @pytest.fixture

@@ -205,7 +205,9 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
         raise BadData(f"output folder {out} is not empty and holds no job of ours; choose an empty folder")
     missing = [folder for folder in (out / ".job", out, *out.parents) if not folder.exists()]
     try:
-        (out / ".job").mkdir(parents=True, exist_ok=True)
+        (out / ".job").mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Models and secrets lie below; a folder of an earlier version was open to everybody on the machine.
+        (out / ".job").chmod(0o700)
         with exclusive(out / ".job" / "lock", f"output folder {out}"):
             try:
                 yield JobFolder(out)

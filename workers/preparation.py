@@ -205,7 +205,8 @@ def _check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:
     for shard, should_be_public in [*((shard, False) for shard in private), *((shard, True) for shard in public)]:
         if shard.is_public != should_be_public:
             raise InvalidSetting(
-                f"{shard!r} was given as a {'public' if should_be_public else 'private'} one; "
+                f"{shard.path} is a {'public' if shard.is_public else 'private'} shard and was given as a "
+                f"{'public' if should_be_public else 'private'} one; "
                 + ("private images must never be asked about" if should_be_public else "embed it without --public")
             )
 

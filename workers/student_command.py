@@ -136,7 +136,7 @@ def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
     shard = Shard.open(path)
     check_compatible([job.public.shard, shard])
     if not shard.is_public:
-        raise InvalidSetting(f"{shard!r} cannot be scored on: truth that may be read off an accuracy must be public")
+        raise InvalidSetting(f"{path} cannot be scored on: truth that may be read off an accuracy must be public")
     scored = PublicImages.labelled(shard)
     if not len(scored):
         raise BadData(f"no image of {path} has a known label, so no student can be scored on it")

@@ -221,3 +221,20 @@ def test_every_command_has_help_with_an_example(labeler, command) -> None:
     assert result.code == 0
     assert f"labeler {command}" in result.out
     assert "Example" in result.out
+
+
+def test_a_shard_in_the_wrong_role_is_named_by_its_file(labeler, federation, tmp_path) -> None:
+    private, public = federation.agents[0], federation.root / "public.shard"
+    task = federation.task_file(tmp_path)
+    swapped = labeler("run", task, "--shard", public, "--queries", public, "--out", tmp_path / "a")
+    assert f"{public} is a public shard and was given as a private one" in swapped.err
+    asked = labeler("run", task, "--shard", federation.agents[1], "--queries", private, "--out", tmp_path / "b")
+    assert f"{private} is a private shard and was given as a public one" in asked.err
+    done = tmp_path / "done"
+    assert labeler("run", task, *federation.run_arguments, "--out", done).code == 0
+    scored = labeler("student", done, "--kind", "prototypes", "--test", private)
+    assert f"{private} cannot be scored on" in scored.err
+    for said in (swapped, asked, scored):
+        assert said.code in (1, 2)
+        assert "<private" not in said.err + said.out
+        assert "<public" not in said.err + said.out
