@@ -39,6 +39,7 @@ from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Preparation
 from api.coordinator.questions import batch_of, read_failure, read_questions
 from api.coordinator.schedule import LONGEST_PAUSE_S, Schedule
+from api.coordinator.settled import tell_settled
 from api.coordinator.settlement import UNFINISHED, reservation_id, settle_rounds
 from api.coordinator.winner_turns import WinnerTurns
 from feature_store.faults import fault_point
@@ -191,6 +192,8 @@ class Conductor:
         while True:
             job = self._jobs.get(job_id)
             if job.state not in UNFINISHED:
+                if job.state == "cancelled":
+                    self._tell_settled(job)
                 self._forget(job)
                 return
             rounds = self._jobs.rounds(job_id)
@@ -402,6 +405,7 @@ class Conductor:
             following: JobState = "completed" if is_last else "collecting"
             self._jobs.change(job.job_id, following, expected=UNFINISHED, connection=connection)
         fault_point("coordinator.released")
+        tell_settled([current], task, post_office=self._post_office)
         log.info("round opened", extra={"job_id": job.job_id, "round": current.number, "queries": current.num_queries})
         self._publish(job.job_id)
         self._end_turns({current.round_digest})
@@ -466,8 +470,14 @@ class Conductor:
             job, state, error, database=self._database, ledger=self._ledger, jobs=self._jobs, tasks=self._tasks
         )
         self._end_turns({one.round_digest for one in self._jobs.rounds(job.job_id)})
+        self._tell_settled(job)
         log.info("job ended", extra={"job_id": job.job_id, "state": state, "problem": error.problem_type})
         self._publish(job.job_id)
+
+    def _tell_settled(self, job: JobRecord) -> None:
+        """Of rounds that were opened it was said then."""
+        rest = [one for one in self._jobs.rounds(job.job_id) if one.state != "opened"]
+        tell_settled(rest, self._tasks.get(job.task_digest), post_office=self._post_office)
 
     def _change(self, job: JobRecord, state: JobState) -> None:
         if job.state != state:

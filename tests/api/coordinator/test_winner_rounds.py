@@ -17,7 +17,8 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.mailbox import Mailbox
 from feature_store.quantize import quantize
-from labeler.errors import ProtocolViolation
+from labeler.bodies import Settled
+from labeler.errors import ProtocolViolation, Unavailable
 from labeler.share_bodies import winner_to_bytes
 from labeler.winner import Winner
 from tests.api.conftest import House
@@ -144,3 +145,58 @@ def test_a_second_round_waits_for_its_turn(desk: Desk, job: JobView) -> None:
     conductor.advance(job.job_id)
     conductor.advance(second.job_id)
     assert asked(desk) == [2, 2, 2]
+
+
+def settled(desk: Desk, agent: str) -> list[str]:
+    found = [message for message in desk.mail(agent) if message.header.kind == "answered"]
+    assert all(Settled.decode(message.body) == Settled() for message in found)
+    return [message.header.round_digest for message in found]
+
+
+def test_agents_are_told_once_that_a_round_is_settled_and_only_when_it_is_opened(desk: Desk, job: JobView) -> None:
+    conductor = desk.conductor()
+    conductor.advance(job.job_id)
+    for number in range(3):
+        assert settled(desk, AGENTS[0]) == []
+        answer(desk, job, number, [2, -1])
+        conductor.advance(job.job_id)
+    conductor.advance(job.job_id)
+    desk.conductor().advance(job.job_id)
+    for agent in AGENTS:
+        assert settled(desk, agent) == [desk.round(job).round_digest]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_agents_are_told_that_a_round_is_settled_when_its_job_ends_otherwise(
+    desk: Desk, job: JobView, how: str
+) -> None:
+    conductor = desk.conductor()
+    conductor.tick()
+    if how == "cancelled":
+        desk.house.jobs.change(job.job_id, "cancelled", expected=("collecting", "tallying"))
+    else:
+        answer(desk, job, 0, [2, -1])
+        answer(desk, job, 1, [1, -1])
+        answer(desk, job, 2, [0, -1])
+    for _ in range(3):
+        conductor._schedule._refreshed_at = None
+        conductor.wake(job.job_id)
+        conductor.tick()
+    assert desk.house.jobs.get(job.job_id).state == how
+    for agent in AGENTS:
+        assert desk.round(job).round_digest in settled(desk, agent)
+
+
+def test_a_mailbox_that_cannot_be_reached_does_not_undo_what_was_opened(
+    desk: Desk, job: JobView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.conductor().advance(job.job_id)
+    for number in range(3):
+        answer(desk, job, number, [2, -1])
+
+    def away(*_: object, **__: object) -> None:
+        raise Unavailable("redis is away")
+
+    monkeypatch.setattr(Mailbox, "send", away)
+    desk.conductor().advance(job.job_id)
+    assert desk.house.jobs.get(job.job_id).state == "completed"
