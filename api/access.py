@@ -41,6 +41,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/v1/jobs"): "viewer",
     ("GET", "/v1/jobs/{job_id}"): "viewer",
     ("DELETE", "/v1/jobs/{job_id}"): "requester",
+    ("DELETE", "/v1/jobs/{job_id}/data"): "requester",
     ("GET", "/v1/jobs/{job_id}/labels"): "viewer",
     ("GET", "/v1/jobs/{job_id}/model"): "viewer",
     ("GET", "/v1/jobs/{job_id}/events"): "viewer",

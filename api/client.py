@@ -196,6 +196,11 @@ class Client:
         answer = self._connection.call("DELETE", _job_path(job_id), repeat=True)
         return JobView.model_validate_json(answer.content)
 
+    def forget(self, job_id: str) -> JobView:
+        """Delete for good what an ended job sent and got: images, questions, labels. Its charge stays."""
+        answer = self._connection.call("DELETE", f"{_job_path(job_id)}/data", repeat=True)
+        return JobView.model_validate_json(answer.content)
+
     def wait(self, job_id: str, on_change: Callable[[JobView], None] | None = None) -> JobView:
         """Wait until a job is finished; goes on through lost connections and restarts of the service.
 

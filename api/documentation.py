@@ -24,6 +24,7 @@ _PROBLEMS: dict[int, tuple[str, str, str]] = {
         "It is not in the state for this",
         "the job is collecting; labels follow once completed",
     ),
+    410: ("gone", "It was deleted for good", "what the job asked and got was deleted; its charge stays in the ledger"),
     413: ("too-large", "The body is larger than is taken", "the body has 70000000 bytes; at most 67108864 are taken"),
     415: ("unsupported-media-type", "The body has a type that is not taken", "send the body as application/json"),
     422: (

@@ -116,6 +116,14 @@ JOB: dict[str, Any] = {
 
 JOB_PAGE: dict[str, Any] = {"next": None, "items": [JOB]}
 
+JOB_FORGOTTEN: dict[str, Any] = {
+    **JOB,
+    "state": "completed",
+    "stage": "done: 2 of 2 answered",
+    "queries_done": 2,
+    "forgotten_at": "2027-03-03T10:00:00Z",
+}
+
 JOB_CANCELLED: dict[str, Any] = {**JOB, "state": "cancelled", "stage": "cancelled", "version": 5}
 
 LABELS_REQUEST: dict[str, Any] = {

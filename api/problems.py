@@ -44,6 +44,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.NotAuthenticated: (401, "A known token is needed"),
     errors.NotAllowed: (403, "The role of the token does not reach this far"),
     errors.NotFound: (404, "There is nothing of that name"),
+    errors.Gone: (410, "It was deleted for good"),
     errors.NotReady: (409, "It is not in the state for this"),
     errors.TryAgain: (503, "Later this may go through"),
     errors.Interrupted: (503, "The work was stopped; it continues"),

@@ -215,6 +215,8 @@ class JobView(View):
     problem: Problem | None = None
     ledger_seq: int | None = None
     version: int
+    forgotten_at: datetime | None = None
+    """When its images, questions and labels were deleted for good."""
 
 
 class LabelsRequest(Request):

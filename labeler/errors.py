@@ -29,6 +29,7 @@
     │   ├── NotAuthenticated    no token, or one that is not known
     │   └── NotAllowed          the token's role does not reach this far
     ├── NotFound                there is nothing of that name                exit 1
+    │   └── Gone                it was there, and was deleted for good
     ├── NotReady                it exists, and is not in the state for this  exit 1
     └── TryAgain                nothing is wrong with the request            exit 75
         ├── Interrupted         the user stopped it; it continues
@@ -266,6 +267,12 @@ class NotFound(LabelerError):
     """There is nothing of that name."""
 
     problem_type = "not-found"
+
+
+class Gone(NotFound):
+    """It was there, and was deleted for good."""
+
+    problem_type = "gone"
 
 
 class NotReady(LabelerError):

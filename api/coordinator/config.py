@@ -87,6 +87,18 @@ class TimingTable(_Table):
     live_s: Seconds = 60.0
 
 
+class KeepingTable(_Table):
+    """`[keeping]`: what an ended job leaves, and for how long.
+
+    Attributes:
+        questions_s: upload, features and questions of a completed job; its labels are put into one file before.
+        labels_s: the label file, and what the journal keeps of the job's rounds that nobody needs any more.
+    """
+
+    questions_s: Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)] = 600.0
+    labels_s: Annotated[float, Field(ge=0, le=100 * 366 * 86_400, allow_inf_nan=False)] = 2_592_000.0
+
+
 class CoordinatorConfig(_Table):
     """A whole `coordinator.toml`.
 
@@ -104,7 +116,7 @@ class CoordinatorConfig(_Table):
         agents: caps of each agent's account.
         trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
         backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
-        limits, timing: see there.
+        limits, timing, keeping: see there.
     """
 
     home: Path
@@ -121,6 +133,7 @@ class CoordinatorConfig(_Table):
     backbones: dict[str, str] = {}
     limits: LimitsTable = LimitsTable()
     timing: TimingTable = TimingTable()
+    keeping: KeepingTable = KeepingTable()
 
     @field_validator("classes")
     @classmethod

@@ -24,6 +24,7 @@ from api.coordinator.budgets import LedgerPages, agent_account, budget_view, ope
 from api.coordinator.conductor import Conductor, Timing
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
+from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Bounds, Preparation
@@ -58,6 +59,7 @@ from api.schema import (
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
+from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
@@ -150,6 +152,16 @@ class Coordinator:
         self._stopping = threading.Event()
         post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
         turns = WinnerTurns()
+        self._forgotten = ForgottenJobs(stores.database, clock=clock)
+        self._keeper = Keeper(
+            config.home,
+            stores.jobs,
+            self._forgotten,
+            config.keeping,
+            table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
+            clock=clock,
+        )
+        self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self._room = RoomProbe(config.home, WriteProbe(stores.database))
         self._preparation = Preparation(
             config.home,
@@ -218,6 +230,7 @@ class Coordinator:
     def start(self) -> None:
         """Begin to move jobs."""
         self._thread.start()
+        self._keeping.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -225,6 +238,9 @@ class Coordinator:
         if self._thread.ident is not None:
             self.conductor.ring()
             self._thread.join(timeout=10.0)
+        self._keeper.wake()
+        if self._keeping.ident is not None:
+            self._keeping.join(timeout=10.0)
         self._preparation.stop()
         self._mailbox.close()
         self.stores.database.close()
@@ -302,13 +318,18 @@ class Coordinator:
 
     def job(self, job_id: str) -> JobView:
         """One job."""
-        return submission.read_job(job_id, stores=self._intake)
+        return self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0]
 
     def jobs(self, after: str | None, limit: int, states: Collection[JobState] | None = None) -> JobPage:
         """Jobs, newest first."""
         found = self.stores.jobs.list(after=after, limit=limit, states=states)
         following = found[-1].cursor if len(found) == limit else None
-        return JobPage(items=tuple(self._view(one) for one in found), next=following)
+        return JobPage(items=self._noting_gone([self._view(one) for one in found]), next=following)
+
+    def _noting_gone(self, views: list[JobView]) -> tuple[JobView, ...]:
+        """Jobs with the time at which what they sent and got was deleted."""
+        gone = self._forgotten.at([one.job_id for one in views])
+        return tuple(one.model_copy(update={"forgotten_at": gone.get(one.job_id)}) for one in views)
 
     def job_counts(self) -> Counter[str]:
         """How many unfinished jobs are in each state."""
@@ -322,7 +343,19 @@ class Coordinator:
         """
         view = submission.cancel(job_id, by=by, is_admin=is_admin, stores=self._intake)
         self._preparation.withdraw(job_id)
+        self._keeper.wake()
         return view
+
+    def forget(self, job_id: str, *, by: str, is_admin: bool = False) -> JobView:
+        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.keeping.
+
+        Raises:
+            NotAllowed: another token made it, and this one is no administrator's.
+            NotReady: it has not ended.
+        """
+        submission.check_owner(self.stores.jobs.get(job_id), by=by, is_admin=is_admin, what="delete its data")
+        self._keeper.forget(job_id)
+        return self.job(job_id)
 
     def label_table(self, job_id: str) -> pa.Table:
         """The pseudo-label set of a completed job.
@@ -330,7 +363,7 @@ class Coordinator:
         Raises:
             NotReady: it is not completed.
         """
-        return labels.job_label_table(job_id, stores=self.stores, config=self.config)
+        return self._keeper.labels(job_id)
 
     def model(self, job_id: str) -> bytes:
         """The model that a completed job released, as a safetensors file with its privacy card.
@@ -339,6 +372,7 @@ class Coordinator:
             NotFound: its task asks for labels, not for a model.
             NotReady: it is not completed.
         """
+        self._keeper.check(job_id)
         return labels.job_model(job_id, stores=self.stores)
 
     def label_rows(self, job_id: str) -> tuple[LabelRow, ...]:

@@ -129,10 +129,7 @@ def cancel(job_id: str, *, by: str, is_admin: bool = False, stores: Stores) -> J
         NotReady: it has ended in another way.
     """
     job = stores.jobs.get(job_id)
-    if by != job.created_by and not is_admin:
-        raise NotAllowed(
-            f"job {job_id} was submitted with another token; only that one, or an administrator, may cancel it"
-        )
+    check_owner(job, by=by, is_admin=is_admin, what="cancel it")
     if job.state not in FINISHED:
         job = settle_rounds(
             job, "cancelled", None, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
@@ -140,6 +137,18 @@ def cancel(job_id: str, *, by: str, is_admin: bool = False, stores: Stores) -> J
     if job.state != "cancelled":
         raise NotReady(f"job {job_id} has ended ({job.state}), so it cannot be cancelled")
     return read_job(job_id, stores=stores)
+
+
+def check_owner(job: JobRecord, *, by: str, is_admin: bool, what: str) -> None:
+    """Let whoever made a job, or an administrator, do something with it.
+
+    Raises:
+        NotAllowed: it is somebody else.
+    """
+    if by != job.created_by and not is_admin:
+        raise NotAllowed(
+            f"job {job.job_id} was submitted with another token; only that one, or an administrator, may {what}"
+        )
 
 
 def read_job(job_id: str, *, stores: Stores) -> JobView:

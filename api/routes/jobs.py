@@ -139,11 +139,22 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     def cancel(job_id: JobId, by: Caller, is_admin: IsAdmin) -> JobView:
         return coordinator.cancel(job_id, by=by, is_admin=is_admin)
 
+    @router.delete(
+        "/v1/jobs/{job_id}/data",
+        summary="Delete what a job sent and got",
+        description="For a job that has ended, with the token that submitted it, or an administrator's. Images, "
+        "vectors, questions and labels are deleted for good, and cannot be downloaded any more; charges, digests and "
+        "releases stay in the journal, so that the accounts stay provable. Again: no change.",
+        responses=answers("The job", examples.JOB_FORGOTTEN, problems=(404, 409, 422)),
+    )
+    def forget(job_id: JobId, by: Caller, is_admin: IsAdmin) -> JobView:
+        return coordinator.forget(job_id, by=by, is_admin=is_admin)
+
     @router.get(
         "/v1/jobs/{job_id}/labels",
         summary="Download the labels",
         description="Streamed as JSON lines, Parquet, Label Studio tasks with predictions, or the metadata.csv of a "
-        "Hugging Face image folder. 409 until the job is completed.",
+        "Hugging Face image folder. 409 until the job is completed, 410 once its labels were deleted.",
         response_class=Response,
         responses=_label_answers(),
     )
@@ -164,14 +175,14 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "/v1/jobs/{job_id}/model",
         summary="Download the model",
         description="What a blind-average job released, as a safetensors file whose metadata holds the privacy card. "
-        "404 where the job asked for labels, 409 until it is completed.",
+        "404 where the job asked for labels, 409 until it is completed, 410 once it was deleted.",
         response_class=Response,
         responses={
             200: {
                 "description": "The model",
                 "content": {MODEL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}},
             },
-            **{code: problem(code) for code in (401, 403, 404, 409, 422, 429, 503)},
+            **{code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)},
         },
     )
     def model(job_id: JobId) -> Response:
@@ -228,5 +239,5 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
         "text/csv": {"schema": text, "example": "file_name,label\nphoto-1.jpg,mug\n"},
     }
     documented: dict[int | str, dict[str, Any]] = {200: {"description": "The labels", "content": content}}
-    documented.update({code: problem(code) for code in (401, 403, 404, 409, 422, 429, 503)})
+    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
     return documented

@@ -96,6 +96,12 @@ class JobStore:
             raise NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
         return JobRecord(**row._mapping)
 
+    def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
+        """Jobs by id; those that are not there are left out."""
+        query = select(jobs).where(jobs.c.job_id.in_(list(job_ids)))
+        with reading(self._database, connection) as joined:
+            return {row.job_id: JobRecord(**row._mapping) for row in joined.execute(query)}
+
     def unfinished(self, *, connection: Connection | None = None) -> list[JobRecord]:
         """Every job that still has to be moved on, oldest first."""
         query = select(jobs).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)

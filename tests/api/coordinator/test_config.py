@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable, TimingTable, read_config
+from api.coordinator.config import CapsTable, CoordinatorConfig, KeepingTable, LimitsTable, TimingTable, read_config
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
 
@@ -20,6 +20,7 @@ TABLES = {
     "`[federation]`": CapsTable,
     "`[limits]`": LimitsTable,
     "`[timing]`": TimingTable,
+    "`[keeping]`": KeepingTable,
 }
 GOOD = """
 redis_url = "redis://:secret@127.0.0.1:6379/0"

@@ -1,0 +1,225 @@
+"""What a job leaves when it has ended, and for how long; see the table in docs/coordinator.md.
+
+    ended without labels        its folder goes at once, and whoever works for it stops
+    completed                   its labels are put into one file; upload, features and questions go after `questions_s`
+    older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
+    or forgotten on request     (feature_store.journal.forgotten); charges, digests and releases stay for ever
+
+It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
+job, which a crash in the middle of taking one leaves, go after an hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from api.coordinator.config import KeepingTable
+from feature_store.durable import replacing
+from feature_store.embed_board import EmbedBoard
+from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
+from labeler.errors import Gone, LabelerError
+
+log = logging.getLogger("labeler.coordinator")
+
+LABELS = "labels.parquet"
+SWEEP_S = 5.0
+ORPHAN_S = 3600.0
+"""How old a folder without a job must be: an upload is moved into its folder before its job is written."""
+
+_AT_ONCE = 200
+
+
+class Keeper:
+    """See the module. One per service; `run` is its thread.
+
+    Args:
+        home: the coordinator's.
+        jobs: all jobs.
+        forgotten: which of them are forgotten.
+        keeping: for how long.
+        table_of: the label table of a completed job, from its questions and releases.
+        clock: the time now, with its zone.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        jobs: JobStore,
+        forgotten: ForgottenJobs,
+        keeping: KeepingTable,
+        *,
+        table_of: Callable[[str], pa.Table],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._folder = home / "jobs"
+        self._board = EmbedBoard(home)
+        self._jobs = jobs
+        self._forgotten = forgotten
+        self._keeping = keeping
+        self._table_of = table_of
+        self._clock = clock
+        self._bell = threading.Event()
+        # One at a time: a label file must not appear in a folder that is being removed.
+        self._pen = threading.Lock()
+        self._settled: set[str] = set()
+        self._unreadable: set[str] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Sweep every few seconds, and when woken, until told to stop."""
+        while not stop.is_set():
+            try:
+                self.sweep()
+            except LabelerError as error:
+                log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
+            except Exception:
+                log.exception("what ended jobs left could not be swept")
+            self._bell.wait(SWEEP_S)
+            self._bell.clear()
+
+    def wake(self) -> None:
+        """Sweep soon."""
+        self._bell.set()
+
+    def forget(self, job_id: str) -> None:
+        """Forget an ended job now; again: no change.
+
+        Raises:
+            NotFound: there is no such job.
+            NotReady: it has not ended.
+        """
+        self._forgotten.forget(job_id, "asked")
+        with self._pen:
+            self._remove(job_id)
+
+    def check(self, job_id: str) -> None:
+        """Refuse to show what is gone.
+
+        Raises:
+            Gone: the job was forgotten.
+        """
+        at = self._forgotten.at([job_id]).get(job_id)
+        if at is not None:
+            raise Gone(
+                f"what job {job_id} asked and got was deleted on {at:%Y-%m-%d %H:%M} UTC, on request or because its "
+                "time was over; its charge and the digests of its batches stay in the ledger. Ask again in a new job"
+            )
+
+    def labels(self, job_id: str) -> pa.Table:
+        """The label table of a completed job: from its file, once there is one.
+
+        Raises:
+            Gone: the job was forgotten.
+            LabelerError: as `table_of`.
+        """
+        self.check(job_id)
+        with suppress(FileNotFoundError):
+            return pq.read_table(self._folder / job_id / LABELS)
+        try:
+            return self._table_of(job_id)
+        except LabelerError:
+            # The file may have appeared, and the questions gone, while we looked.
+            with suppress(FileNotFoundError):
+                return pq.read_table(self._folder / job_id / LABELS)
+            raise
+
+    def sweep(self) -> None:
+        """Look once at everything that is kept."""
+        self._stop_work()
+        for names in _chunks(self._unsettled()):
+            records = self._jobs.many(names)
+            gone = self._forgotten.at(names)
+            for name in names:
+                self._keep(name, records.get(name), is_forgotten=name in gone)
+        before = self._clock() - timedelta(seconds=self._keeping.labels_s)
+        for job_id in self._forgotten.due(before, limit=_AT_ONCE):
+            self._forgotten.forget(job_id, "age")
+            with self._pen:
+                self._remove(job_id)
+
+    def _stop_work(self) -> None:
+        for names in _chunks(iter(self._board.all_jobs())):
+            records = self._jobs.many(names)
+            for name in names:
+                if name not in records or records[name].state != "queued":
+                    self._board.withdraw(name)
+
+    def _unsettled(self) -> Iterator[str]:
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self._folder):
+                if entry.name not in self._settled:
+                    yield entry.name
+
+    def _keep(self, name: str, job: JobRecord | None, *, is_forgotten: bool) -> None:
+        if job is None:
+            if self._age_s(name) >= ORPHAN_S:
+                log.warning("a folder without a job is removed", extra={"folder": name[:100]})
+                with self._pen:
+                    self._remove(name)
+            return
+        if job.state not in FINISHED:
+            return
+        if is_forgotten or job.state != "completed":
+            with self._pen:
+                self._remove(name)
+            return
+        self._compact(job)
+
+    def _compact(self, job: JobRecord) -> None:
+        """Put the labels of a completed job into one file, and later remove what they were made of."""
+        folder = self._folder / job.job_id
+        if not (folder / LABELS).exists():
+            try:
+                table = self._table_of(job.job_id)
+            except LabelerError as error:
+                # One job that cannot be read must not keep the others; its folder stays for whoever looks into it.
+                if job.job_id not in self._unreadable:
+                    log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
+                self._unreadable.add(job.job_id)
+                return
+            with self._pen:
+                if self._forgotten.at([job.job_id]):
+                    return
+                with replacing(folder / LABELS, mode=0o600) as path:
+                    pq.write_table(table, path)
+        if self._clock() - job.updated_at < timedelta(seconds=self._keeping.questions_s):
+            return
+        with self._pen:
+            for entry in list(os.scandir(folder)) if folder.exists() else []:
+                if entry.name != LABELS:
+                    _delete(Path(entry.path))
+        self._settled.add(job.job_id)
+
+    def _remove(self, name: str) -> None:
+        _delete(self._folder / name)
+        self._settled.discard(name)
+
+    def _age_s(self, name: str) -> float:
+        with suppress(FileNotFoundError):
+            return self._clock().timestamp() - (self._folder / name).stat().st_mtime
+        return 0.0
+
+
+def _delete(path: Path) -> None:
+    """Remove a file or a folder; what is left over, because somebody wrote into it, goes at the next sweep."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
+    while chunk := list(islice(names, _AT_ONCE)):
+        yield chunk
