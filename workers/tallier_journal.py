@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from feature_store.erasable import ErasableKeys
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
@@ -21,8 +22,8 @@ class TallierJournal:
     a copy is found out. The entries are a count of rounds, not a price.
     """
 
-    def __init__(self, database: Database, ledger: Ledger) -> None:
-        self.memory = TallierMemory(database)
+    def __init__(self, database: Database, keys: ErasableKeys, ledger: Ledger) -> None:
+        self.memory = TallierMemory(database, keys)
         self._database = database
         self._ledger = ledger
         ledger.open_account(SUMS, "agent", None)

@@ -5,9 +5,10 @@
     sum           signed by the coordinator: these agents, and no others ever    -> stored, then the sum, sealed;
                   in a winner round the sum stays here, and the winners are found with the two other talliers
 
-Everything is durable before it is said. After the sum single shares are deleted from every file of the journal, and
-of a round that expired without one they are deleted too. It answers for one set of agents per round for ever, whoever
-asks and whatever dies: two sums over different agents would differ by single ballots.
+Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum single shares are
+deleted from every file of the journal and their key is erased, and so it is of a round that expired without one. It
+answers for one set of agents per round for ever, whoever asks and whatever dies: two sums over different agents would
+differ by single ballots.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.faults import fault_point
+from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
@@ -98,7 +101,12 @@ def run_tallier(
         database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
-        ledger.verify()
+        erasable = KeyFolder(home / ERASABLE_FOLDER)
+        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+        journal = TallierJournal(database, erasable, ledger)
+        mark_home(database, erasable)
+        for round_digest in journal.memory.sweep():
+            log.warning("round given up: the key of what was held is gone", extra={"round_digest": round_digest})
         keys = PartyKeys.load(home / KEYS_FILE)
         group = read_group(home, own_verify_key=keys.public.verify_key)
         desk = WinnerDesk(group, keys, engine=engine or MpycEngine())
@@ -118,7 +126,7 @@ def run_tallier(
             wait_s=wait_s,
         )
         owned.callback(link.close)
-        bench = _Bench(link, TallierJournal(database, ledger), config, clock, desk)
+        bench = _Bench(link, journal, config, clock, desk)
         log.info("tallier ready", extra={"tallier": config.tallier_id})
         converse(link, bench.handle, stop)
     log.info("tallier stopped", extra={"tallier": config.tallier_id})

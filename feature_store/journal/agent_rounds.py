@@ -23,7 +23,6 @@ from feature_store.erasable import ErasableKeys, lock_away, take_out
 from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.columns import Moment, check_moment, json_text, one_of
 from feature_store.journal.database import Database, metadata
-from feature_store.journal.joining import writing
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
@@ -118,10 +117,10 @@ class JournalRounds:
             raise PrivacyRefusal(NOT_KEPT)
         return stored
 
-    def erase(self, round_digest: str, *, connection: Connection | None = None) -> None:
+    def erase(self, round_digest: str) -> None:
         """See RoundStore. A round that was never charged here is left alone."""
-        with writing(self._database, connection) as joined:
-            joined.execute(
+        with self._database.write() as connection:
+            connection.execute(
                 update(agent_rounds)
                 .where(agent_rounds.c.round_digest == round_digest, agent_rounds.c.state != "erased")
                 .values(state="erased", answer=None)

@@ -4,6 +4,10 @@ A round is summed over one set of agents. The set and the sum are fixed in one t
 shares; the fingerprint of each stays, so that a share that is sent again is still recognised. When a round is
 forgotten the set of agents stays, and the round takes no share and gives no sum any more.
 
+Shares and sums are kept encrypted, each kind of a round under a key of its own that lies outside the journal and
+outside every backup (feature_store.erasable). The shares' key is erased when the sum is fixed, the sum's when the round
+is forgotten: from then on no backup, log or replica of this journal holds them any more.
+
 Shares are secret: nothing here prints them.
 """
 
@@ -15,11 +19,13 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from feature_store.erasable import ErasableKeys, is_locked_away, lock_away, take_out
 from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
 from labeler.bodies import OpenRound
 from labeler.errors import (
+    BadData,
     DuplicateAgent,
     InvalidSetting,
     LateShare,
@@ -28,6 +34,8 @@ from labeler.errors import (
     ProtocolViolation,
     WrongDigest,
 )
+
+_SHARES, _SUM = ".shares", ".sum"
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,10 +83,16 @@ class KeptRound:
 
 
 class TallierMemory:
-    """The memory of one tallier, in its own journal; `connection` joins a write transaction."""
+    """The memory of one tallier, in its own journal; `connection` joins a write transaction.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: the tallier's journal.
+        keys: erasable keys, outside of the journal and of every backup.
+    """
+
+    def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database
+        self._keys = keys
         database.create(tallier_rounds, tallier_shares)
 
     def open_round(self, opening: OpenRound, *, connection: Connection | None = None) -> None:
@@ -91,6 +105,7 @@ class TallierMemory:
         with writing(self._database, connection) as joined:
             known = self._find(opening.round.digest, joined)
             if known is None:
+                self._keys.draw(_shares_key(opening.round.digest))
                 row = {"round_digest": opening.round.digest, "opened": written, "state": "open"}
                 joined.execute(insert(tallier_rounds), row)
             elif bytes(known.opened) != written:
@@ -132,7 +147,10 @@ class TallierMemory:
             if known is not None and known.fingerprint == fingerprint and known.state != "excluded":
                 return
             if known is None and state == "open":
-                row = {"round_digest": round_digest, "agent_id": agent_id, "state": "held", "share": share}
+                # Drawn here where a version without keys had opened the round.
+                key = self._keys.draw(_shares_key(round_digest))
+                locked = lock_away(key, _of_agent(round_digest, agent_id), (share,))
+                row = {"round_digest": round_digest, "agent_id": agent_id, "state": "held", "share": locked}
                 joined.execute(insert(tallier_shares), row | {"sharing_id": sharing_id, "fingerprint": fingerprint})
                 return
             if known is not None and state == "open":
@@ -162,6 +180,7 @@ class TallierMemory:
 
         Raises:
             NotFound: it was never opened here.
+            BadData: what is kept was changed, or its key is gone (`sweep` gives such a round up).
         """
         with reading(self._database, connection) as joined:
             row = self._round(round_digest, joined)
@@ -171,7 +190,9 @@ class TallierMemory:
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
                 one.agent_id: KeptShare(
-                    None if one.share is None else bytes(one.share), bytes(one.sharing_id), bytes(one.fingerprint)
+                    self._opened(_shares_key(round_digest), _of_agent(round_digest, one.agent_id), one.share),
+                    bytes(one.sharing_id),
+                    bytes(one.fingerprint),
                 )
                 for one in shares
                 if one.state in ("held", "summed")
@@ -179,7 +200,7 @@ class TallierMemory:
             fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
             excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
             contributors=None if row.contributors is None else frozenset(row.contributors),
-            aggregate=None if row.aggregate is None else bytes(row.aggregate),
+            aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
             is_forgotten=row.state == "forgotten",
         )
 
@@ -206,7 +227,7 @@ class TallierMemory:
         with writing(self._database, connection) as joined:
             row = self._round(round_digest, joined)
             if row.contributors is not None or row.state != "open":
-                _check_same(row, wanted, aggregate)
+                _check_same(row, wanted, self._opened(_sum_key(round_digest), round_digest, row.aggregate), aggregate)
                 return
             table = tallier_shares
             of_round = (table.c.round_digest == round_digest) & (table.c.state == "held")
@@ -217,16 +238,19 @@ class TallierMemory:
                     f"no share is held of {len(missing)} of the {len(wanted)} agents to sum, among them "
                     f"{min(missing)!r}; agree on the contributors again"
                 )
+            locked = lock_away(self._keys.draw(_sum_key(round_digest)), round_digest, (aggregate,))
             fixed = joined.execute(
                 update(tallier_rounds)
                 .where(tallier_rounds.c.round_digest == round_digest, tallier_rounds.c.state == "open")
-                .values(state="fixed", contributors=wanted, aggregate=aggregate)
+                .values(state="fixed", contributors=wanted, aggregate=locked)
             )
             if fixed.rowcount != 1:
                 raise PrivacyRefusal(f"round {round_digest[:12]!r} was summed at the same time; ask again")
             for agent_id in sorted(held):
                 state = "summed" if agent_id in wanted else "dropped"
                 joined.execute(update(table).where(_this(round_digest, agent_id)).values(state=state, share=None))
+            # Once the sum is durable: where the process dies in between, `sweep` finds the key.
+            self._database.after_commit(lambda: self._keys.erase(_shares_key(round_digest)))
 
     def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
         """Drop the sum and every share of a round; whom it was summed over stays. The round stays closed for ever.
@@ -246,6 +270,51 @@ class TallierMemory:
                 .where(tallier_shares.c.round_digest == round_digest, tallier_shares.c.state == "held")
                 .values(state="dropped", share=None)
             )
+            self._database.after_commit(lambda: self._erase(round_digest))
+
+    def sweep(self) -> list[str]:
+        """Erase every key that opens nothing, and give up every round whose key is gone; at the start of a process.
+
+        Returns:
+            Digests of the rounds that were given up.
+        """
+        table = tallier_shares
+        with self._database.read() as connection:
+            rounds = connection.execute(select(tallier_rounds).order_by(tallier_rounds.c.round_digest)).all()
+            held = select(table.c.round_digest, table.c.share).where(table.c.state == "held")
+            locked = {one.round_digest for one in connection.execute(held) if is_locked_away(bytes(one.share))}
+        needed, lost = set(), []
+        for row in rounds:
+            key = {"open": _shares_key, "fixed": _sum_key}.get(row.state)
+            if key is None:
+                continue
+            name = key(row.round_digest)
+            needed.add(name)
+            is_locked = row.round_digest in locked or (row.aggregate is not None and is_locked_away(row.aggregate))
+            if is_locked and self._keys.read(name) is None:
+                self.forget(row.round_digest)
+                lost.append(row.round_digest)
+        for name in self._keys.names():
+            if name.endswith((_SHARES, _SUM)) and name not in needed:
+                self._keys.erase(name)
+        return lost
+
+    def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
+        """What was kept, in clear; of a version without keys it is."""
+        if data is None or not is_locked_away(bytes(data)):
+            return None if data is None else bytes(data)
+        key = self._keys.read(key_name)
+        if key is None:
+            raise BadData(
+                "the key of a round is gone from the folder of erasable keys, so what this tallier holds of it cannot "
+                "be opened; start the tallier again, which gives the round up"
+            )
+        (plain,) = take_out(key, context, bytes(data))
+        return plain
+
+    def _erase(self, round_digest: str) -> None:
+        self._keys.erase(_shares_key(round_digest))
+        self._keys.erase(_sum_key(round_digest))
 
     def _find(self, round_digest: str, connection: Connection) -> Any:
         return connection.execute(select(tallier_rounds).where(tallier_rounds.c.round_digest == round_digest)).first()
@@ -272,7 +341,19 @@ def _this(round_digest: str, agent_id: str) -> Any:
     return (tallier_shares.c.round_digest == round_digest) & (tallier_shares.c.agent_id == agent_id)
 
 
-def _check_same(row: Any, wanted: list[str], aggregate: bytes) -> None:
+def _shares_key(round_digest: str) -> str:
+    return round_digest + _SHARES
+
+
+def _sum_key(round_digest: str) -> str:
+    return round_digest + _SUM
+
+
+def _of_agent(round_digest: str, agent_id: str) -> str:
+    return f"{round_digest} {agent_id}"
+
+
+def _check_same(row: Any, wanted: list[str], summed: bytes | None, aggregate: bytes) -> None:
     name = repr(row.round_digest[:12])
     if row.contributors is not None and row.contributors != wanted:
         raise PrivacyRefusal(
@@ -281,5 +362,5 @@ def _check_same(row: Any, wanted: list[str], aggregate: bytes) -> None:
         )
     if row.state == "forgotten":
         raise PrivacyRefusal(f"round {name} was given up and forgotten; it is not summed again. Submit a new job")
-    if bytes(row.aggregate) != aggregate:
+    if summed != aggregate:
         raise PrivacyRefusal(f"round {name} was summed to something else before; the first sum stands for ever")

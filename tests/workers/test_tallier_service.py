@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.erasable import KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys, verify
@@ -28,6 +30,7 @@ from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, shar
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
 from workers import tallier_service
+from workers.journal_care import accept_restored_journal, backup_home
 from workers.party_home import TallierConfig, create_tallier_home, read_tallier_config
 from workers.tallier_service import SUM_KEPT_S, run_tallier
 
@@ -162,7 +165,7 @@ def test_single_shares_are_gone_after_the_sum(table: Table) -> None:
         table.share(agent, round)
     table.through(lambda: table.sum(round, ("a", "b")))
     with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database).load(round.digest)
+        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
     assert kept.contributors == {"a", "b"}
     assert all(share.data is None for share in kept.shares.values())
 
@@ -424,7 +427,7 @@ def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table
     table.through(lambda: table.sum(round, ("a", "b")))
     assert table.relay.received("aggregate-share") == []
     with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database).load(round.digest)
+        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
     assert kept.is_forgotten
     assert not kept.shares
 
@@ -493,3 +496,27 @@ def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path
     for aggregate in table.sums(1):
         assert aggregate.contributors == set(AGENTS)
         assert np.array_equal(aggregate.words, expected_words(table, round, "abc"))
+
+
+def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gives_its_rounds_up(
+    table: Table, tmp_path: Path
+) -> None:
+    round, later = table.round(1), table.round(2)
+    table.open(round)
+    table.share("a", round)
+    table.share("b", round)
+    table.through()
+    backup_home(table.home, tmp_path / "backup")
+    table.home.rename(tmp_path / "lost")
+    shutil.copytree(tmp_path / "backup", table.home)
+    with pytest.raises(JournalBehind, match="restored from a backup, which holds none"):
+        run_tallier(table.home, stop=threading.Event())
+    accept_restored_journal(table.home, reason="disk lost")
+    table.open(later)
+    table.share("a", later)
+    table.share("b", later)
+    table.through(lambda: table.sum(round, ("a", "b")))
+    table.through(lambda: table.sum(later, ("a", "b")))
+    (summed,) = table.sums(1)
+    assert summed.round == later
+    assert len(table.relay.received("aggregate-share")) == 1

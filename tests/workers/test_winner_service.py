@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.erasable import KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys
@@ -143,7 +144,7 @@ def test_the_winners_of_planted_votes_are_opened_with_ties_to_the_lowest_class_a
     for one in running:
         one.end()
     with open_database(trio.homes["tallier-1"] / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database).load(round.digest)
+        kept = TallierMemory(database, KeyFolder(trio.homes["tallier-1"] / "erasable")).load(round.digest)
     assert all(share.data is None for share in kept.shares.values())
 
 

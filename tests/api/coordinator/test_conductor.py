@@ -218,6 +218,7 @@ def test_agents_that_are_asked_again_learn_the_keys_that_talliers_have_now(desk:
 
 def test_a_round_opened_with_swapped_keys_is_refused_by_the_memory_of_a_tallier(desk: Desk, tmp_path: Path) -> None:
     """What a coordinator would have to send to have its own shares taken under an agent's name."""
+    from feature_store.erasable import KeysInMemory
     from feature_store.journal.database import open_database
     from feature_store.journal.tallier_memory import TallierMemory
 
@@ -231,7 +232,7 @@ def test_a_round_opened_with_swapped_keys_is_refused_by_the_memory_of_a_tallier(
         opening.expires_at,
     )
     with open_database(tmp_path / "t0.db", allow_unsynced=True) as database:
-        memory = TallierMemory(database)
+        memory = TallierMemory(database, KeysInMemory())
         memory.open_round(opening)
         with pytest.raises(WrongDigest, match="never changes"):
             memory.open_round(swapped)

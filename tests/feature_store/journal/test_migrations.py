@@ -20,6 +20,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 import feature_store.journal
+from feature_store.erasable import KeysInMemory
 from feature_store.journal.about import VERSION, metadata
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.anchor import Anchor
@@ -255,7 +256,7 @@ def test_the_half_finished_job_of_a_kept_home_can_be_completed(kept: KeptHome) -
         assert jobs.release(kept.half_done, of_it.number) == b"what was opened"
         assert accounts(ledger) == before == kept.facts["coordinator"]["accounts"]
     with closing(opened(kept, "talliers/tallier-1")) as database:
-        memory = TallierMemory(database)
+        memory = TallierMemory(database, KeysInMemory())
         assert of_it.round_digest in {one.round.digest for one in memory.open_rounds()}
 
 

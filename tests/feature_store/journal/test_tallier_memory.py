@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.database import Database
+from feature_store.erasable import ErasableKeys, KeyFolder, KeysInMemory, is_locked_away
+from feature_store.journal.backup import backup
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.tallier_memory import KeptRound, KeptShare, TallierMemory
+from feature_store.journal.tallier_tables import tallier_shares
 from labeler.bodies import OpenRound
 from labeler.errors import (
+    BadData,
     DuplicateAgent,
     InvalidSetting,
     LateShare,
@@ -46,7 +51,7 @@ def send(memory: TallierMemory, agent: str) -> None:
 
 @pytest.fixture
 def memory(database: Database) -> TallierMemory:
-    memory = TallierMemory(database)
+    memory = TallierMemory(database, KeysInMemory())
     memory.open_round(opening())
     return memory
 
@@ -85,14 +90,14 @@ def test_what_was_never_opened_is_not_found(memory: TallierMemory) -> None:
             step()
 
 
-def test_a_restarted_tallier_finds_everything_it_had(place: Place) -> None:
-    memory = TallierMemory(place.open())
+def test_a_restarted_tallier_finds_everything_it_had(place: Place, tmp_path: Path) -> None:
+    memory = TallierMemory(place.open(), KeyFolder(tmp_path / "erasable"))
     memory.open_round(opening())
     for agent in AGENTS:
         send(memory, agent)
     memory.exclude(DIGEST, "carol")
     place.close()
-    found = TallierMemory(place.open()).load(DIGEST)
+    found = TallierMemory(place.open(), KeyFolder(tmp_path / "erasable")).load(DIGEST)
     assert found.opened == opening()
     assert dict(found.shares) == {agent: kept(agent) for agent in ("alice", "bob")}
     assert (found.excluded, found.contributors, found.aggregate) == ({"carol"}, None, None)
@@ -157,7 +162,7 @@ def test_nothing_of_a_dropped_share_is_left_in_a_file_while_the_journal_is_open(
     sqlite_place: Place, size: int, how: str
 ) -> None:
     database = sqlite_place.open()
-    memory = TallierMemory(database)
+    memory = TallierMemory(database, KeysInMemory())
     memory.open_round(opening())
     for agent in AGENTS:
         memory.store_share(DIGEST, agent, b"share of " + agent.encode() * size, b"i" * 16, agent.encode().ljust(32))
@@ -280,3 +285,110 @@ def test_a_share_prints_nowhere(full: TallierMemory, database: Database) -> None
     printed.append(str(broken.value))
     assert isinstance(found, KeptRound)
     assert not any("share of" in one and "share of agent" not in one for one in printed), printed
+
+
+# Erased with its key.
+
+
+def held_in(path: Path) -> list[bytes]:
+    """Whatever of shares and sums a copy of the journal holds."""
+    with open_database(path, read_only=True) as database, database.read() as connection:
+        rows = connection.execute(text("SELECT share FROM tallier_shares WHERE share IS NOT NULL")).scalars().all()
+        rows = [*rows, *connection.execute(text("SELECT aggregate FROM tallier_rounds")).scalars().all()]
+    return [bytes(row) for row in rows if row is not None]
+
+
+def opened_by(keys: ErasableKeys, path: Path) -> list[object]:
+    """What somebody with a copy of the journal and these keys reads."""
+    with open_database(path, read_only=True) as database:
+        found = TallierMemory(database, keys).load(DIGEST)
+    return [share.data for share in found.shares.values() if share.data] + [found.aggregate] * (not found.shares)
+
+
+@pytest.mark.parametrize("how", ["summed", "forgotten"])
+def test_a_backup_of_single_shares_says_nothing_once_they_are_summed_or_given_up(
+    sqlite_place: Place, tmp_path: Path, how: str
+) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    memory = TallierMemory(sqlite_place.open(), keys)
+    memory.open_round(opening())
+    for agent in AGENTS:
+        send(memory, agent)
+    yesterday = tmp_path / "yesterday.db"
+    backup(Path(sqlite_place.target), yesterday, anchor=tmp_path / "yesterday.head")
+    assert opened_by(keys, yesterday) == [kept(agent).data for agent in AGENTS]
+    held = held_in(yesterday)
+    assert len(held) == 3
+    assert all(is_locked_away(one) for one in held)
+    memory.fix(DIGEST, AGENTS, b"the sum") if how == "summed" else memory.forget(DIGEST)
+    assert keys.names() == ([DIGEST + ".sum"] if how == "summed" else [])
+    for thief in (keys, KeyFolder(tmp_path / "erasable")):
+        with pytest.raises(BadData, match="gives the round up"):
+            opened_by(thief, yesterday)
+
+
+def test_a_sum_is_erased_with_its_key_when_the_round_is_forgotten(sqlite_place: Place, tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    memory = TallierMemory(sqlite_place.open(), keys)
+    memory.open_round(opening())
+    for agent in AGENTS:
+        send(memory, agent)
+    memory.fix(DIGEST, AGENTS, b"the sum")
+    yesterday = tmp_path / "yesterday.db"
+    backup(Path(sqlite_place.target), yesterday, anchor=tmp_path / "yesterday.head")
+    (held,) = held_in(yesterday)
+    assert is_locked_away(held)
+    memory.forget(DIGEST)
+    assert keys.names() == []
+    with pytest.raises(BadData):
+        opened_by(KeyFolder(tmp_path / "erasable"), yesterday)
+
+
+def test_keys_stay_when_the_step_that_would_erase_them_is_undone(full: TallierMemory, database: Database) -> None:
+    with suppress(KeyError), database.write() as connection:
+        full.fix(DIGEST, AGENTS, b"the sum", connection=connection)
+        raise KeyError
+    with suppress(KeyError), database.write() as connection:
+        full.forget(DIGEST, connection=connection)
+        raise KeyError
+    assert [share.data for share in full.load(DIGEST).shares.values()] == [kept(agent).data for agent in AGENTS]
+
+
+def test_a_start_gives_up_rounds_whose_key_is_gone_and_erases_keys_that_open_nothing(database: Database) -> None:
+    keys = KeysInMemory()
+    memory = TallierMemory(database, keys)
+    rounds = [Round(f"{number:064x}", "b" * 64, 2, 2, 2) for number in range(4)]
+    for one in rounds:
+        memory.open_round(opening(one))
+        memory.store_share(one.digest, "alice", b"s", b"i" * 16, b"f" * 32)
+    for one in rounds[:2]:
+        memory.fix(one.digest, ["alice"], b"sum")
+    keys.erase(rounds[0].digest + ".sum")
+    keys.erase(rounds[2].digest + ".shares")
+    keys.draw("f" * 64 + ".shares")
+    keys.draw("home")
+    assert sorted(memory.sweep()) == sorted([rounds[0].digest, rounds[2].digest])
+    assert keys.names() == sorted([rounds[1].digest + ".sum", rounds[3].digest + ".shares", "home"])
+    assert memory.sweep() == []
+    assert {one.round for one in memory.open_rounds()} == {rounds[1], rounds[3]}
+
+
+def test_what_an_older_version_kept_in_clear_is_read_summed_and_gone(memory: TallierMemory, database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(
+            tallier_shares.insert(),
+            [
+                {
+                    "round_digest": DIGEST, "agent_id": agent, "state": "held", "share": kept(agent).data,
+                    "sharing_id": kept(agent).sharing_id, "fingerprint": kept(agent).fingerprint,
+                }
+                for agent in ("alice", "bob")
+            ],
+        )  # fmt: skip
+    send(memory, "carol")
+    assert memory.sweep() == []
+    assert dict(memory.load(DIGEST).shares) == {agent: kept(agent) for agent in AGENTS}
+    memory.fix(DIGEST, AGENTS, b"sum")
+    assert memory.load(DIGEST).aggregate == b"sum"
+    with database.read() as connection:
+        assert connection.execute(text("SELECT count(*) FROM tallier_shares WHERE share IS NOT NULL")).scalar() == 0
