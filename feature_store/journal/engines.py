@@ -96,6 +96,16 @@ def empty_log(connection: Connection) -> None:
         raw.execute(f"PRAGMA busy_timeout = {int(patience_ms)}")
 
 
+def rewrite(connection: Connection) -> None:
+    """Write a SQLite journal anew, without the pages of what was deleted; outside of any transaction."""
+    raw: Any = connection.connection.driver_connection
+    statement = "VACUUM"
+    try:
+        raw.execute(statement)
+    except sqlite3.Error as error:
+        raise DBAPIError(statement, None, error) from error
+
+
 def follow_references(engine: Engine, wanted: bool) -> None:
     """Have the one writing connection of a SQLite journal follow references between tables, or not.
 

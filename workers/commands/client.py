@@ -6,6 +6,7 @@ This is the one module of commands that may import the service's client.
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from workers.commands.console import Json, cell, escaped, one_of, print_json
 if TYPE_CHECKING:
     from api.client import Client
     from api.schema import JobView, Selection
+    from workers.progress import ProgressCallback
 
 Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
 Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
@@ -186,6 +188,26 @@ def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | N
     """Make an access token at a running service; for `labeler keys`."""
     with _connect(url, token, ca_file) as service:
         return service.create_token(name, role).model_dump(mode="json")
+
+
+def prune_service(
+    url: str, token: str, ca_file: Path | None, age: timedelta, *, dry_run: bool, progress: ProgressCallback
+) -> dict[str, Any]:
+    """Have a running service forget the jobs that ended longer ago than an age; what `labeler prune --url` does.
+
+    Returns:
+        {"url", "jobs": [id], "dry_run"}.
+    """
+    from api.schema import FINISHED
+
+    before = datetime.now(UTC) - age
+    with _connect(url, token, ca_file) as service:
+        ended = service.jobs(states=sorted(FINISHED))
+        old = [job.job_id for job in ended if job.updated_at < before and job.forgotten_at is None]
+        for number, job_id in enumerate([] if dry_run else old, 1):
+            service.forget(job_id)
+            progress("Jobs", number, len(old))
+    return {"url": url, "jobs": old, "dry_run": dry_run}
 
 
 def _connect(url: str, token: str, ca_file: Path | None) -> Client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,29 @@ def test_another_requester_cannot_delete_what_is_not_its_own(service: Service, j
     with Client(service.url, service.tokens["requester"]) as owner:
         assert owner.job(job.job_id).forgotten_at is None
         assert owner.forget(job.job_id).forgotten_at is not None
+
+
+def test_an_operator_prunes_a_running_service_by_age(service: Service, job: JobView) -> None:
+    from workers.commands.client import prune_service
+
+    with Client(service.url, service.tokens["requester"]) as owner:
+        owner.cancel(job.job_id)
+    told: list[tuple[int, int]] = []
+
+    def prune(age: timedelta, *, dry_run: bool) -> list[str]:
+        def progress(stage: str, done: int, total: int) -> None:
+            told.append((done, total))
+
+        token = service.tokens["admin"]
+        found = prune_service(service.url, token, None, age, dry_run=dry_run, progress=progress)
+        jobs: list[str] = found["jobs"]
+        return jobs
+
+    assert job.job_id not in prune(timedelta(days=1), dry_run=False)
+    assert job.job_id in prune(timedelta(0), dry_run=True)
+    assert told == []
+    gone = prune(timedelta(0), dry_run=False)
+    assert job.job_id in gone
+    assert told[-1] == (len(gone), len(gone))
+    assert prune(timedelta(0), dry_run=True) == []
+    assert service.coordinator.job(job.job_id).forgotten_at is not None

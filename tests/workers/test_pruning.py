@@ -1,0 +1,140 @@
+"""Pruning of stopped homes: what is old goes, what proves the accounts stays, and a dry run touches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.coordinator import submission
+from feature_store.journal.database import open_database
+from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.tallier_memory import TallierMemory
+from labeler.bodies import OpenRound
+from labeler.errors import InvalidSetting, JournalInUse
+from labeler.tally import Round
+from tests.api.conftest import House, TestClock, clock, house
+from workers.cli import main
+from workers.journal_care import verify_journal
+from workers.pruning import parse_age, prune_home
+from workers.settings_file import coordinator_toml
+
+__all__ = ["clock", "house"]
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def stopped(house: House) -> tuple[House, list[str]]:
+    """A coordinator's home with one old cancelled job, a completed one of a minute ago, and one that runs."""
+    text = coordinator_toml(
+        public_url="http://127.0.0.1:1", redis_url="redis://127.0.0.1:1/0", delta=1e-5,
+        instance_epsilon="unlimited", agent_epsilon="unlimited", classes=None, backbones={},
+    )  # fmt: skip
+    (house.config.home / "coordinator.toml").write_text(text)
+    jobs = [house.submit(house.task(), 2, start=3 * number).job_id for number in range(3)]
+    submission.cancel(jobs[0], by="tok-1", stores=house.stores)
+    house.clock.turn(days=2)
+    house.jobs.change(jobs[1], "completed", expected=("queued",))
+    house.clock.turn(minutes=1)
+    return house, jobs
+
+
+def folders(house: House) -> list[str]:
+    return sorted(path.name for path in (house.config.home / "jobs").iterdir())
+
+
+def test_a_coordinators_old_jobs_go_and_its_chain_still_verifies(stopped: tuple[House, list[str]]) -> None:
+    house, (old, young, running) = stopped
+    home = house.config.home
+    with pytest.raises(JournalInUse):
+        prune_home(home, DAY, dry_run=True)
+    head = house.ledger.head()
+    house.database.close()
+    (home / "journal.db").chmod(0o600)
+    planned = prune_home(home, DAY, dry_run=True, clock=house.clock)
+    assert (planned["jobs"], planned["bytes"]) == ([old], 0)
+    assert folders(house) == sorted([old, young, running])
+    told: list[tuple[int, int]] = []
+    done = prune_home(home, DAY, dry_run=False, clock=house.clock, progress=lambda _, *steps: told.append(steps))
+    assert done["jobs"] == [old]
+    assert told == [(1, 1)]
+    assert folders(house) == sorted([young, running])
+    assert verify_journal(home)["hash"] == head.hash
+    assert prune_home(home, DAY, dry_run=False, clock=house.clock)["jobs"] == []
+    with closing(open_database(home / "journal.db", anchor=home / "journal.head", read_only=True)) as database:
+        assert list(ForgottenJobs(database).at([old, young, running])) == [old]
+
+
+def test_the_command_counts_and_removes_and_says_so_to_machines(
+    stopped: tuple[House, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    house, (old, young, _) = stopped
+    house.database.close()
+
+    def run(*arguments: object) -> dict[str, Any]:
+        # The test's clock stands in the past: by the real one both have ended long ago.
+        words = ["labeler", "prune", "--home", house.config.home, "--older-than", "1d", "--json", *arguments]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    for _ in range(2):
+        assert run("--dry-run")["jobs"] == [old, young]
+    found = run()
+    assert (found["jobs"], found["dry_run"]) == ([old, young], False)
+    assert run("--dry-run")["jobs"] == []
+
+
+def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: Path, clock: TestClock) -> None:
+    home = tmp_path / "tallier-0"
+    home.mkdir(mode=0o700)
+    (home / "tallier.toml").write_text("")
+    copies = [home / f"coordinator.head.2026030{number}T120000000000Z" for number in (1, 2)]
+    now = clock().timestamp()
+    for path, age_s in zip(copies, (2 * 86_400, 60), strict=True):
+        path.write_bytes(b"{}")
+        os.utime(path, (now - age_s, now - age_s))
+    rounds = []
+    with closing(open_database(home / "journal.db", anchor=home / "journal.head")) as database:
+        from feature_store.journal.ledger import Ledger
+
+        Ledger(database, clock=clock).open_account("rounds-summed", "agent", None)
+        memory = TallierMemory(database)
+        for age_s in (2 * 86_400, 60):
+            keys = {"east": secrets.token_hex(32), "west": secrets.token_hex(32)}
+            one = Round(secrets.token_hex(32), secrets.token_hex(32), 2, 3, 2)
+            memory.open_round(OpenRound(one, 0, keys, now - age_s))
+            share = secrets.token_bytes(400_000)
+            memory.store_share(one.digest, "east", share, b"s" * 16, b"f" * 32)
+            rounds.append(one.digest)
+    before = (home / "journal.db").stat().st_size
+    assert prune_home(home, DAY, dry_run=True, clock=clock)["rounds"] == 1
+    done = prune_home(home, DAY, dry_run=False, clock=clock)
+    assert (done["rounds"], done["files"]) == (1, [copies[0].name])
+    assert (home / "journal.db").stat().st_size < before - 300_000
+    assert copies[1].exists()
+    verify_journal(home)
+    with closing(open_database(home / "journal.db", anchor=home / "journal.head")) as database:
+        memory = TallierMemory(database)
+        assert memory.load(rounds[0]).is_forgotten
+        assert memory.load(rounds[1]).shares["east"].data is not None
+
+
+def test_what_is_no_home_and_what_is_no_age_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="no home of a coordinator, an agent or a tallier"):
+        prune_home(tmp_path, DAY, dry_run=True)
+    assert (parse_age("30d"), parse_age("12h"), parse_age("45m")) == (30 * DAY, DAY / 2, timedelta(minutes=45))
+    for wrong in ("30", "-1d", "1.5h", "soon"):
+        with pytest.raises(InvalidSetting, match="for example 30d"):
+            parse_age(wrong)
