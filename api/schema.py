@@ -51,6 +51,9 @@ class TaskRequest(Request):
     """Participants that may know their own noise, as readers or colluders; 1 when absent, of a single agent 0."""
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """At most so many records of one person vote at each agent; states a price for a person. Agents whose shards were
+    not told whose records they hold refuse such a task."""
     training: Training | None = None
     """How agents train; for methods whose price depends on it."""
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
@@ -77,6 +80,9 @@ class PriceView(View):
     agent_epsilon: float | None
     instance_charge_nano: int | None
     agent_charge_nano: int | None
+    person_epsilon: float | None = None
+    """For all records of one person at one agent; null where the task does not bound how many vote. Charged nowhere."""
+    records_per_person: int | None = None
     reason: str = ""
     """Why a level has no finite price, where one has none."""
     colluding_agents: int | None = None

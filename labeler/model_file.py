@@ -21,6 +21,7 @@ CARD_VERSION = "labeler-privacy-card/1"
 
 _LEVELS = {
     "instance": "one record of one agent is added or removed",
+    "person": "all records of one person at one agent are added or removed; at two agents the two mus add",
     "agent": "everything one agent contributes is replaced by nothing",
 }
 
@@ -37,13 +38,13 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         Only JSON types.
     """
     guarantees = {
-        level: {
+        statement.level: {
             "epsilon": _finite(statement.epsilon),
             "participant_epsilon": _finite(statement.participant_epsilon),
-            "neighbours": _LEVELS[level],
+            "neighbours": _LEVELS[statement.level],
         }
         | ({} if statement.reason is None else {"reason": statement.reason})
-        for level, statement in (("instance", price.instance), ("agent", price.agent))
+        for statement in price.stated
     }
     return {
         "version": CARD_VERSION,
@@ -60,6 +61,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,
+        **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
         "task_digest": task.digest,
@@ -98,9 +100,17 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",
         f"* {card['agents']} agents, of whom {card['colluding_agents']} may collude, {card['max_dropouts']} drop out",
+        *_person_in_words(card),
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _person_in_words(card: Mapping[str, Any]) -> list[str]:
+    most = card.get("records_per_person")
+    if most is None:
+        return ["* nothing is stated for a person with several records: the task does not bound how many vote"]
+    return [f"* of one person at most {most} records of an agent were used"]
 
 
 def _finite(value: float) -> float | None:

@@ -161,6 +161,11 @@ class Price:
         """The guarantee at one of the levels that ledgers account for."""
         return self.instance if level == "instance" else self.agent
 
+    @property
+    def stated(self) -> tuple[PrivacyStatement, ...]:
+        """Every guarantee there is, the smallest presence first."""
+        return (self.instance, *(() if self.person is None else (self.person,)), self.agent)
+
     def to_json(self) -> dict[str, Any]:
         """The shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
         return {
@@ -168,14 +173,8 @@ class Price:
             "agent": self.agent.to_json(),
             **self._person(),
             "delta": self.delta,
-            "as_in_paper": {
-                "instance": {"epsilon": _finite(self.instance.as_in_paper_epsilon)},
-                "agent": {"epsilon": _finite(self.agent.as_in_paper_epsilon)},
-            },
-            "as_in_paper_shares": {
-                "instance": {"epsilon": _finite(self.instance.paper_shares_epsilon)},
-                "agent": {"epsilon": _finite(self.agent.paper_shares_epsilon)},
-            },
+            "as_in_paper": {one.level: {"epsilon": _finite(one.as_in_paper_epsilon)} for one in self.stated},
+            "as_in_paper_shares": {one.level: {"epsilon": _finite(one.paper_shares_epsilon)} for one in self.stated},
             "noise_factors": asdict(self.noise_factors),
             "noise_share_sigma": self.noise_share_sigma_votes,
             "total_sigma_votes": self.total_sigma_votes,
@@ -237,6 +236,14 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         person=None if task.records_per_person is None else _statement(task, "person", asked),
         records_per_person=task.records_per_person,
     )
+
+
+def person_guarantee(price: Price) -> dict[str, Any]:
+    """What travels with released labels of a person's guarantee: nothing where the task states none."""
+    if price.person is None:
+        return {}
+    epsilon = _finite(price.person.epsilon)
+    return {"person": {"epsilon": epsilon, "method": METHOD, "records_per_person": price.records_per_person}}
 
 
 def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:

@@ -142,6 +142,8 @@ def _privacy(prepared: PreparedJob) -> Privacy:
         agent=_level_price(agent),
         breakdown=tuple(PriceRow(name, finite(one), finite(other), reported) for name, one, other, reported in rows),
         spent=_spending(prepared),
+        person=None if prepared.price.person is None else _level_price(prepared.price.person),
+        records_per_person=prepared.price.records_per_person,
     )
 
 

@@ -11,7 +11,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price, solve_k, solve_queries, solve_sigma
-from labeler.task import Level, Task, Training, describe_validation, parse_task
+from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class PlanRequest:
     release: ReleaseKind
     epsilon: float | None
     solve: Literal["sigma", "queries", "k"] | None
-    level: Level
+    level: StatedLevel
     training: Training | None = None
+    records_per_person: int | None = None
 
 
 def make_plan(request: PlanRequest) -> dict[str, Any]:
@@ -96,6 +97,7 @@ def solve_request(request: PlanRequest) -> Task:
             "max_dropouts": request.max_dropouts,
             "max_agent_records": request.max_agent_records,
             "training": request.training,
+            "records_per_person": request.records_per_person,
         }
     )
     if request.epsilon is None:

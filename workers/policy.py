@@ -1,8 +1,8 @@
 """What a site allows its agent to do: a TOML file that belongs to the site, read again at every ask.
 
-Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are
-refused, a missing field is refused, and while the file cannot be read everything is refused. Every decision follows
-from the policy and the ask alone, never from a record, so a refusal tells nothing private.
+Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused, a
+missing field (but `person_epsilon`) is refused, and while the file cannot be read everything is refused. Every decision
+follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
 
 Every field is listed in `docs/policy.md`; a test holds the two together.
 """
@@ -10,6 +10,7 @@ Every field is listed in `docs/policy.md`; a test holds the two together.
 from __future__ import annotations
 
 import tomllib
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from labeler.bodies import Ask
 from labeler.budget import budget_for
+from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.methods import Method, ReleaseKind
-from labeler.task import Level, PositiveFinite, describe_validation
+from labeler.planning import price
+from labeler.task import Level, PositiveFinite, Task, describe_validation
 
 MAX_POLICY_BYTES = 1024 * 1024
 
@@ -71,6 +74,9 @@ class AllowTable(_Table):
             (`[agents]` in tallier.toml), of whom no more than the task's `colluding_agents` collude: then g >= h in
             every sum. So name no more than the agents known to be real and honest.
         approval: whether a person has to approve each task before it is answered.
+        person_epsilon: the most that one task may cost one person whose records are here, all of them together, at the
+            policy's delta; None where that is not bounded. With a bound, tasks that state no price for a person
+            (`Task.records_per_person`) are refused. It is about one task: budgets add up per image and per site.
     """
 
     backbones: Annotated[tuple[str, ...], Field(strict=False)]
@@ -80,6 +86,7 @@ class AllowTable(_Table):
     max_queries_per_day: Annotated[int, Field(ge=0)]
     max_noise_contributors: Annotated[int, Field(ge=1)]
     approval: bool
+    person_epsilon: PositiveFinite | None = None
 
 
 class CoordinatorTable(_Table):
@@ -144,6 +151,7 @@ class Policy(_Table):
                 f"noise divided among {allow.max_noise_contributors} agents",
                 f"noise divided among {task.noise_contributors}",
             )
+        self._check_person(task)
         self._check_recipients(ask)
         if len(ask.batch) > allow.max_queries_per_day:
             raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{len(ask.batch)} at once")
@@ -152,6 +160,20 @@ class Policy(_Table):
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
                 f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
             )
+
+    def _check_person(self, task: Task) -> None:
+        most, delta = self.allow.person_epsilon, self.budget.delta
+        if most is None:
+            return
+        if task.records_per_person is None:
+            raise _refusal(
+                "allow.person_epsilon", f"epsilon {most:g} per person", "a task without records_per_person, so no bound"
+            )
+        # The whole task, whatever part of it this ask is; at the site's own delta.
+        person = price(task.model_copy(update={"delta": delta})).person
+        if person is None or not person.epsilon <= most:
+            asked = f"epsilon {say_epsilon(person.epsilon)}" if person and isfinite(person.epsilon) else "no bound"
+            raise _refusal("allow.person_epsilon", f"epsilon {most:g} per person (delta {delta:g})", asked)
 
     def _check_recipients(self, ask: Ask) -> None:
         pinned_ids = ", ".join(sorted(self.talliers)) or "none"
@@ -205,6 +227,7 @@ def policy_toml(policy: Policy) -> str:
         f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
         f"max_noise_contributors = {toml_value(allow.max_noise_contributors)}",
         f"approval = {toml_value(allow.approval)}",
+        *([] if allow.person_epsilon is None else [f"person_epsilon = {toml_value(allow.person_epsilon)}"]),
         "",
         "[talliers]",
         *(f"{toml_value(tallier)} = {toml_value(key)}" for tallier, key in sorted(policy.talliers.items())),

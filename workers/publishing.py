@@ -20,7 +20,7 @@ from feature_store.durable import replace_file, replacing
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.model_file import card_in_words, model_file, privacy_card
-from labeler.planning import METHOD
+from labeler.planning import METHOD, person_guarantee
 from labeler.pseudo_labels import AnswerStatus, JobStamp, pseudo_label_table
 from labeler.release import Release
 from workers.job_folder import JobFolder
@@ -168,6 +168,7 @@ def _privacy(prepared: PreparedJob) -> dict[str, object]:
         "delta": prepared.task.delta,
         "instance": {"epsilon": finite(prepared.price.instance.epsilon), "method": METHOD},
         "agent": {"epsilon": finite(prepared.price.agent.epsilon), "method": METHOD},
+        **person_guarantee(prepared.price),
         "colluding_agents": prepared.task.colluding_agents,
         "holds_against": prepared.price.holds_against,
     }

@@ -86,6 +86,8 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
                 "noise_contributors": task.noise_contributors,
                 "sigma_votes": task.sigma_votes,
                 "instance_epsilon": cost.instance.to_json()["epsilon"],
+                "person_epsilon": None if cost.person is None else cost.person.to_json()["epsilon"],
+                "records_per_person": task.records_per_person,
                 "agent_epsilon": cost.agent.to_json()["epsilon"],
                 "delta": task.delta,
                 "asked_at": asked_at.isoformat(timespec="seconds"),

@@ -27,7 +27,7 @@ from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError, NotReady
-from labeler.planning import METHOD
+from labeler.planning import METHOD, person_guarantee
 from labeler.pseudo_labels import ABSTAINED_LABEL, AnswerStatus, JobStamp, pseudo_label_table
 from labeler.release import Release
 
@@ -295,6 +295,7 @@ def _privacy(job: JobRecord, record: TaskRecord) -> dict[str, object]:
         "delta": record.task.delta,
         "instance": {"epsilon": cost.instance.to_json()["epsilon"], "method": METHOD},
         "agent": {"epsilon": cost.agent.to_json()["epsilon"], "method": METHOD},
+        **person_guarantee(cost),
         "colluding_agents": cost.colluding_agents,
         "holds_against": cost.holds_against,
     }

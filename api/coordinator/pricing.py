@@ -171,6 +171,8 @@ def _price_view(asked: _Asked) -> PriceView:
         agent_epsilon=cost.agent.epsilon if "agent" in finite else None,
         instance_charge_nano=charges["instance"] if "instance" in finite else None,
         agent_charge_nano=charges["agent"] if "agent" in finite else None,
+        person_epsilon=None if cost.person is None else cost.person.to_json()["epsilon"],
+        records_per_person=cost.records_per_person,
         reason="; ".join(reasons),
         colluding_agents=cost.colluding_agents,
         holds_against=cost.holds_against,

@@ -207,6 +207,26 @@ def test_a_plan_counts_on_one_participant_and_says_for_whom_it_holds(labeler) ->
     assert "say colluding_agents = 0" in refused.err
 
 
+def test_a_plan_states_a_person_where_records_of_one_person_are_bounded(labeler) -> None:
+    setting = ["plan", "--method", "reverse-knn", "--queries", 20, "--sigma", 8, "--agents", 3]
+    plan = json.loads(labeler(*setting, "--records-per-person", 2, "--json").out)
+    free = json.loads(labeler(*setting, "--json").out)
+    assert "person" not in free
+    assert plan["person"]["records_per_person"] == 2
+    assert plan["person"]["mu"] == pytest.approx(2 * free["instance"]["mu"])
+    assert plan["instance"]["mu"] == pytest.approx(math.sqrt(2) * free["instance"]["mu"])
+    assert set(plan["as_in_paper"]) == {"instance", "person", "agent"}
+    said = labeler(*setting, "--records-per-person", 2).out
+    assert "per person" in said
+    assert "of which at most 2 vote" in " ".join(said.split())
+    solving = [*setting[:3], "--records-per-person", 2, "--epsilon", 0.5, "--solve", "sigma", "--level", "person"]
+    solved = json.loads(labeler(*solving, "--json").out)
+    assert 0.49 < solved["person"]["epsilon"] <= 0.5
+    refused = labeler(*setting[:3], "--epsilon", 0.5, "--solve", "sigma", "--level", "person")
+    assert refused.code == 2
+    assert "records_per_person" in refused.err
+
+
 @pytest.mark.parametrize(("wanted", "key"), [("sigma", "sigma_votes"), ("queries", "queries")])
 def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
     given = ["--sigma", 20] if wanted == "queries" else []

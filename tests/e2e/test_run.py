@@ -43,6 +43,41 @@ def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp
     assert not {"secrets", "answers"} & {path.name for path in (out / ".job").iterdir()}
 
 
+def test_a_job_that_bounds_records_of_a_person_needs_shards_that_know_them_and_states_the_price(
+    labeler, federation, tmp_path
+) -> None:
+    """Each hundred digits are one writer's: the real embed, run and report, from a table of writers."""
+    task = federation.task_file(tmp_path, method="reverse-knn", k=1, sigma_votes=4.0, records_per_person=2)
+    refused = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "refused", "--json")
+    assert refused.code == 1
+    assert "was not told whose records it holds" in refused.err
+    shards = []
+    for name in ("agent-1", "agent-2"):
+        images = federation.root / name
+        files = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+        table = tmp_path / f"{name}.csv"
+        table.write_text("file,person\n" + "".join(f"{file},writer {int(file[-8:-4]) // 100}\n" for file in files))
+        shards += ["--shard", tmp_path / f"{name}.shard"]
+        made = labeler(
+            "embed", images, "--backbone", "pixels:8", "--out", shards[-1], "--classes", "zero,one,two,three",
+            "--persons", table,
+        )  # fmt: skip
+        assert made.code == 0, made.err
+    out = tmp_path / "job"
+    result = labeler("run", task, *shards, "--queries", federation.root / "public.shard", "--out", out, "--json")
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    person = summary["privacy"]["person"]
+    assert person["records_per_person"] == 2
+    assert person["epsilon"] > summary["privacy"]["instance"]["epsilon"]
+    assert summary["task"]["records_per_person"] == 2
+    assert "one person" in (out / "report.html").read_text()
+    stated = json.loads(pq.read_schema(out / "pseudo_labels.parquet").metadata[b"privacy"])["person"]
+    assert stated["epsilon"] == person["epsilon"]
+    left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert b"writer " not in left
+
+
 def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path, release="winner")
     result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")

@@ -16,8 +16,9 @@ from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batching import round_charges
 from labeler.errors import InvalidSetting
 from labeler.methods import METHOD_NAMES
+from labeler.model_file import card_in_words, privacy_card
 from labeler.model_terms import answer_sum
-from labeler.planning import price, solve_sigma
+from labeler.planning import person_guarantee, price, solve_sigma
 from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Method, StatedLevel, Task, parse_task
 
@@ -222,6 +223,27 @@ def test_a_person_with_very_many_records_moves_a_model_by_no_more_than_its_diame
     spec = answer_sum(task)
     assert spec.group_distance(2**40) == 2 * spec.largest_norm
     assert found.person.mu == pytest.approx(2 * found.agent.mu, rel=1e-2)
+
+
+def test_the_card_of_a_model_states_a_person_or_that_nothing_is_stated() -> None:
+    bounded, free = _task("blind-average", records_per_person=2), _task("blind-average")
+    card = privacy_card(bounded, price(bounded), is_seeded=False)
+    person = price(bounded).person
+    assert person is not None
+    assert card["guarantees"]["person"]["epsilon"] == person.epsilon
+    assert card["records_per_person"] == 2
+    assert "of one person at most 2 records of an agent were used" in card_in_words(card)
+    assert "person level, where all records of one person" in card_in_words(card)
+    plain = privacy_card(free, price(free), is_seeded=False)
+    assert set(plain["guarantees"]) == {"instance", "agent"}
+    assert "nothing is stated for a person" in card_in_words(plain)
+
+
+def test_released_labels_carry_what_they_cost_a_person() -> None:
+    bounded = price(_task("knn", k=3, records_per_person=2))
+    assert bounded.person is not None
+    assert person_guarantee(bounded)["person"]["epsilon"] == bounded.person.epsilon
+    assert person_guarantee(price(_task("knn", k=3))) == {}
 
 
 def test_ledgers_are_charged_for_a_record_and_an_agent_and_nobody_else() -> None:

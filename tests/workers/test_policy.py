@@ -17,6 +17,7 @@ from labeler.batch import QueryBatch
 from labeler.bodies import Ask, TallierKey
 from labeler.budget import budget_for
 from labeler.errors import AwaitingApproval, PolicyRefusal
+from labeler.planning import price
 from labeler.task import parse_task
 from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy, policy_toml, read_policy
 
@@ -86,7 +87,8 @@ def check(policy: Policy, asked: Ask, *, is_approved: bool = False) -> None:
 def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
     rows = next(part for part in re.split(r"^## ", DOCUMENT, flags=re.M) if part.startswith(f"`[{name}]`"))
     assert set(re.findall(r"^\| `(\w+)`", rows, flags=re.M)) == set(TABLES[name].model_fields)
-    assert all(field.is_required() for field in TABLES[name].model_fields.values())
+    # Without a bound for a person a policy says what it said before there could be one.
+    assert {field for field, info in TABLES[name].model_fields.items() if not info.is_required()} <= {"person_epsilon"}
 
 
 def test_every_table_is_documented() -> None:
@@ -99,6 +101,34 @@ def test_the_documented_example_is_a_policy_that_survives_being_written(tmp_path
     parsed = Policy.model_validate(tomllib.loads(example[1]))
     (tmp_path / "policy.toml").write_text(policy_toml(parsed))
     assert read_policy(tmp_path / "policy.toml") == parsed
+
+
+def test_a_bound_for_a_person_survives_being_written(tmp_path: Path) -> None:
+    bounded = policy(allow__person_epsilon=0.7)
+    (tmp_path / "policy.toml").write_text(policy_toml(bounded))
+    assert read_policy(tmp_path / "policy.toml") == bounded
+
+
+def test_what_a_task_costs_a_person_is_bounded_at_the_sites_own_delta() -> None:
+    asked = ask(records_per_person=2, sigma_votes=200.0, k=5)
+    at_site = price(asked.task.model_copy(update={"delta": 1e-5})).person
+    assert at_site is not None
+    check(policy(allow__person_epsilon=at_site.epsilon), asked)
+    with pytest.raises(PolicyRefusal, match=r"allow.person_epsilon: .* per person \(delta 1e-05\), and epsilon"):
+        check(policy(allow__person_epsilon=at_site.epsilon * 0.999), asked)
+    # A task that states itself at a generous delta is judged at the site's.
+    generous = ask(records_per_person=2, sigma_votes=200.0, k=5, delta=0.1)
+    stated = price(generous.task).person
+    assert stated is not None
+    assert stated.epsilon < at_site.epsilon * 0.9
+    with pytest.raises(PolicyRefusal, match=r"allow\.person_epsilon"):
+        check(policy(allow__person_epsilon=stated.epsilon), generous)
+
+
+def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_bound_nobody_looks() -> None:
+    with pytest.raises(PolicyRefusal, match="a task without records_per_person, so no bound"):
+        check(policy(allow__person_epsilon=1000.0), ask())
+    check(policy(), ask(records_per_person=10**6))
 
 
 def test_a_policy_with_unusual_names_survives_being_written(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def agent_waiting(home: Home, as_json: Json = False) -> None:
         "colluding",
         "sigma",
         "epsilon per image",
+        "per person",
         "per agent",
         "asked at",
     )
@@ -111,6 +112,7 @@ def agent_waiting(home: Home, as_json: Json = False) -> None:
             str(task["colluding_agents"]),
             f"{task['sigma_votes']:.4g}",
             _epsilon(task["instance_epsilon"]),
+            "not stated" if task["records_per_person"] is None else _epsilon(task["person_epsilon"]),
             _epsilon(task["agent_epsilon"]),
             task["asked_at"],
         )

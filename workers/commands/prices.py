@@ -35,6 +35,9 @@ def plan(
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
     ] = None,
+    records_per_person: Annotated[
+        int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
+    ] = None,
     min_records: Annotated[
         int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
     ] = None,
@@ -44,7 +47,7 @@ def plan(
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
     epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
     solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
-    level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance or agent.")] = "instance",
+    level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
     as_json: Json = False,
 ) -> None:
     """Say what a setting costs before anything is asked, or which setting a price buys.
@@ -54,6 +57,8 @@ def plan(
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
     `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+
+    `labeler plan --method reverse-knn --queries 20 --sigma 8 --records-per-person 2 --agents 3`
 
     `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
 
@@ -75,7 +80,8 @@ def plan(
         release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
         epsilon=epsilon,
         solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
-        level=one_of("level", level, ("instance", "agent")),
+        level=one_of("level", level, ("instance", "person", "agent")),
+        records_per_person=records_per_person,
         training=None if min_records is None else training_from(min_records, regularisation),
     )
     result = make_plan(request)
@@ -85,11 +91,15 @@ def plan(
     _print_plan(result)
 
 
+_HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}
+
+
 def _print_plan(result: dict[str, Any]) -> None:
     from labeler.epsilon_words import say_epsilon, say_estimate
 
     table = Table(title=None, show_edge=False)
-    for heading in ("", "per private image", "per agent"):
+    stated = [level for level in _HEADINGS if level in result]
+    for heading in ("", *(_HEADINGS[level] for level in stated)):
         table.add_column(heading, justify="left" if not heading else "right")
     rows = [("epsilon, exact (guaranteed)", None), ("as computed in the papers", "as_in_paper")]
     factors = result["noise_factors"]
@@ -98,7 +108,7 @@ def _print_plan(result: dict[str, Any]) -> None:
     for name, key in rows:
         levels = result if key is None else result[key]
         say = say_epsilon if key is None else say_estimate
-        table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in ("instance", "agent")))
+        table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in stated))
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
@@ -120,6 +130,12 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
             "The papers' shares are smaller, and the price would be higher."
         )
-    for level in ("instance", "agent"):
+    if "person" in result:
+        console.print(
+            f"A person is all records of one person at one agent, of which at most "
+            f"{result['person']['records_per_person']} vote; with records at two agents the two mus add. Budgets are "
+            "charged per image and per agent."
+        )
+    for level in stated:
         if result[level].get("reason"):
             console.print(f"Per {level}: {result[level]['reason']}")

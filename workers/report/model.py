@@ -129,6 +129,8 @@ class Privacy:
         agent: everything one agent sent.
         breakdown: the reported price beside others of the same releases.
         spent: (questions asked so far, instance epsilon so far), in order.
+        person: all records of one person at one agent, where the task bounds how many vote.
+        records_per_person: that bound.
     """
 
     delta: float
@@ -136,10 +138,14 @@ class Privacy:
     agent: LevelPrice
     breakdown: tuple[PriceRow, ...] = ()
     spent: tuple[tuple[int, float], ...] = ()
+    person: LevelPrice | None = None
+    records_per_person: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise InvalidSetting(f"delta must lie between 0 and 1, found {self.delta}")
+        if (self.person is None) != (self.records_per_person is None):
+            raise InvalidSetting("a price for a person goes with the number of records of a person that vote")
         if self.breakdown and sum(row.is_reported for row in self.breakdown) != 1:
             raise InvalidSetting("exactly one row of the price breakdown must be the reported one")
         for _, epsilon in self.spent:

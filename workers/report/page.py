@@ -103,6 +103,10 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
             "unit": f"of {report.task.agents:,}; {report.task.quorum:,} needed",
         }
     )
+    if (person := report.privacy.person) is not None:
+        most = words.count(report.privacy.records_per_person or 1, "image")
+        unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
+        cards.append({"name": "epsilon, one person", "figure": say_epsilon(person.epsilon), "unit": unit})
     cards.append(
         {
             "name": "epsilon, whole agent",

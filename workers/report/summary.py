@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labeler.pseudo_labels import AnswerStatus
-from workers.report.model import JobReport, LevelPrice
+from workers.report.model import JobReport, LevelPrice, Privacy
 from workers.report.words import all_warnings
 
 
@@ -34,6 +34,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "delta": report.privacy.delta,
             "instance": _level(report.privacy.instance),
             "agent": _level(report.privacy.agent),
+            **_person(report.privacy),
             "colluding_agents": task.colluding_agents,
             "holds_against": report.holds_against,
             "breakdown": [
@@ -68,6 +69,12 @@ def report_json(report: JobReport) -> dict[str, Any]:
         if value:
             document[key] = value
     return document
+
+
+def _person(privacy: Privacy) -> dict[str, Any]:
+    if privacy.person is None:
+        return {}
+    return {"person": _level(privacy.person) | {"records_per_person": privacy.records_per_person}}
 
 
 def _level(price: LevelPrice) -> dict[str, Any]:

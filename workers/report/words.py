@@ -99,7 +99,23 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
         f"Delta ({say_delta(delta)}) is the small probability left out of that promise, and whatever is made from the "
         "answers, such as the student, costs nothing more."
     )
-    return first, second, third, report.holds_against
+    return first, second, third, *_person(report), report.holds_against
+
+
+def _person(report: JobReport) -> tuple[str, ...]:
+    """What a person is worth who has several images, or that nobody says."""
+    price, most = report.privacy.person, report.privacy.records_per_person
+    if price is None or most is None:
+        return (
+            "All of this is about one image. A person with several is hidden less well, and by how much this task does "
+            "not say, because it does not bound how many images of one person vote (records_per_person).",
+        )
+    if price.epsilon is None:
+        return (f"For a person with several images there is no bound: {price.reason.rstrip('.')}.",)
+    return (
+        f"For all images of one person at one agent, of which at most {most:,} {'votes' if most == 1 else 'vote'}, "
+        f"epsilon is {say_epsilon(price.epsilon)}; a person with images at two agents is hidden less well than that.",
+    )
 
 
 def neighbors(task: Task) -> str:

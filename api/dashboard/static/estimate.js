@@ -5,7 +5,7 @@ import { byId, debounced, el, fill, forget, icon } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
 import { meter } from "./meters.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { accountName, count, delta, epsilon, levelName, percent, priceWords, sentence, whole } from "./words.js";
+import { accountName, count, delta, epsilon, levelName, percent, personWords, priceWords, sentence, statesPerson, whole } from "./words.js";
 
 const WAIT_MS = 250;
 const SHOWN_ACCOUNTS = 4;
@@ -187,6 +187,7 @@ function verdict(view) {
     "dl",
     { class: "cards" },
     figure("epsilon, one image", epsilon(price.instance_epsilon), `for ${count(price.queries, "question")}, delta ${delta(price.delta)}`, "first"),
+    statesPerson(price) ? figure("epsilon, one person", personWords(price), `of whose images at most ${whole(price.records_per_person)} vote at each agent`) : null,
     figure("epsilon, a whole agent", price.agent_epsilon === null ? "none" : epsilon(price.agent_epsilon), price.agent_epsilon === null ? price.reason || "no finite bound" : `delta ${delta(price.delta)}`),
     figure(view.jobs_left === 1 ? "such job left" : "such jobs left", view.jobs_left === null ? "any" : whole(view.jobs_left), view.jobs_left === null ? "not limited" : "in the tightest account"),
     figure("noise in a full sum", epsilon(view.total_sigma_votes), `votes (sigma); ${count(view.quorum, "agent")} must answer`),

@@ -4,7 +4,7 @@ import { byId, el, icon, save } from "./dom.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, epsilon, jobTitle, listed, sentence, stateLook, time, whole } from "./words.js";
+import { FINISHED, count, epsilon, jobTitle, listed, personWords, sentence, stateLook, statesPerson, time, whole } from "./words.js";
 
 const FORMATS = [
   ["jsonl", "JSONL", "jsonl"],
@@ -171,6 +171,7 @@ function facts(job, by) {
   const how = job.selection.strategy === "all" ? "every image is asked about" : `${whole(job.selection.count)} asked about, ${job.selection.strategy}`;
   const rows = [
     ["Price, one image", `epsilon ${epsilon(job.price.instance_epsilon)}`],
+    ...(statesPerson(job.price) ? [["Price, one person", `epsilon ${personWords(job.price)}, at most ${count(job.price.records_per_person, "image")} of whom vote`]] : []),
     ["Price, a whole agent", job.price.agent_epsilon === null ? job.price.reason || "no finite bound" : `epsilon ${epsilon(job.price.agent_epsilon)}`],
     ...(job.price.holds_against ? [["For whom the price holds", job.price.holds_against]] : []),
     ["Images", `${whole(job.images)}; ${how}`],

@@ -103,8 +103,13 @@ export function stateLook(state) {
 export const jobTitle = (job) => job.name || `Job ${job.job_id.slice(0, 8)}`;
 export const short = (digest, length = 12) => (digest.length > length ? `${digest.slice(0, length)}…` : digest);
 
-/** A price as words: both levels. */
+/** A price as words: every level. */
 export function priceWords(price) {
   const agent = price.agent_epsilon === null ? "no finite bound" : epsilon(price.agent_epsilon);
-  return `epsilon ${epsilon(price.instance_epsilon)} for one image, ${agent} for a whole agent`;
+  const person = statesPerson(price) ? `${personWords(price)} for one person, ` : "";
+  return `epsilon ${epsilon(price.instance_epsilon)} for one image, ${person}${agent} for a whole agent`;
 }
+
+/** Whether the task bounds how many images of one person vote, so that a price is stated for a person. */
+export const statesPerson = (price) => typeof price.records_per_person === "number";
+export const personWords = (price) => (typeof price.person_epsilon === "number" ? epsilon(price.person_epsilon) : "no finite bound");

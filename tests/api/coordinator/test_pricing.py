@@ -43,6 +43,21 @@ def test_the_price_is_the_certified_one_and_its_charge_is_what_the_rounds_cost(h
     assert view.agent_charge_nano == total_charges(task, round_sizes(task, 10_000))["agent"]
 
 
+def test_a_price_for_a_person_is_shown_where_the_task_states_one_and_charged_nowhere(house: House) -> None:
+    record = house.task(method="reverse-knn", records_per_person=3)
+    view = price_view(record.task, 100)
+    person = price(record.task, queries=100).person
+    assert person is not None
+    assert (view.person_epsilon, view.records_per_person) == (person.epsilon, 3)
+    assert view.person_epsilon is not None
+    assert view.instance_epsilon is not None
+    # Under its cap a record is a replacement: 2 in mu squared; a person is 3 removals, 9.
+    assert view.person_epsilon > view.instance_epsilon
+    assert {account.level for account in estimated(house, record, 100).accounts} == {"instance", "agent"}
+    plain = price_view(house.task(method="reverse-knn").task, 100)
+    assert (plain.person_epsilon, plain.records_per_person) == (None, None)
+
+
 def test_a_price_that_was_asked_before_takes_no_time(house: House) -> None:
     task = house.task(max_queries=10_000).task
     price_view(task, 9_999)

@@ -13,6 +13,8 @@ from PIL import Image
 from labeler.errors import InvalidSetting, UnreadableImage
 from workers.report import AnsweredQuery, LevelPrice, map_public_set, report_json, shown_queries, write_report
 from workers.report.model import PNG_SIGNATURE
+from workers.report.page import render_page
+from workers.report.words import what_epsilon_means
 
 PICTURES = {"accuracy_vs_epsilon", "budget", "price", "coverage", "vote_margins", "answers"}
 
@@ -78,6 +80,22 @@ def test_report_json_has_the_promised_shape(make_report):
 
 def test_report_json_without_truth_has_no_accuracy_anywhere(make_report):
     assert "accuracy" not in json.dumps(report_json(make_report(has_truth=False)))
+
+
+def test_a_report_states_a_person_where_the_task_does_and_says_so_where_it_does_not(make_report):
+    report = make_report()
+    assert "person" not in report_json(report)["privacy"]
+    assert any("does not bound how many images of one person vote" in said for said in what_epsilon_means(report))
+    privacy = replace(report.privacy, person=LevelPrice(1.25, "proved"), records_per_person=2)
+    stated = replace(report, privacy=privacy)
+    found = report_json(stated)["privacy"]["person"]
+    assert (found["epsilon"], found["records_per_person"]) == (1.25, 2)
+    assert any("at most 2 vote, epsilon is 1.25" in said for said in what_epsilon_means(stated))
+    page = render_page(stated, {})
+    assert "epsilon, one person" in page
+    assert "at most 2 images vote" in page
+    with pytest.raises(InvalidSetting, match="goes with the number of records"):
+        replace(report.privacy, person=LevelPrice(1.25, "proved"))
 
 
 def test_a_report_without_a_student_or_an_agent_epsilon_is_still_json(make_report):
