@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +25,7 @@ from api.coordinator.budgets import LedgerPages, agent_account, budget_view, ope
 from api.coordinator.conductor import Conductor, Timing
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
+from api.coordinator.home_lock import owning_home
 from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.post_office import PostOffice
@@ -150,6 +152,7 @@ class Coordinator:
         self._clock = clock
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
+        self._owned = ExitStack()
         post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
         turns = WinnerTurns()
         self._forgotten = ForgottenJobs(stores.database, clock=clock)
@@ -212,20 +215,26 @@ class Coordinator:
         """Open everything in a home; keys are made at the first start.
 
         Raises:
-            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: the journal cannot be trusted, or is in use.
+            JournalInUse: another coordinator runs on this home, or on its journal.
+            JournalBroken, JournalBehind, UnsafeStorage: the journal cannot be trusted.
             UnsafeStorage: Redis may evict what it holds.
         """
-        path = config.home / "keys.json"
-        keys = PartyKeys.load(path) if path.exists() else PartyKeys.generate()
-        if not path.exists():
-            keys.save(path)
-        mailbox = Mailbox(config.redis_url)
-        try:
-            mailbox.check()
-        except TryAgain:
-            # Redis may come later; until then /readyz says what is missing.
-            log.warning("redis cannot be reached yet")
-        return cls(config, Stores.open(config, clock=clock), keys, mailbox, clock=clock)
+        with ExitStack() as owned:
+            # Before anything else: whoever comes second must not touch what the first one has under way.
+            owned.enter_context(owning_home(config.home))
+            path = config.home / "keys.json"
+            keys = PartyKeys.load(path) if path.exists() else PartyKeys.generate()
+            if not path.exists():
+                keys.save(path)
+            mailbox = Mailbox(config.redis_url)
+            try:
+                mailbox.check()
+            except TryAgain:
+                # Redis may come later; until then /readyz says what is missing.
+                log.warning("redis cannot be reached yet")
+            coordinator = cls(config, Stores.open(config, clock=clock), keys, mailbox, clock=clock)
+            coordinator._owned = owned.pop_all()
+        return coordinator
 
     def start(self) -> None:
         """Begin to move jobs."""
@@ -244,6 +253,7 @@ class Coordinator:
         self._preparation.stop()
         self._mailbox.close()
         self.stores.database.close()
+        self._owned.close()
 
     async def aclose(self) -> None:
         """Let go of connections that belong to the event loop; call it there, before `stop`."""

@@ -2,6 +2,7 @@
 
     version          of the tables; a program opens its own version and no other
     upgrading        stands while an upgrade runs: from which version to which, and the backup made before it
+    owner            of a journal in PostgreSQL: the process that began to write it last (`ownership`)
     upgraded_to_N    stays: when, from which version, at which head of the ledger, and the name of that backup
 
 Tables are added by name, without a new version: a store makes its own where they are missing. A new version is for
@@ -42,6 +43,7 @@ journal_about = Table(
 )
 
 _UPGRADING = "upgrading"
+_OWNER = "owner"
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,22 @@ def end_upgrade(connection: Connection) -> None:
 def note_upgrade(connection: Connection, version: int, fields: Mapping[str, Any]) -> None:
     """Keep for ever how a journal came to a version."""
     _write(connection, f"upgraded_to_{version}", json_text(dict(fields)))
+
+
+def read_owner(connection: Connection) -> str | None:
+    """Who began to write this journal last; None where nobody is named, or nothing was ever written."""
+    if not inspect(connection).has_table(journal_about.name):
+        return None
+    found: str | None = connection.execute(select(journal_about.c.value).where(journal_about.c.name == _OWNER)).scalar()
+    return found
+
+
+def write_owner(connection: Connection, name: str) -> bool:
+    """Name who writes from now on; False where the journal has no tables yet."""
+    if not inspect(connection).has_table(journal_about.name):
+        return False
+    _write(connection, _OWNER, name)
+    return True
 
 
 def _write(connection: Connection, name: str, value: str) -> None:

@@ -1,9 +1,10 @@
 """One door to a SQL database that keeps what it acknowledged: SQLite beside the data, or PostgreSQL by URL.
 
 Writers stand in one line: a write transaction holds the only pen, in this process (a lock) and among processes (one
-owner of a SQLite file; one advisory lock in PostgreSQL). So a chain of entries has no gaps and no races, and a
-transaction that reads a balance and charges it cannot be overtaken. When `write` is left without an error, what was
-written survives a power cut; when it is left with one, nothing of it was.
+owner: by a lock file beside SQLite, by `ownership` in PostgreSQL, whose writers share one advisory lock besides). So a
+chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot be overtaken.
+When `write` is left without an error, what was written survives a power cut; when it is left with one, nothing of it
+was.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from feature_store.journal.engines import (
     sqlite_engines,
 )
 from feature_store.journal.outages import translating
+from feature_store.journal.ownership import Ownership
 from feature_store.journal.storage import check_private, check_synced, create_private
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, OutputInUse, UnsafeStorage
 
@@ -62,6 +64,7 @@ class Database:
         anchor: Path | None,
         owned: ExitStack,
         path: Path | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self.what = what
         self.is_read_only = is_read_only
@@ -70,6 +73,7 @@ class Database:
         self._writer = writer
         self._reader = reader
         self._owned = owned
+        self._ownership = ownership
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
         self._after_commit: list[Callable[[], None]] = []
@@ -101,6 +105,7 @@ class Database:
 
         Raises:
             Unavailable: the disk is full, the database locked or out of reach.
+            JournalInUse: another process took a journal in PostgreSQL over.
             InvalidSetting: the journal was opened for reading only.
         """
         if self.is_read_only:
@@ -115,7 +120,11 @@ class Database:
                     if self.dialect == "postgresql":
                         # Taken first: every later statement of the transaction sees what the last writer committed.
                         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRESQL_LOCK})
+                    if self._ownership is not None:
+                        self._ownership.confirm(connection)
                     yield connection
+                if self._ownership is not None:
+                    self._ownership.kept()
                 for step in self._after_commit:
                     step()
             finally:
@@ -228,9 +237,9 @@ class Database:
 
     def close(self) -> None:
         """Let go of every connection and of the file; may be called twice."""
+        self._owned.close()
         self._reader.dispose()
         self._writer.dispose()
-        self._owned.close()
 
 
 def open_database(
@@ -253,7 +262,7 @@ def open_database(
     Raises:
         InvalidSetting: the target is no file and no known URL.
         UnsafeStorage: memory, a network file system, loose permissions, or settings that give up durability.
-        JournalInUse: another process owns the SQLite file.
+        JournalInUse: another process owns the journal.
         Unavailable: the database cannot be reached or opened.
     """
     url = _parse(target)
@@ -269,7 +278,22 @@ def open_database(
     engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
     # One moment of the journal per reading transaction, in which nothing can be written.
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return _opened(Database(engine, reader, what=what, is_read_only=read_only, anchor=anchor, owned=ExitStack()))
+    with ExitStack() as owned:
+        owned.callback(engine.dispose)
+        ownership = None
+        if not read_only:
+            ownership = Ownership(engine, what)
+            owned.callback(ownership.end)
+        database = Database(
+            engine,
+            reader,
+            what=what,
+            is_read_only=read_only,
+            anchor=anchor,
+            owned=owned.pop_all(),
+            ownership=ownership,
+        )
+    return _opened(database)
 
 
 def _open_sqlite(
