@@ -21,7 +21,8 @@ is not positive when a (b + 2 lambda) <= 2.
 **Fact 3, the losses.** Softmax: the gradient is (p - e_y) x^T, and |p - e_y|^2 = (1 - p_y)^2 + sum_{j != y} p_j^2 <=
 2 (1 - p_y)^2, so L = sqrt(2) c for every number of classes; its Hessian in the scores, diag(p) - p p^T, has no
 eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberised hinge of one class: a
-slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). All K classes at once, as one
+slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). Logistic, one column of weights: a
+slope in [-1, 1] that changes at a rate of at most 1/4, so L = c, b = c^2/4. All K classes at once, as one
 vector of squared norm sum |w_k|^2: L = sqrt(K) c, attained where every margin is violated, and the same b, as the
 classes do not meet.
 
@@ -37,17 +38,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from labeler.descent import Descent
 from labeler.errors import InvalidSetting
 
 Learner = Literal["softmax", "svm"]
 
 HUBER_WIDTH = 0.1
 """h: the hinge is rounded for margins in (1 - h, 1 + h). The value of Kirschte et al."""
-
-MOST_NUMBERS = 2**18
-"""Records plus weights of one training, at most: what `LinearTerms.rounding_margin` is proved for."""
-
-MOST_MARGIN = 0.01
 
 NeighboringUsers = Literal["replace", "zero-out"]
 
@@ -181,24 +178,12 @@ class LinearTerms:
     here.)
 
     **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
-    classes of the svm). Proof: let w, w' be the weights on neighbouring sets after t steps and d_t their distance,
-    d_0 = 0. Projection onto a convex set (a ball; for the svm a product of balls) moves no two points apart, so with
-    T, T' the two steps, d_{t+1} <= |T(w) - T'(w')| <= |T(w) - T(w')| + |T(w') - T'(w')| <= (1 - a lambda) d_t + a
-    2L/n by facts 2 and 1. Hence d_t <= 2L/(n lambda) for every t: converged or not. It is the bound of the exact
-    minimiser, and never larger than the paper's 2 (L + R lambda)/(n lambda), whose second summand bounds a change of
-    the regulariser that does not happen. It is attained up to a few percent by the svm
-    (`tests/workers/learning/test_linear.py`).
+    classes of the svm), converged or not, one record added, removed or replaced: `labeler.descent` has the proof, and
+    says what rounding adds. It is the bound of the exact minimiser, and never larger than the paper's
+    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regulariser that does not happen. It is
+    attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
 
-    **User level**: |w| <= min(R, L/lambda): the projection, and |w_{t+1}| <= (1 - a lambda) |w_t| + a L.
-
-    **Rounding.** Weights are computed in double precision, u = 2^-53, in an order of summation that is not ours to
-    choose. With N the number of records and weights, one step is off by at most a e, e <= u N sqrt(K) L (2 + 1.5
-    b'/lambda), b' = b + 2 lambda: scores of K classes are off by u N c |w| each, with |w| <= L/lambda, which moves
-    slopes by at most b/c^2 of that and the gradient by c times as much; sums over records by u N L; update and
-    projection by u N |w|/a. As in the proof, the distance grows by 2 e / lambda, a share of n e / L <= n u N sqrt(K)
-    (2 + 1.5 b'/lambda) of the bound. N is at most MOST_NUMBERS, or training is refused. Features that are computed
-    anew, and round differently when another record is gone, count the same way: twice as much, if no row is off by
-    more than 2 MOST_NUMBERS u c = 2^-34 c. `rounding_margin` is four times this, one of them to spare, and included.
+    **User level**: |w| <= min(R, L/lambda) for softmax, min(sqrt(K) R, L/lambda) for the svm.
 
     Attributes:
         learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
@@ -213,8 +198,7 @@ class LinearTerms:
         InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
 
     References:
-        Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10; Wu et al. 2017,
-        "Bolt-on differential privacy", Lemma 8; Hardt, Recht, Singer 2016.
+        Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10.
     """
 
     learner: Learner
@@ -231,11 +215,7 @@ class LinearTerms:
         _check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
         _check_count(iterations=self.iterations, min_records=self.min_records)
         _check_classes(self.num_classes)
-        if self.rounding_margin > MOST_MARGIN:
-            raise InvalidSetting(
-                f"regularisation {self.regularisation:g} is too weak for {self.min_records} records in double "
-                f"precision: rounding alone could move the weights by {self.rounding_margin:.2g} of what a record can"
-            )
+        _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
     @property
     def bias_feature(self) -> float:
@@ -262,15 +242,28 @@ class LinearTerms:
         return self.clip_norm**2 / (2 if self.learner == "softmax" else 2 * HUBER_WIDTH)
 
     @property
+    def descent(self) -> Descent:
+        """The training as a mechanism."""
+        return Descent(
+            lipschitz=self.lipschitz,
+            smoothness=self.smoothness,
+            regularisation=self.regularisation,
+            least=self.min_records,
+            columns=self.num_classes,
+            iterations=self.iterations,
+            radius=self.radius,
+            balls=1 if self.learner == "softmax" else self.num_classes,
+        )
+
+    @property
     def learning_rate(self) -> float:
         """a, the longest step that fact 2 allows."""
-        return 2 / (self.smoothness + 2 * self.regularisation)
+        return self.descent.learning_rate
 
     @property
     def largest_norm(self) -> float:
         """Bound on the norm of the whole model, rounding included; the agent-level sensitivity."""
-        balls = 1 if self.learner == "softmax" else self.num_classes
-        return min(math.sqrt(balls) * self.radius, self.lipschitz / self.regularisation) * (1 + self.rounding_margin)
+        return self.descent.largest_norm
 
     @property
     def sensitivity(self) -> float:
@@ -278,8 +271,7 @@ class LinearTerms:
 
         One record added, removed or replaced; for every number of records, also below `min_records`.
         """
-        exact = 2 * self.lipschitz / (self.min_records * self.regularisation)
-        return min(exact * (1 + self.rounding_margin), 2 * self.largest_norm)
+        return self.descent.sensitivity
 
     @property
     def sensitivity_as_in_paper(self) -> float:
@@ -297,8 +289,7 @@ class LinearTerms:
     @property
     def rounding_margin(self) -> float:
         """Share of the bound that covers double precision."""
-        condition = (self.smoothness + 2 * self.regularisation) / self.regularisation
-        return 4 * self.min_records * 2.0**-53 * MOST_NUMBERS * math.sqrt(self.num_classes) * (2 + 1.5 * condition)
+        return self.descent.rounding_margin
 
 
 def _check_positive(**values: float) -> None:

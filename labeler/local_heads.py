@@ -2,8 +2,9 @@
 
     own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> everything said later
 
-Both heads are minimisers of a regularised, averaged logistic loss over features that are cut to a public norm. All
-that the client answers afterwards, to anybody and however often, is computed from the noisy heads alone:
+Both heads come from a fixed number of gradient steps on a regularised, averaged logistic loss over features that are
+cut to a public norm. All that the client answers
+afterwards, to anybody and however often, is computed from the noisy heads alone:
 post-processing. No other party's noise is counted on (h = 1), so the guarantee needs neither talliers nor honest
 neighbours.
 
@@ -18,25 +19,19 @@ J gives the head, K the certainty head, which tells the client's records from pu
 A client with fewer than n records divides by n all the same. It must not be refused instead: that it is refused would
 tell n records from n - 1. B has C rows whatever classes the client holds, and its noise depends on nothing private.
 
-**Sensitivity of the head: s = 2 sqrt(2) c / (lambda n).** The loss of (x, y) has the gradient (p - e_y) x^T with
-p = softmax(B x), of norm |p - e_y| |x| <= sqrt(2) c: (1 - p_y)^2 + sum_{j != y} p_j^2 <= 2 (1 - p_y)^2, since numbers
-of one sign have a sum of squares of at most the square of their sum. *Replacing* a record moves the gradient of J by
-at most 2 sqrt(2) c / N. *Adding* one to k >= n records moves it by |sum of k gradients| (1/k - 1/(k+1)) plus
-sqrt(2) c / (k+1), at most 2 sqrt(2) c / (k+1); to k < n records by sqrt(2) c / n. *Removing* is adding with the names
-exchanged. All are at most lambda s. J is lambda-strongly convex, so with B and B' minimising J and J',
-lambda |B - B'| <= |grad J'(B) - grad J'(B')| = |grad J'(B) - grad J(B)| <= lambda s. (`labeler.convex`, facts 1, 3.)
+**Sensitivity of the head: s = 2 sqrt(2) c / (lambda n)**, one record added, removed or replaced, whatever the number of
+records and however many steps are made: `labeler.descent` is the mechanism and the proof, with L = sqrt(2) c and b =
+c^2/2 (`labeler.convex`, fact 3). Nobody is refused because an optimiser did not converge, which would tell records
+apart; heads that are still on their way are as well protected, and a little less accurate.
 
 **Sensitivity of the scores: s' = 2 c / (lambda' (n + m)).** Neighbours differ in private records only; the negatives
-are public and the same. A private record's gradient is -x / (1 + exp(b.x)), of norm at most c, a negative's x / (1 +
-exp(-b.x)), too. Replacing: 2c / (N + m). Adding one to k >= n: |sum of all k + m gradients| (1/(k+m) - 1/(k+1+m)) + c
-/ (k+1+m) <= 2c / (k+1+m). To k < n: c / (n + m). As before.
+are public examples beside them, counted in the mean and in its least number n + m. A private record's gradient is
+-x / (1 + exp(b.x)), of norm at most L = c, a negative's x / (1 + exp(-b.x)), too; b = c^2/4.
 
-Both bounds are charged for replacing a record, the dearest of the three; adding or removing costs no more.
-
-**Optimisers stop early.** Each head lies within `tolerance` of its minimiser on every data set, or is not released
-(`workers.learning.regression` certifies |gradient| / lambda and refuses beyond). That adds 2 `tolerance` to either
-sensitivity. Double precision must not be the reason for a refusal, which would be seen: a tolerance that the rounding
-of features and the longest head could use up by half is no valid term.
+Steps are made until a head is within a millionth of its length of the minimiser, and at most MOST_STEPS: a function
+of c, lambda and the loss alone. Rows of features may round differently when a record is gone, by FEATURE_ROUNDING of
+c; this and the rounding of the steps are in `Descent.rounding_margin`, which is part of either sensitivity. Terms for
+which it would be more than a hundredth are refused, before anybody pays.
 
 **Noise and price.** Measured in its own noise, sigma_head s for the head and sigma_scores s' for the scores, the two
 heads are one vector that one record moves by at most mu = (sigma_head^-2 + sigma_scores^-2)^(1/2). It is released as
@@ -44,9 +39,8 @@ the `VectorSum` of one agent with noise of standard deviation 1: rounding to the
 certified bound are that module's. The composition of both releases is thereby exact: mu^2 adds, where the paper adds
 epsilons.
 
-**A whole client.** |B| <= sqrt(2) c / lambda + tolerance, since at the minimiser lambda B is minus a sum of at most N
-gradients over N; likewise |b| <= c / lambda' + tolerance. These bound what becomes zero with the client, the agent
-level: finite, and large.
+**A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda' (`labeler.descent`). These bound what becomes zero
+with the client, the agent level: finite, and large.
 
 References:
     Hoech, Rischke, Mueller, Samek 2022, "FedAUXfdp", Theorem 1 (2 sqrt(C) / (lambda n), c = 1) and algorithm 1.
@@ -64,7 +58,7 @@ from numpy.typing import NDArray
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
-from labeler.convex import logistic_regression_sensitivity
+from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
 from labeler.task import Level
@@ -74,6 +68,9 @@ Weights = NDArray[np.float64]
 
 FEATURE_ROUNDING = 2.0**-32
 """By how much of c a row of features may depend on what was computed with it (see `workers.learning.public_map`)."""
+
+MOST_STEPS = 2000
+"""Enough to converge for lambda down to c^2/570; below, a head stops on its way."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,9 @@ class LocalHeadTerms:
         head_regularisation: lambda.
         score_regularisation: lambda'.
         clip_norm: c.
-        tolerance: distance from the minimiser at which an optimiser may stop.
 
     Raises:
-        InvalidSetting: a number is out of bounds.
+        InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
         UnsafeGrid: there is no grid for these numbers.
     """
 
@@ -108,7 +104,6 @@ class LocalHeadTerms:
     head_regularisation: float = 0.01
     score_regularisation: float = 0.01
     clip_norm: float = 1.0
-    tolerance: float = 1e-5
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
@@ -123,36 +118,56 @@ class LocalHeadTerms:
             "head_regularisation",
             "score_regularisation",
             "clip_norm",
-            "tolerance",
         ):
             number = getattr(self, name)
             if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
                 raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
-        # A gradient (p - e_y) x^T with |B| at its largest, features rounded: see `workers.learning.regression`.
-        weakest = min(self.head_regularisation, self.score_regularisation)
-        rounding = math.sqrt(2) * FEATURE_ROUNDING * self.clip_norm * (1 + self.clip_norm**2 / weakest) / weakest
-        if self.tolerance < 2 * rounding:
+        if max(self.num_classes * self.head_dimension, self.score_dimension) > MOST_WEIGHTS:
             raise InvalidSetting(
-                f"a tolerance of {self.tolerance:g} cannot be certified in double precision for a regularisation "
-                f"of {weakest:g}; allow {2 * rounding:.2g}, or regularise more"
+                f"local heads of {self.num_classes} classes and {self.head_dimension} numbers have more than "
+                f"{MOST_WEIGHTS} weights, for which rounding is bounded; look at fewer axes"
+            )
+        if self.num_negatives > MOST_PUBLIC_ROWS:
+            raise InvalidSetting(
+                f"rounding is bounded for at most {MOST_PUBLIC_ROWS} public negatives, found {self.num_negatives}"
             )
         _ = self.mechanism  # Refuses numbers that no grid serves.
 
     @property
-    def head_sensitivity(self) -> float:
-        """s with the optimiser's gap: L2 distance between heads on neighbouring data."""
-        return logistic_regression_sensitivity(
-            clip_norm=self.clip_norm,
+    def head_descent(self) -> Descent:
+        """How the head is trained."""
+        return Descent(
+            lipschitz=math.sqrt(2) * self.clip_norm,
+            smoothness=self.clip_norm**2 / 2,
             regularisation=self.head_regularisation,
-            num_records=self.min_records,
-            gradient_norm=self.head_regularisation * self.tolerance,
+            least=self.min_records,
+            columns=self.num_classes,
+            iterations=steps_to_converge(self.clip_norm**2 / 2, self.head_regularisation, most=MOST_STEPS),
+            feature_rounding=FEATURE_ROUNDING,
         )
 
     @property
+    def score_descent(self) -> Descent:
+        """How the certainty head is trained."""
+        return Descent(
+            lipschitz=self.clip_norm,
+            smoothness=self.clip_norm**2 / 4,
+            regularisation=self.score_regularisation,
+            least=self.min_records + self.num_negatives,
+            columns=1,
+            iterations=steps_to_converge(self.clip_norm**2 / 4, self.score_regularisation, most=MOST_STEPS),
+            feature_rounding=FEATURE_ROUNDING,
+        )
+
+    @property
+    def head_sensitivity(self) -> float:
+        """s with rounding: L2 distance between heads on neighbouring data."""
+        return self.head_descent.sensitivity
+
+    @property
     def score_sensitivity(self) -> float:
-        """s' with the optimiser's gap: L2 distance between certainty heads on neighbouring data."""
-        exact = 2 * self.clip_norm / (self.score_regularisation * (self.min_records + self.num_negatives))
-        return exact + 2 * self.tolerance
+        """s' with rounding: L2 distance between certainty heads on neighbouring data."""
+        return self.score_descent.sensitivity
 
     @property
     def head_noise(self) -> float:
@@ -167,10 +182,10 @@ class LocalHeadTerms:
     @property
     def mechanism(self) -> VectorSum:
         """Both heads, each in units of its noise, as the sum of one agent."""
-        head_radius = math.sqrt(2) * self.clip_norm / self.head_regularisation + self.tolerance
+        head_radius = self.head_descent.largest_norm
         size, radius, mu = self.num_classes * self.head_dimension, head_radius / self.head_noise, 1 / self.sigma_head
         if self.sigma_scores is not None:
-            score_radius = self.clip_norm / self.score_regularisation + self.tolerance
+            score_radius = self.score_descent.largest_norm
             size += self.score_dimension
             radius, mu = math.hypot(radius, score_radius / self.score_noise), math.hypot(mu, 1 / self.sigma_scores)
         # Where noise hides more than any head holds, two heads still are at most twice the radius apart.
@@ -199,7 +214,7 @@ class LocalHeadTerms:
         """Round both heads to the grid, add noise once, and give what may be published.
 
         Args:
-            head: float64, shape (num_classes, head_dimension), within `tolerance` of its minimiser.
+            head: float64, shape (num_classes, head_dimension), as `head_descent` defines it.
             scores: float64, shape (score_dimension,), likewise; None exactly where the terms have no certainty head.
             source: the client's secret source. One source must never serve two different pairs of heads.
 
@@ -208,7 +223,7 @@ class LocalHeadTerms:
 
         Raises:
             InvalidSetting: a shape is not the terms'.
-            PrivacyRefusal: a head is not finite, or longer than a minimiser can be.
+            PrivacyRefusal: a head is not finite, or longer than descent can make it: it was made some other way.
         """
         if head.shape != (self.num_classes, self.head_dimension):
             raise InvalidSetting(

@@ -22,6 +22,7 @@ import math
 
 from labeler.accounting.events import IntegerSum
 from labeler.convex import LinearTerms
+from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting
 from labeler.local_heads import LocalHeadTerms
 from labeler.sensitivity import records_of_a_person
@@ -41,8 +42,17 @@ def training_of(task: Task) -> Training:
 
 
 def linear_terms(task: Task) -> LinearTerms:
-    """How agents of a blind-average task train, and how far one record moves what they find."""
+    """How agents of a blind-average task train, and how far one record moves what they find.
+
+    Raises:
+        InvalidSetting: the model has more weights than rounding is bounded for, or terms are out of bounds.
+    """
     training = training_of(task)
+    if task.max_queries * task.num_classes > MOST_WEIGHTS:
+        raise InvalidSetting(
+            f"a model of {task.max_queries} rows and {task.num_classes} classes has more than {MOST_WEIGHTS} weights, "
+            "for which rounding is bounded; use a backbone of fewer numbers"
+        )
     return LinearTerms(
         learner=training.learner,
         num_classes=task.num_classes,

@@ -25,7 +25,7 @@ from labeler.tally import InputShare, round_of
 from labeler.task import Task
 from workers.agent_ledger import AgentLedger
 from workers.round_store import RoundsInMemory, RoundStore
-from workers.voting.aux_distill import soft_ballots
+from workers.voting.aux_distill import check_negatives, soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
@@ -209,6 +209,7 @@ class Agent:
             MixedShards: the task's classes or backbone are not those of the shard.
             PrivacyRefusal: the batch does not belong to the task, or the task bounds records of one person and the
                 shard does not know whose they are.
+            InvalidSetting: the queries do not serve as public negatives (aux-distill).
         """
         if batch.features.shape[1] != self._shard.dimension:
             raise MixedShards(
@@ -244,6 +245,8 @@ class Agent:
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"
             )
+        if task.method == "aux-distill":
+            check_negatives(task, batch)
 
 
 def _as_it_is(_: int, body: bytes) -> bytes:

@@ -108,7 +108,7 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
         assert labeler(*arguments).code != 0
     assert list((out / ".job" / "models").rglob("*.npy"))
     with monkeypatch.context() as elsewhere:
-        for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_linear"):
+        for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr("workers.learning.private_heads.private_heads", lambda *_, **__: pytest.fail("trained again"))
         keep = JobFolder.store_release

@@ -9,34 +9,44 @@ holds decides the head, so the head is private: `labeler.local_heads` proves tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import numpy as np
 from scipy.special import expit
 
 from labeler.local_heads import LocalHeadTerms
-from workers.learning.regression import Array, Fit, fit_binary
+from workers.learning.descent import Array, Block, descend, logistic_slopes
+
+RowBlocks = Callable[[], Iterable[Array]]
+"""Reads all rows once, block by block; the same at every call."""
 
 
-def fit_certainty(records: Array, negatives: Array, *, terms: LocalHeadTerms) -> Fit:
-    """The certainty head without noise: private.
+def fit_certainty(records: RowBlocks, negatives: RowBlocks, *, num_records: int, terms: LocalHeadTerms) -> Array:
+    """The certainty head without noise, shape (terms.score_dimension,): private.
 
     The mean is over the client's records, at least `terms.min_records` of them, and the negatives.
 
     Args:
-        records: the client's own, shape (n, terms.score_dimension), float64, norm at most terms.clip_norm; n may be 0.
-        negatives: public, shape (terms.num_negatives, terms.score_dimension), likewise.
+        records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
+        negatives: public, terms.num_negatives of them, likewise.
+        num_records: how many the client has; may be 0.
         terms: the mechanism.
-
-    Raises:
-        InvalidSetting: shapes do not fit.
-        PrivacyRefusal: the optimiser did not come within terms.tolerance.
     """
-    return fit_binary(
-        np.concatenate([records, negatives]),
-        np.arange(len(records) + len(negatives)) < len(records),
-        regularisation=terms.score_regularisation,
-        records=max(len(records), terms.min_records) + len(negatives),
-        tolerance=terms.tolerance,
+
+    def blocks() -> Iterator[Block]:
+        for side, is_own in ((records, True), (negatives, False)):
+            for rows in side():
+                yield rows, is_own
+
+    weights = descend(
+        terms.score_descent,
+        blocks,
+        logistic_slopes,
+        counts=float(max(num_records, terms.min_records) + terms.num_negatives),
+        shape=(terms.score_dimension, 1),
+        ball_axes=(0, 1),
     )
+    return weights[:, 0]
 
 
 def certainty(scores: Array, features: Array, *, sharpness: float = 1.0) -> Array:

@@ -127,7 +127,6 @@ def distil(
         features(public),
         labels,
         regularisation=regularisation,
-        records=len(public),
         tolerance=_STUDENT_TOLERANCE,
     )
     return ServerModel(fit.weights, features)

@@ -9,20 +9,23 @@ randomness in it: no seed, no order of records, no early stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.convex import HUBER_WIDTH, MOST_NUMBERS, LinearTerms
+from labeler.convex import HUBER_WIDTH, LinearTerms
+from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
+from workers.learning.descent import Block, Rows, block_rows, descend, kept, softmax_slopes
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1
 """The label of a row that only fills an array up: it is no record and changes nothing."""
 
 _NUMBERS_AT_ONCE = 1 << 18
-# Users are trained in groups whose rows stay in a core's cache over all steps; measured, larger groups are slower.
+# Users of a simulation are trained in groups whose rows stay in a core's cache over all steps; measured, larger groups
+# are slower.
 
 
 def train_linear(
@@ -44,13 +47,37 @@ def train_linear(
 
     Raises:
         BadData: a feature is not finite, a label is no class, or shapes do not fit.
-        InvalidSetting: more records and weights than the proof's margin for rounding covers.
+        InvalidSetting: more weights than the proof's margin for rounding covers. Never for a number of records.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise BadData(f"records are rows with one label each, found shapes {features.shape} and {labels.shape}")
     if labels.size and int(labels.min()) < 0:
         raise BadData("a label is no class of the task")
-    (weights,) = train_users(features[None], labels[None], terms=terms)
+    _check(features[None], labels[None], terms)
+    return train_rows(Rows.of(features, labels), terms=terms)
+
+
+def train_rows(records: Rows, *, terms: LinearTerms) -> NDArray[np.float64]:
+    """`train_linear` of records that are read in blocks, of any number: what an agent calls.
+
+    Args:
+        records: finite features and labels that are classes, as a shard holds.
+        terms: the learner.
+    """
+    at_once = block_rows(records.dimension + 1 + terms.num_classes)
+
+    def blocks() -> Iterator[Block]:
+        for features, labels in records.read(at_once):
+            yield _augmented(features[None], terms), _truth(labels[None], terms)
+
+    (weights,) = descend(
+        terms.descent,
+        kept(blocks, numbers=records.count * (records.dimension + 1 + terms.num_classes)),
+        _SLOPES[terms.learner],
+        counts=float(max(records.count, terms.min_records)),
+        shape=(1, records.dimension + 1, terms.num_classes),
+        ball_axes=_ball_axes(terms),
+    )
     return np.asarray(weights)
 
 
@@ -75,12 +102,25 @@ def train_users(
     Raises:
         As for train_linear.
     """
-    users, records, dimension = _checked_shape(features, labels, terms)
+    users, records, dimension = _check(features, labels, terms)
     weights = np.empty((users, dimension + 1, terms.num_classes))
     group = max(1, _NUMBERS_AT_ONCE // max(1, records * (dimension + 1)))
+    at_once = block_rows(min(group, users) * (dimension + 1 + terms.num_classes))
     for start in range(0, users, group):
         part = slice(start, start + group)
-        weights[part] = _descend(_augmented(features[part], terms), labels[part], terms)
+        counts = np.maximum((labels[part] != NO_RECORD).sum(axis=1), terms.min_records)
+        blocks = [
+            (_augmented(features[part, some], terms), _truth(labels[part, some], terms))
+            for some in (slice(row, row + at_once) for row in range(0, records, at_once))
+        ]
+        weights[part] = descend(
+            terms.descent,
+            lambda blocks=blocks: blocks,  # type: ignore[misc]  # a default binds what a loop changes
+            _SLOPES[terms.learner],
+            counts=counts[:, None, None].astype(np.float64),
+            shape=(len(counts), dimension + 1, terms.num_classes),
+            ball_axes=_ball_axes(terms),
+        )
         progress("Training users", min(start + group, users), users)
     return weights
 
@@ -102,37 +142,30 @@ def linear_scores(
     return scores
 
 
-def _descend(rows: NDArray[np.float64], labels: NDArray[np.integer], terms: LinearTerms) -> NDArray[np.float64]:
-    """Projected gradient descent from zero, for each of a group of users; `LinearTerms` has the formulas."""
-    slopes = _softmax_slopes if terms.learner == "softmax" else _hinge_slopes
-    is_record = (labels != NO_RECORD)[..., None]
-    is_class = labels[..., None] == np.arange(terms.num_classes)
-    counts = np.maximum(is_record.sum(axis=1, keepdims=True), terms.min_records)
-    columns = rows.transpose(0, 2, 1)
-    weights = np.zeros((len(rows), rows.shape[2], terms.num_classes))
-    norm_axes = (1, 2) if terms.learner == "softmax" else 1
-    step, keep = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation
-    for _ in range(terms.iterations):
-        gradient = columns @ (slopes(rows @ weights, is_class) * is_record)
-        weights = keep * weights - (step / counts) * gradient
-        norms = np.sqrt(np.square(weights).sum(axis=norm_axes, keepdims=True))
-        weights *= terms.radius / np.maximum(norms, terms.radius)
-    return weights
+Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+"""Whether a row is of a class, shape (users, rows, classes), and whether it is a record, shape (users, rows, 1)."""
 
 
-Slopes = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float64]]
-"""(scores, is_class) -> the loss's derivative by each score; all of shape (users, rows, classes)."""
+def _softmax(scores: NDArray[np.float64], truth: Truth) -> NDArray[np.float64]:
+    is_class, is_record = truth
+    return softmax_slopes(scores, is_class) * is_record
 
 
-def _softmax_slopes(scores: NDArray[np.float64], is_class: NDArray[np.bool_]) -> NDArray[np.float64]:
-    powers = np.exp(scores - scores.max(axis=2, keepdims=True))
-    slopes: NDArray[np.float64] = powers / powers.sum(axis=2, keepdims=True) - is_class
-    return slopes
-
-
-def _hinge_slopes(scores: NDArray[np.float64], is_class: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _hinge(scores: NDArray[np.float64], truth: Truth) -> NDArray[np.float64]:
+    is_class, is_record = truth
     signs = np.where(is_class, 1.0, -1.0)
-    return -signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1)
+    return -signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1) * is_record
+
+
+_SLOPES = {"softmax": _softmax, "svm": _hinge}
+
+
+def _truth(labels: NDArray[np.integer], terms: LinearTerms) -> Truth:
+    return labels[..., None] == np.arange(terms.num_classes), (labels != NO_RECORD)[..., None]
+
+
+def _ball_axes(terms: LinearTerms) -> int | tuple[int, ...]:
+    return (1, 2) if terms.learner == "softmax" else 1
 
 
 def _augmented(features: NDArray[np.floating], terms: LinearTerms) -> NDArray[np.float64]:
@@ -142,9 +175,7 @@ def _augmented(features: NDArray[np.floating], terms: LinearTerms) -> NDArray[np
     return np.concatenate([rows, np.full((*rows.shape[:-1], 1), terms.bias_feature)], axis=-1)
 
 
-def _checked_shape(
-    features: NDArray[np.floating], labels: NDArray[np.integer], terms: LinearTerms
-) -> tuple[int, int, int]:
+def _check(features: NDArray[np.floating], labels: NDArray[np.integer], terms: LinearTerms) -> tuple[int, int, int]:
     if features.ndim != 3 or labels.shape != features.shape[:2] or features.shape[2] < 1:
         raise BadData(f"users' records are rows with one label each, found shapes {features.shape} and {labels.shape}")
     if not np.issubdtype(labels.dtype, np.integer) or not np.isfinite(features).all():
@@ -152,9 +183,9 @@ def _checked_shape(
     if labels.size and not NO_RECORD <= int(labels.min()) <= int(labels.max()) < terms.num_classes:
         raise BadData(f"a label is no class of the task, which has {terms.num_classes}")
     users, records, dimension = features.shape
-    if records + (dimension + 1) * terms.num_classes > MOST_NUMBERS:
+    if (dimension + 1) * terms.num_classes > MOST_WEIGHTS:
         raise InvalidSetting(
-            f"{records} records and {(dimension + 1) * terms.num_classes} weights are more numbers than "
-            f"{MOST_NUMBERS}, for which rounding is bounded; use fewer features, for example a public projection"
+            f"{(dimension + 1) * terms.num_classes} weights are more than {MOST_WEIGHTS}, for which rounding is "
+            "bounded; use fewer features, for example a public projection"
         )
     return users, records, dimension

@@ -9,6 +9,7 @@ again, so an agent keeps its heads, or the source of their noise, for as long as
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,8 @@ from labeler.errors import BadData, InvalidSetting
 from labeler.local_heads import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
 from workers.learning.certainty import certainty, fit_certainty
+from workers.learning.descent import Array, Block, Rows, block_rows, descend, kept, softmax_slopes
 from workers.learning.public_map import PublicMap, fit_public_map
-from workers.learning.regression import Array, fit_multinomial
 from workers.students.projection import softmax
 
 
@@ -146,7 +147,6 @@ def private_heads(
 
     Raises:
         InvalidSetting: shapes, labels or dimensions do not fit the terms.
-        PrivacyRefusal: an optimiser did not converge.
     """
     fitted = fit_heads(features, labels, negatives, terms=terms, head_map=head_map, score_map=score_map)
     return fitted.released(terms, source=source)
@@ -162,10 +162,27 @@ def fit_heads(
     score_map: PublicMap | None = None,
 ) -> FittedHeads:
     """The first half of `private_heads`: no randomness in it, and private."""
-    if len(negatives) != terms.num_negatives:
-        raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
     if labels.shape != (len(features),) or (len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes):
         raise InvalidSetting(f"labels must be one per record, from 0 to {terms.num_classes - 1}")
+    maps = public_maps(negatives, terms=terms, head_map=head_map, score_map=score_map)
+    return fit_rows(Rows.of(features, labels), negatives, terms=terms, maps=maps)
+
+
+def public_maps(
+    negatives: NDArray[np.floating],
+    *,
+    terms: LocalHeadTerms,
+    head_map: PublicMap | None = None,
+    score_map: PublicMap | None = None,
+) -> tuple[PublicMap, PublicMap]:
+    """The maps in front of both heads, checked: all that can be refused follows from public numbers, and is here.
+
+    Raises:
+        InvalidSetting: another number of negatives than the terms', negatives without axes, a map that gives other
+            rows than the terms price, or that would magnify rounding errors.
+    """
+    if len(negatives) != terms.num_negatives:
+        raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
 
     @cache
     def default_map(dimension: int) -> PublicMap:
@@ -179,21 +196,61 @@ def fit_heads(
                 f"a map gives {found.dimension} numbers of norm {found.clip_norm:g}; "
                 f"the terms price {wanted} of norm {terms.clip_norm:g}"
             )
-        if found.rounding > FEATURE_ROUNDING:
+        if not found.rounding <= FEATURE_ROUNDING:
             raise InvalidSetting("a map would magnify rounding errors of private rows; whiten less, or keep fewer axes")
-    rows = head_map(features)
-    head = fit_multinomial(
-        rows,
-        np.eye(terms.num_classes)[labels],
-        regularisation=terms.head_regularisation,
-        records=max(len(features), terms.min_records),
-        tolerance=terms.tolerance,
-    ).weights
-    scores = None
-    if terms.sigma_scores is not None:
-        records = rows if score_map is head_map else score_map(features)
-        scores = fit_certainty(records, score_map(negatives), terms=terms).weights
-    return FittedHeads(head, scores, head_map, score_map)
+    return head_map, score_map
+
+
+def fit_rows(
+    records: Rows, negatives: NDArray[np.floating], *, terms: LocalHeadTerms, maps: tuple[PublicMap, PublicMap]
+) -> FittedHeads:
+    """Both heads of records that are read in blocks, of any number: nothing here can be refused.
+
+    Args:
+        records: finite features as stored, and labels from 0 to terms.num_classes - 1.
+        negatives: public images that are nobody's, as stored, terms.num_negatives of them.
+        terms: the mechanism and its price.
+        maps: of `public_maps`.
+    """
+    head_map, score_map = maps
+    at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
+    classes = np.arange(terms.num_classes)
+
+    def labelled() -> Iterator[Block]:
+        for features, labels in records.read(at_once):
+            yield head_map(features), labels[:, None] == classes
+
+    blocks = kept(labelled, numbers=records.count * (head_map.dimension + terms.num_classes))
+    weights = descend(
+        terms.head_descent,
+        blocks,
+        softmax_slopes,
+        counts=float(max(records.count, terms.min_records)),
+        shape=(terms.head_dimension, terms.num_classes),
+        ball_axes=(0, 1),
+    )
+    scores = None if terms.sigma_scores is None else _fit_scores(records, negatives, at_once, terms, score_map)
+    return FittedHeads(np.ascontiguousarray(weights.T), scores, head_map, score_map)
+
+
+def _fit_scores(
+    records: Rows, negatives: NDArray[np.floating], at_once: int, terms: LocalHeadTerms, score_map: PublicMap
+) -> Array:
+    def own() -> Iterator[Block]:
+        return ((score_map(features), True) for features, _ in records.read(at_once))
+
+    def public() -> Iterator[Block]:
+        parts = (slice(start, start + at_once) for start in range(0, len(negatives), at_once))
+        return ((score_map(negatives[part]), False) for part in parts)
+
+    own_rows = kept(own, numbers=records.count * score_map.dimension)
+    public_rows = kept(public, numbers=len(negatives) * score_map.dimension)
+    return fit_certainty(
+        lambda: (rows for rows, _ in own_rows()),
+        lambda: (rows for rows, _ in public_rows()),
+        num_records=records.count,
+        terms=terms,
+    )
 
 
 def _tensors(name: str, made: PublicMap) -> dict[str, NDArray[np.generic]]:

@@ -7,21 +7,27 @@ which the certainty score learns to tell what the agent has records of.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
+from labeler.descent import MOST_RECORDS
+from labeler.local_heads import LocalHeadTerms
 from labeler.model_terms import head_terms
 from labeler.randomness import ByteSource
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.voting.model_store import ModelStore
-from workers.voting.records import Records
+from workers.voting.records import FEATURE_ONE, Records
+
+if TYPE_CHECKING:
+    from workers.learning.public_map import PublicMap
 
 HEAD_SHARPNESS, SCORE_SHARPNESS = 3.0, 8.0
 """Factors on the scores before they become probabilities: heads fitted under strong regularisation are timid. They cost
 no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
-
-_FEATURE_ONE = np.float32(2048)
 
 
 def soft_ballots(
@@ -42,18 +48,35 @@ def soft_ballots(
 
     def answer() -> NDArray[np.int64]:
         # Loaded where it is wanted: most agents never train.
-        from workers.learning.private_heads import private_heads
+        from workers.learning.private_heads import fit_rows
 
-        queries = batch.features.astype(np.float32) / _FEATURE_ONE
-        heads = private_heads(
-            records.features.astype(np.float32) / _FEATURE_ONE,
-            records.labels,
-            queries[::NEGATIVES_EVERY],
-            terms=head_terms(task),
-            source=source,
+        terms, queries = head_terms(task), _queries(batch)
+        fitted = fit_rows(
+            records.trainable(MOST_RECORDS), queries[::NEGATIVES_EVERY], terms=terms, maps=_maps(batch, terms)
         )
+        heads = fitted.released(terms, source=source)
         votes = heads.soft_votes(queries, head_sharpness=HEAD_SHARPNESS, score_sharpness=SCORE_SHARPNESS)
         # Rounded down, so that a row never adds up to more than one.
         return np.asarray(np.floor(votes * task.scale), dtype=np.int64)
 
     return models.once(records.version, f"aux-distill {task.digest} {batch.digest}", answer)
+
+
+def check_negatives(task: Task, batch: QueryBatch) -> None:
+    """Refuse queries from which no public map can be made; said before the charge, from public numbers alone.
+
+    Raises:
+        InvalidSetting: they are all the same, or a map of them would magnify rounding errors.
+    """
+    _ = _maps(batch, head_terms(task))
+
+
+@lru_cache(maxsize=2)
+def _maps(batch: QueryBatch, terms: LocalHeadTerms) -> tuple[PublicMap, PublicMap]:
+    from workers.learning.private_heads import public_maps
+
+    return public_maps(_queries(batch)[::NEGATIVES_EVERY], terms=terms)
+
+
+def _queries(batch: QueryBatch) -> NDArray[np.float32]:
+    return batch.features.astype(np.float32) / FEATURE_ONE

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
+from labeler.descent import MOST_RECORDS
 from labeler.model_terms import linear_terms, weight_sum
 from labeler.task import Task
-from workers.learning.linear import train_linear
+from workers.learning.linear import train_rows
 from workers.voting.model_store import ModelStore
 from workers.voting.records import Records
-
-_FEATURE_ONE = np.float32(2048)
 
 
 def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: ModelStore) -> NDArray[np.int64]:
@@ -31,7 +30,7 @@ def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: Mode
 
     def train() -> NDArray[np.int64]:
         terms = linear_terms(task)
-        weights = train_linear(records.features.astype(np.float32) / _FEATURE_ONE, records.labels, terms=terms)
+        weights = train_rows(records.trainable(MOST_RECORDS), terms=terms)
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
     return models.once(records.version, f"blind-average {task.digest}", train).reshape(len(batch), task.num_classes)

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from feature_store.shard import Shard
 from labeler.errors import PrivacyRefusal
+from workers.learning.descent import Rows
+
+FEATURE_ONE = np.float32(2048)
+"""What a stored feature of 1 is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,14 @@ class Records:
             if self.rows is not None:
                 part = self.rows[part]
             yield self.all_features[part], self.all_labels[part]
+
+    def trainable(self, most: int) -> Rows:
+        """The first `most` as a learner reads them: features of norm about 1, in blocks."""
+        first = self.first(most)
+        return Rows(len(first), first.all_features.shape[1], first._read)
+
+    def _read(self, at_once: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int16]]]:
+        return ((features.astype(np.float32) / FEATURE_ONE, labels) for features, labels in self.blocks(at_once))
 
     def absent_ids(self) -> NDArray[np.int64]:
         """Ids of the rows that do not take part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.convex import HUBER_WIDTH, MOST_NUMBERS, Learner, LinearTerms
+from labeler.convex import HUBER_WIDTH, Learner, LinearTerms
+from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
-from workers.learning.linear import NO_RECORD, linear_scores, train_linear, train_users
+from workers.learning.descent import Rows
+from workers.learning.linear import NO_RECORD, linear_scores, train_linear, train_rows, train_users
 
 SVM = LinearTerms("svm", 5, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=20)
 SOFTMAX = LinearTerms("softmax", 5, regularisation=0.3, clip_norm=1.0, radius=0.5, iterations=60, min_records=20)
@@ -202,7 +205,7 @@ def test_records_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
     ]:
         with pytest.raises(BadData):
             train_linear(rows, row_labels, terms=SVM)
-    wide = np.zeros((1, MOST_NUMBERS // 5), dtype=np.float32)
+    wide = np.zeros((1, MOST_WEIGHTS // 5), dtype=np.float32)
     with pytest.raises(InvalidSetting, match="public projection"):
         train_linear(wide, classes[:1], terms=SVM)
 
@@ -211,3 +214,33 @@ def test_nobody_is_refused_for_having_no_records() -> None:
     empty = train_linear(np.zeros((0, 6), dtype=np.float32), np.zeros(0, dtype=np.int64), terms=SOFTMAX)
     assert empty.shape == (7, 5)
     assert not empty.any()
+
+
+@BOTH
+def test_records_read_in_blocks_train_the_same_model(
+    terms: LinearTerms, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, labels = _records(rng, 1, 100)
+    whole = train_linear(features[0], labels[0], terms=terms)
+    monkeypatch.setattr("workers.learning.linear.block_rows", lambda _: 7)
+    for most in (2**25, 0):
+        monkeypatch.setattr("workers.learning.descent.KEPT_NUMBERS", most)
+        assert np.allclose(train_linear(features[0], labels[0], terms=terms), whole, rtol=0, atol=1e-12)
+        assert np.allclose(train_users(features, labels, terms=terms)[0], whole, rtol=0, atol=1e-12)
+
+
+def test_no_number_of_records_is_too_many() -> None:
+    """261,494 were answered and 261,495 refused; here a tenth more, read in blocks and never kept."""
+    count, terms = 290_000, replace(SOFTMAX, iterations=3)
+    reads = []
+
+    def read(at_once: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        reads.append(at_once)
+        for start in range(0, count, at_once):
+            size = min(at_once, count - start)
+            yield np.ones((size, 200), dtype=np.float32), np.arange(start, start + size) % 5
+
+    weights = train_rows(Rows(count, 200, read), terms=terms)
+    assert weights.shape == (201, 5)
+    assert len(reads) == 3
+    assert np.linalg.norm(weights) <= terms.largest_norm

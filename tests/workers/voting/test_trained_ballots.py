@@ -165,7 +165,7 @@ def test_a_retry_sends_the_same_bytes_from_the_kept_model(
     first = agent_for(shard, models).answer(asked, batch)
     for place in (
         "workers.voting.ensemble.train_head",
-        "workers.voting.blind_average.train_linear",
+        "workers.voting.blind_average.train_rows",
         "workers.learning.private_heads.private_heads",
     ):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("trained again"))

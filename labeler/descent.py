@@ -1,0 +1,161 @@
+"""Gradient descent with a fixed number of steps: how far one record moves where it ends, converged or not.
+
+Whether an optimiser converges depends on the records, so a learner that is refused where it does not tells them apart.
+Here the number of steps follows from public numbers, every step is a contraction, and the bound holds after each.
+
+**The mechanism.** Losses of a record z at weights w have gradients of norm at most L and are smooth with constant b;
+
+    F_D(w) = (1/N) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        N = max(|D|, n),
+
+with n public, "the least number of records": a set that is smaller is divided by n all the same, so that nobody is
+refused, or seen to be refused, for the size of a private set. Public examples, the same for everybody, may stand
+beside the records, in D and in n. From w = 0, `iterations` times, on all records at once,
+
+    w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
+
+where project cuts to a ball, or to a product of balls, of radius min(R, L/lambda). No record has a place in an order:
+nothing but D and the public terms decides the weights.
+
+**Sensitivity: 2L / (n lambda)**, one record added, removed or *replaced*, for every number of steps. By facts 1 and 2
+of `labeler.convex`, one record moves a gradient by at most 2L/n, and a step moves no two points further apart than by
+the factor 1 - a lambda; a projection onto a convex set moves no two points apart. With w, w' the weights on
+neighbouring sets after t steps and d_t their distance, d_0 = 0:
+
+    d_{t+1} <= |T(w) - T(w')| + |T(w') - T'(w')| <= (1 - a lambda) d_t + a 2L/n,   hence   d_t <= 2L / (n lambda).
+
+It is the bound of the exact minimisers; without convergence it only gets looser.
+
+**How many records.** Of more than MOST_RECORDS an agent takes those of the smallest record ids. Ids are random and
+for life, so the cut looks at no record; but where it binds, a record that leaves lets the next one in, and is thereby
+replaced. The bound is the one for replacing, so it holds whether the cut binds or not, and a person's m records move
+the weights by at most m times as much.
+
+**Norm.** |w| <= L / lambda, by |w_{t+1}| <= (1 - a lambda) |w_t| + a L; and at most the projection's radius.
+
+**Rounding.** Weights are computed in double precision, u = 2^-53, in an order of summation that is not ours to choose,
+but for this: records are read in blocks of at most BLOCK_ROWS, whose sums are added up, so that no number is the sum
+of more than DEPTH rounded ones, however many records there are. One step is off by at most a e,
+e <= u DEPTH sqrt(K) L (2 + 1.5 b'/lambda), b' = b + 2 lambda: scores of K columns are off by u DEPTH c |w| each, with
+|w| <= L/lambda and c the longest row, which moves slopes by at most b/c^2 of that and the gradient by c times as much;
+sums over records by u DEPTH L; update and projection by u DEPTH |w|/a. As in the proof, the distance grows by 2 e /
+lambda, a share of n e / L of the bound. Features that are computed anew, and round differently when another record is
+gone, count the same way: twice as much, if no row is off by more than 2 DEPTH u c = 2^-34 c. Four times the share, one
+of them to spare, is included. Where rows may be off by more, by rho c, that is `feature_rounding`: a gradient moves by
+at most rho L (1 + b/lambda), a share of n rho (1 + b/lambda) / 2 of the bound; n rho (1 + b/lambda) is included.
+Public terms for which all this would be more than a hundredth of the bound are refused: before anybody pays.
+
+References:
+    Hardt, Recht, Singer 2016, "Train faster, generalize better"; Wu et al. 2017, "Bolt-on differential privacy", Lemma
+    8.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from labeler.errors import InvalidSetting
+
+DEPTH = 2**18
+"""Most rounded numbers that any number of a training is the sum of: what the margin for rounding is proved for."""
+
+MOST_WEIGHTS = 2**17
+"""Weights of one training, at most; with as many again for rows in a block and for blocks."""
+
+MOST_RECORDS = 2**20
+"""Records of one training; of more, those of the smallest ids."""
+
+MOST_PUBLIC_ROWS = 2**20
+"""Public examples beside them."""
+
+BLOCK_ROWS, LEAST_BLOCK_ROWS = 2**13, 2**5
+"""Rows that are read at once. All records and public rows are at most (2^20 + 2^20) / 2^5 = 2^16 blocks, and
+2^13 + 2^16 + MOST_WEIGHTS is below DEPTH."""
+
+MOST_MARGIN = 0.01
+_LEAST, _LARGEST = 1e-100, 1e100
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A training's public numbers; the module is the mechanism, with the proof.
+
+    Attributes:
+        lipschitz: L, the longest gradient of one record's loss at every point that can be reached.
+        smoothness: b, of one record's loss without the regulariser.
+        regularisation: lambda.
+        least: n, what a mean is taken over at least, public examples included.
+        columns: K, scores per row.
+        iterations: how many steps.
+        radius: R of each ball that is projected onto; infinite for none but |w| <= L/lambda.
+        balls: of how many balls the model is a product.
+        feature_rounding: rho, by how much of c a row may depend on what was computed with it; 0 for at most 2^-34.
+
+    Raises:
+        InvalidSetting: numbers for which double precision proves nothing.
+    """
+
+    lipschitz: float
+    smoothness: float
+    regularisation: float
+    least: int
+    columns: int
+    iterations: int
+    radius: float = math.inf
+    balls: int = 1
+    feature_rounding: float = 0.0
+
+    def __post_init__(self) -> None:
+        radius = min(self.radius, _LARGEST)
+        for number in (self.lipschitz, self.regularisation, radius, self.lipschitz / self.regularisation):
+            if not _LEAST <= number <= _LARGEST:
+                raise InvalidSetting(
+                    f"norms and regularisation of a training, and their ratio, lie between {_LEAST:g} and "
+                    f"{_LARGEST:g}; found {number:g}"
+                )
+        if min(self.least, self.columns, self.iterations, self.balls) < 1:
+            raise InvalidSetting("a training has at least one record in its mean, one column, one step and one ball")
+        if not self.rounding_margin <= MOST_MARGIN:
+            raise InvalidSetting(
+                f"regularisation {self.regularisation:g} is too weak for {self.least} records in double precision: "
+                f"rounding alone could move the weights by {self.rounding_margin:.2g} of what a record can"
+            )
+
+    @property
+    def learning_rate(self) -> float:
+        """a, the longest step that is a contraction."""
+        return 2 / (self.smoothness + 2 * self.regularisation)
+
+    @property
+    def reach(self) -> float:
+        """The radius that is projected onto."""
+        return min(self.radius, self.lipschitz / self.regularisation)
+
+    @property
+    def rounding_margin(self) -> float:
+        """Share of the bound that covers double precision."""
+        condition = (self.smoothness + 2 * self.regularisation) / self.regularisation
+        sums = 4 * self.least * 2.0**-53 * DEPTH * math.sqrt(self.columns) * (2 + 1.5 * condition)
+        return sums + self.least * self.feature_rounding * (1 + self.smoothness / self.regularisation)
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on the norm of all weights, rounding included."""
+        whole = min(math.sqrt(self.balls) * self.radius, self.lipschitz / self.regularisation)
+        return whole * (1 + self.rounding_margin)
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on the distance of the weights on neighbouring sets, rounding included; for every number of records."""
+        exact = 2 * self.lipschitz / (self.least * self.regularisation)
+        return min(exact * (1 + self.rounding_margin), 2 * self.largest_norm)
+
+
+def steps_to_converge(smoothness: float, regularisation: float, *, most: int) -> int:
+    """After how many steps w is within a millionth of |w*| of the minimiser w*, but at most so many.
+
+    Each leaves at most 1 - a lambda <= exp(-a lambda) of the distance, a lambda = 2 / (b/lambda + 2). What is left
+    costs accuracy and no privacy.
+    """
+    steps = math.log(1e6) * (smoothness / regularisation + 2) / 2
+    return math.ceil(steps) if steps < most else most
