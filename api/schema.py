@@ -199,6 +199,14 @@ class RoundView(View):
     """Agent id -> its reason."""
 
 
+class Refusal(View):
+    """A party that would not answer, and why: one for each reason, however many batches it was given for."""
+
+    party_id: str
+    reason: str
+    rounds: tuple[int, ...]
+
+
 class JobView(View):
     """A job and how far it has come."""
 
@@ -218,8 +226,13 @@ class JobView(View):
     expires_at: datetime
     created_by: str
     rounds: tuple[RoundView, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Who refused, over all rounds; what every page and command counts."""
     problem: Problem | None = None
     ledger_seq: int | None = None
+    """The last entry that posted its charge."""
+    ledger: str = ""
+    """What became of its charge, in words."""
     version: int
     forgotten_at: datetime | None = None
     """When its images, questions and labels were deleted for good."""

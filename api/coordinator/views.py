@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
 from api.schema import JobView, Problem, RoundView, Selection
 from feature_store.journal.jobs import JobRecord, RoundRecord
@@ -40,7 +41,9 @@ def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) ->
         created_by=job.created_by,
         rounds=views,
         problem=None if job.problem is None else Problem.model_validate(job.problem),
-        ledger_seq=max((one.ledger_seq for one in rounds if one.ledger_seq is not None), default=None),
+        refusals=refusals(views),
+        ledger_seq=ledger_seq(rounds),
+        ledger=ledger_in_words(rounds),
         version=job.version,
     )
 

@@ -83,6 +83,19 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class RoundCharge:
+    """The charge of one round in the ledger.
+
+    Attributes:
+        state: reserved, then posted or void (given back).
+        seq: number of the first entry of that state.
+    """
+
+    state: Literal["reserved", "posted", "void"]
+    seq: int
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One batch of a job.
 
@@ -100,6 +113,7 @@ class RoundRecord:
         ledger_seq: the entry that posted the charge.
         participants: agent id -> key its shares must be signed with; empty until it is fixed, then for ever the same.
         has_shares: whether a share of it was passed on to a tallier, or was about to be.
+        charge: what became of its charge, as the ledger has it; None where nothing was reserved.
     """
 
     job_id: str
@@ -116,6 +130,7 @@ class RoundRecord:
     ledger_seq: int | None = None
     participants: Mapping[str, str] = field(default_factory=dict)
     has_shares: bool = False
+    charge: RoundCharge | None = None
 
     def __post_init__(self) -> None:
         if self.state not in ROUND_STATES:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Text, cast, insert, select, update
 
 from feature_store.journal.aggregates import drop_sums
-from feature_store.journal.job_records import RoundRecord
+from feature_store.journal.job_records import RoundCharge, RoundRecord
 from feature_store.journal.job_tables import (
     FINISHED,
     ROUND_STATES,
@@ -32,7 +32,7 @@ from feature_store.journal.job_tables import (
     round_shares,
     rounds,
 )
-from feature_store.journal.ledger_tables import ledger_entries
+from feature_store.journal.ledger_tables import ledger_entries, ledger_reservations
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 
 
@@ -47,6 +47,7 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
     participants: dict[tuple[str, int], dict[str, str]] = {}
     for row in connection.execute(select(round_participants).where(round_participants.c.job_id.in_(in_jobs))):
         participants[row.job_id, row.number] = row.verify_keys
+    charges = _charges(connection, condition)
     of_shares = select(round_shares).where(round_shares.c.job_id.in_(in_jobs))
     with_shares = {(row.job_id, row.number) for row in connection.execute(of_shares)}
     for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
@@ -73,9 +74,25 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
             final_refusals=frozenset(final[row.job_id, row.number]),
             ledger_seq=row.ledger_seq,
             has_shares=(row.job_id, row.number) in with_shares,
+            charge=charges.get((row.job_id, row.number)),
         )
         for row in found
     ]
+
+
+def _charges(connection: Connection, condition: ColumnElement[bool]) -> dict[tuple[str, int], RoundCharge]:
+    """What became of the charges of some rounds: read from the ledger, which is the one place that knows."""
+    kept = ledger_reservations.c
+    name = rounds.c.job_id + "/" + cast(rounds.c.number, Text)
+    found = (
+        select(rounds.c.job_id, rounds.c.number, kept.state, kept.first_seq, kept.settled_seq)
+        .join(ledger_reservations, kept.reservation_id == name)
+        .where(condition)
+    )
+    return {
+        (row.job_id, row.number): RoundCharge(row.state, row.first_seq if row.settled_seq is None else row.settled_seq)
+        for row in connection.execute(found)
+    }
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:

@@ -309,10 +309,11 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
     ]
     if job.price.holds_against:
         lines.append(f"           {job.price.holds_against}")
+    if job.ledger:
+        lines.append(f"Ledger     {job.ledger}")
     if job.problem is not None:
         lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
-    for current in job.rounds:
-        lines += [f"Refused    {agent}: {sentence}" for agent, sentence in current.refused.items()]
+    lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals]
     if out is not None:
         lines.append(f"Labels     {out}")
     elif job.state == "completed":

@@ -178,7 +178,7 @@ function facts(job, by) {
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],
     [FINISHED.has(job.state) ? "Deadline was" : "Deadline", time(job.expires_at)],
-    ["Ledger entry", job.ledger_seq === null ? "none yet" : `number ${whole(job.ledger_seq)}`],
+    ["Ledger", sentence(job.ledger)],
     ["Job", el("span", { class: "mono" }, job.job_id)],
     ["Task", el("span", { class: "mono" }, job.task_id)],
   ];

@@ -29,8 +29,8 @@ export class Refusals {
   render() {
     const all = this.#jobs.all();
     const stopped = all.filter((job) => STATES.includes(job.state) && job.problem);
-    const said = all.flatMap((job) => job.rounds.flatMap((round) => Object.entries(round.refused).map(([agent, reason]) => ({ job, round, agent, reason }))));
-    const signature = JSON.stringify([stopped.map((job) => [job.job_id, job.version]), said.map((one) => [one.job.job_id, one.round.number, one.agent, one.reason]), this.#showAll]);
+    const said = all.flatMap((job) => job.refusals.map((refusal) => ({ job, ...refusal })));
+    const signature = JSON.stringify([stopped.map((job) => [job.job_id, job.version]), said.map((one) => [one.job.job_id, one.rounds, one.party_id, one.reason]), this.#showAll]);
     fill(byId("refusals-list"), signature, () => {
       if (stopped.length === 0 && said.length === 0) return empty("Nothing was refused. A job whose price is higher than what is left would be listed here, with its account, what it asked and what was left.");
       const shown = this.#showAll ? stopped : stopped.slice(0, SHOWN);
@@ -63,7 +63,7 @@ export class Refusals {
     const { node, body } = table("Agents that refused", [{ name: "Agent" }, { name: "Job" }, { name: "Its reason" }]);
     body.append(
       ...said.slice(0, 50).map((one) =>
-        row(head(one.agent), cell("Job", "", `${jobTitle(one.job)}, round ${one.round.number}`), cell("Its reason", "wide", one.reason)),
+        row(head(one.party_id), cell("Job", "", `${jobTitle(one.job)}, round ${one.rounds.join(", ")}`), cell("Its reason", "wide", one.reason)),
       ),
     );
     return node;

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from api.coordinator import submission
+from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
+from api.coordinator.settlement import settle_rounds
 from api.coordinator.views import MAX_REASON_CHARACTERS, printable
+from api.schema import JobView, RoundView
+from feature_store.journal.job_records import RoundCharge, RoundRecord
+from labeler.errors import LabelerError, QuorumNotReached
 from tests.api.conftest import House
 
 
@@ -24,3 +31,54 @@ def test_a_refusal_in_a_job_is_shown_that_way(house: House) -> None:
     shown = submission.read_job(view.job_id, stores=house.stores).rounds[0].refused["north"]
     assert shown.startswith("no?[2J xxx")
     assert len(shown) == MAX_REASON_CHARACTERS
+
+
+def _end(house: House, job_id: str, error: LabelerError) -> JobView:
+    stores = house.stores
+    job = stores.jobs.get(job_id)
+    settle_rounds(
+        job, "failed", error, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
+    )
+    return submission.read_job(job_id, stores=stores)
+
+
+def test_a_job_names_the_entries_of_its_charge_however_it_ended(house: House) -> None:
+    waiting = house.submit(house.task(), 5)
+    reserved = [one for one in house.ledger.entries(limit=1000) if one.reservation_id == f"{waiting.job_id}/0"]
+    assert (waiting.ledger_seq, waiting.ledger) == (None, f"reserved by entry {reserved[0].seq}")
+    house.jobs.set_batches(waiting.job_id, [(0, "1" * 64, "2" * 64)])
+    house.jobs.change(waiting.job_id, "collecting", expected={"queued"})
+    house.jobs.set_asked(waiting.job_id, 0)
+    failed = _end(house, waiting.job_id, QuorumNotReached("too few agents answered"))
+    posted = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "post"]
+    assert (failed.state, failed.ledger_seq) == ("failed", posted[0])
+    assert failed.ledger == f"charged by entry {posted[0]}"
+
+    untouched = house.submit(house.task(), 5)
+    given_back = _end(house, untouched.job_id, QuorumNotReached("nobody was there"))
+    void = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "void"]
+    assert (given_back.ledger_seq, given_back.ledger) == (None, f"given back by entry {void[0]}")
+
+
+def test_a_job_of_several_batches_says_what_became_of_each() -> None:
+    def one(number: int, state: Literal["posted", "void", "reserved"], seq: int) -> RoundRecord:
+        return RoundRecord("job", number, number, 1, charge=RoundCharge(state, seq))
+
+    rounds = [one(0, "posted", 40), one(1, "posted", 52), one(2, "void", 60)]
+    assert (
+        ledger_in_words(rounds)
+        == "2 of 3 batches charged, last by entry 52; 1 of 3 batches given back, last by entry 60"
+    )
+    assert ledger_seq(rounds) == 52
+    assert ledger_in_words([]) == "no entry: nothing was reserved"
+
+
+def test_a_reason_is_counted_once_however_many_batches_it_was_given_for() -> None:
+    def one(number: int, **refused: str) -> RoundView:
+        return RoundView(number=number, queries=1, state="asked", refused=refused)
+
+    found = refusals([one(0, north="the budget is spent"), one(1, north="the budget is spent", west="no approval")])
+    assert [(each.party_id, each.reason, each.rounds) for each in found] == [
+        ("north", "the budget is spent", (0, 1)),
+        ("west", "no approval", (1,)),
+    ]
