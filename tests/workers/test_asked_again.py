@@ -1,0 +1,283 @@
+"""Asking again tells nobody anything: two neighbouring worlds, whatever is asked when, show the same kinds and
+sentences, and in each of them what is sent again are the bytes that were sent first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feature_store.erasable import KeyFolder
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.keys import PartyKeys, seal_body
+from feature_store.query_selection import model_rows
+from feature_store.shard import Shard
+from labeler.answered import Recipients
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import LabelerError
+from labeler.tally import round_of
+from labeler.task import Task, parse_task
+from tests.workers import test_agent_service
+from tests.workers.test_agent_service import AGENT, Site, same
+from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
+from workers.durable_ledger import DurableLedger
+from workers.policy import Policy
+from workers.round_store import RoundFolder, RoundsInMemory
+
+site = test_agent_service.site
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+METHODS = ("knn", "reverse-knn", "ensemble", "blind-average", "aux-distill")
+KEYS = [PartyKeys.generate().public.seal_key for _ in range(4)]
+TALLIERS: Recipients = tuple((f"tallier-{number}", KEYS[number]) for number in range(3))
+ROTATED: Recipients = (*TALLIERS[:2], ("tallier-2", KEYS[3]))
+STEPS = ("ask", "ask", "ask", "charge only", "change records", "ask rotated", "settle", "restart", "wait")
+
+
+def policy() -> Policy:
+    return Policy.model_validate(
+        {
+            "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
+            "allow": {
+                "backbones": ["backbone"],
+                "tasks": "any",
+                "methods": list(METHODS),
+                "max_queries_per_day": 1000,
+                "releases": ["histogram", "winner"],
+                "max_noise_contributors": 3,
+                "approval": False,
+            },
+            "talliers": {},
+            "coordinator": {"verify_key": "0" * 64},
+        }
+    )
+
+
+def asked_of(method: str, shard: Shard, queries: np.ndarray) -> tuple[Task, QueryBatch]:
+    batch = QueryBatch(model_rows(shard.dimension)) if method == "blind-average" else QueryBatch(queries)
+    fields: dict[str, object] = {
+        "name": "t", "classes": shard.classes, "method": method, "k": 1 if method == "reverse-knn" else 5,
+        "sigma_votes": 40.0, "delta": 1e-5, "agents": 1, "max_queries": len(batch), "colluding_agents": 0,
+        "backbone_fingerprint": shard.fingerprint,
+    }  # fmt: skip
+    if method in ("blind-average", "aux-distill"):
+        fields["training"] = {"min_records": 8, "regularisation": 0.1, "dimension": 4}
+    if method in ("knn", "reverse-knn"):
+        return parse_task(fields), batch
+    del fields["k"]
+    return parse_task(fields), batch
+
+
+@dataclass
+class World:
+    """An agent over one shard, and what the outside sees of it.
+
+    Attributes:
+        transcript: per step that shows anything: its kind, the lengths or the sentence, and whether bytes came again.
+    """
+
+    place: str
+    folder: Path
+    shard: Shard
+    task: Task
+    batch: QueryBatch
+    changes: bool
+    now: datetime = NOW
+    transcript: list[tuple[object, ...]] = field(default_factory=list)
+    first: tuple[bytes, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.database: Database | None = None
+        self.in_memory = RoundsInMemory()
+        self.ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+        self.open()
+
+    def open(self) -> None:
+        if self.place == "journal":
+            if self.database is not None:
+                self.database.close()
+            self.database = open_database(
+                self.folder / "journal.db", anchor=self.folder / "journal.head", allow_unsynced=True
+            )
+            ledger = Ledger(self.database, clock=lambda: self.now)
+            self.rounds: Any = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
+            site = DurableLedger(
+                self.database, AgentMemory(self.database, ledger), self.rounds, ledger,
+                account="agent:a", read_policy=policy, clock=lambda: self.now,
+            )  # fmt: skip
+            site.open_accounts()
+            self.rounds.sweep()
+            self.agent = Agent("a", self.shard, ledger=site, rounds=self.rounds, engine="numpy")
+            return
+        in_folder = self.place == "folder"
+        self.rounds = RoundFolder(self.folder / "keys", self.folder / "answers") if in_folder else self.in_memory
+        self.agent = Agent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")
+
+    @property
+    def digest(self) -> str:
+        return round_of(self.task, self.batch).digest
+
+    def step(self, name: str) -> None:
+        if name == "ask":
+            self.show(name, lambda: self.answer(TALLIERS))
+        elif name == "ask rotated":
+            self.show(name, lambda: self.answer(ROTATED))
+        elif name == "charge only":
+            self.show(
+                name, lambda: self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
+            )
+        elif name == "settle":
+            self.rounds.erase(self.digest)
+        elif name == "restart":
+            self.open()
+        elif name == "wait":
+            self.now += timedelta(hours=30)
+            if self.place == "journal":
+                self.transcript.append((name, len(self.rounds.expire(self.now))))
+        elif self.changes and len(self.shard) > 2:
+            self.shard.delete(self.shard.record_ids[self.shard.alive][:1])
+
+    @property
+    def later(self) -> float:
+        return (NOW + timedelta(hours=24)).timestamp()
+
+    def charge(self) -> None:
+        self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
+
+    def answer(self, recipients: Recipients) -> tuple[bytes, ...]:
+        def seal(number: int, body: bytes) -> bytes:
+            name, key = recipients[number]
+            return seal_body(
+                "input-share", sender="a", recipient=name, task_digest=self.task.digest, round_digest=self.digest,
+                body=body, seal_to=key,
+            )  # fmt: skip
+
+        stored = self.rounds.stored(self.digest, recipients)
+        if stored is None:
+            self.agent.charge(self.task, self.batch, recipients=recipients, expires_at=self.later)
+            stored = self.agent.bodies(self.task, self.batch, recipients=recipients, seal=seal)
+        return tuple(stored)
+
+    def show(self, name: str, work: Callable[[], tuple[bytes, ...] | None]) -> None:
+        try:
+            sent = work()
+        except LabelerError as error:
+            self.transcript.append((name, "refused", error.problem_type, str(error)))
+            return
+        if sent is not None:
+            self.first = sent if self.first is None else self.first
+            assert sent == self.first, "other bytes were sent again"
+            self.transcript.append((name, "sent", *(len(body) for body in sent)))
+
+
+def worlds(
+    tmp_path: Path, make_shard: Callable[..., Shard], method: str, place: str, steps: list[str]
+) -> tuple[World, World]:
+    """One in which records come to be deleted, and its neighbour, which lacks a record and whose records stay."""
+    if not (tmp_path / "one").exists():
+        make_shard("one")
+        make_shard("public", records=30, seed=99, public=True)
+    shutil.rmtree(tmp_path / "worlds", ignore_errors=True)
+    made = []
+    for name in ("a", "b"):
+        folder = tmp_path / "worlds" / name
+        folder.mkdir(parents=True)
+        shutil.copytree(tmp_path / "one", folder / "shard")
+        shard = Shard.open(folder / "shard")
+        if name == "b":
+            shard.delete(shard.record_ids[7:8])
+        task, batch = asked_of(method, shard, Shard.open(tmp_path / "public").features[:])
+        made.append(World(place, folder, shard, task, batch, changes=name == "a"))
+    for world in made:
+        for step in steps:
+            world.step(step)
+        if world.database is not None:
+            world.database.close()
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("place", ["journal", "folder", "memory"])
+@settings(
+    max_examples=12, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=9))
+def test_neighbouring_worlds_look_alike_whatever_is_asked_when(
+    tmp_path: Path, make_shard: Callable[..., Shard], place: str, steps: list[str]
+) -> None:
+    one, other = worlds(tmp_path, make_shard, "knn", place, steps)
+    assert one.transcript == other.transcript
+
+
+LIFE = [
+    "charge only", "change records", "restart", "ask", "change records", "ask", "restart", "ask", "ask rotated", "ask",
+    "settle", "ask", "change records", "restart", "ask",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["journal", "folder", "memory"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_whole_life_of_a_round_looks_alike_for_every_method(
+    tmp_path: Path, make_shard: Callable[..., Shard], method: str, place: str
+) -> None:
+    one, other = worlds(tmp_path, make_shard, method, place, LIFE)
+    assert one.transcript == other.transcript
+    kinds = [shown[1] for shown in one.transcript]
+    assert kinds == ["sent"] * 3 + ["refused", "sent"] + ["refused"] * 2
+    assert one.transcript[-1] == one.transcript[-2]
+    assert one.first != other.first
+
+
+# The process.
+
+
+@pytest.mark.parametrize("point", ["agent.charged", "agent.computed", "agent.stored"])
+def test_killed_before_anything_left_and_then_a_record_deleted_one_answer_leaves(
+    site: Site, tmp_path: Path, point: str
+) -> None:
+    ask = site.ask()
+    site.send(ask)
+    fault = tmp_path / "fault"
+    fault.write_text(point)
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(site.home)],
+        env=os.environ | {"LABELER_FAULTS": str(fault)},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert site.relay.mail_of("tallier-0") == []
+    other = Shard.open(site.shard.path)
+    other.delete(other.record_ids[:1])
+    site.send(ask)
+    running = site.run()
+    site.shares(ask, 1)
+    other.delete(other.record_ids[1:2])
+    site.send(ask)
+    first, again = site.shares(ask, 2)
+    running.end()
+    assert same(first, again)
+    assert site.relay.received("refused") == []
+    assert {message.header.sender for message in site.relay.inbox} == {AGENT}

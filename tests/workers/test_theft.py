@@ -1,0 +1,103 @@
+"""Who steals everything later, with every backup and replica, learns nothing of a round that is over."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import text
+
+from feature_store.erasable import is_locked_away, take_out
+from feature_store.journal.database import open_database
+from labeler.bodies import Settled
+from labeler.randomness import derive_key
+from labeler.share_bodies import share_from_bytes
+from tests.workers import test_agent_service
+from tests.workers.test_agent_service import AGENT, Site
+from workers.journal_care import backup_home
+
+site = test_agent_service.site
+
+MARK = b"labeler-erasable/1\n"
+
+
+def locked_away(journal: Path) -> list[bytes]:
+    """Every answer that a copy of an agent's journal holds."""
+    with open_database(journal, read_only=True) as database, database.read() as connection:
+        found = connection.execute(text("SELECT answer FROM agent_rounds WHERE answer IS NOT NULL")).scalars().all()
+    return [bytes(one) for one in found]
+
+
+def everything(*folders: Path) -> list[bytes]:
+    return [path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def opens(key: bytes, data: bytes, context: str) -> bool:
+    body = data[len(MARK) :]
+    try:
+        AESGCM(derive_key(key, b"locked away")).decrypt(body[:12], body[12:], context.encode())
+    except InvalidTag:
+        return False
+    return True
+
+
+def any_opens(loot: list[bytes], data: bytes, context: str) -> bool:
+    """Try every 32 bytes in a row that lie anywhere in the loot."""
+    tried = {one[at : at + 32] for one in loot for at in range(len(one) - 31)}
+    return any(opens(key, data, context) for key in tried)
+
+
+@pytest.mark.parametrize("method", ["knn", "ensemble"])
+def test_yesterdays_backup_and_todays_disk_together_open_nothing_of_a_settled_round(
+    site: Site, tmp_path: Path, method: str
+) -> None:
+    site.write_policy(methods=[method])
+    ask = site.ask(method=method, k=5 if method == "knn" else 1)
+    site.send(ask)
+    running = site.run()
+    site.relay.wait_for("answered")
+    backup_home(site.home, tmp_path / "yesterday")
+    # What a replica has: every file as it is, write-ahead log included, without the folder that nothing may copy.
+    shutil.copytree(site.home, tmp_path / "replica", ignore=shutil.ignore_patterns("erasable"))
+    in_time = (site.home / "erasable" / ask.round.digest).read_bytes()
+    site.relay.send("answered", AGENT, Settled().encode(), task=ask.task.digest, round=ask.round.digest)
+    end = time.monotonic() + 20
+    while (site.home / "erasable" / ask.round.digest).exists():
+        assert time.monotonic() < end, "waited 20 s for the key to be erased"
+        time.sleep(0.02)
+    shutil.copytree(site.home, tmp_path / "today")
+    running.end()
+
+    (answer,) = locked_away(tmp_path / "yesterday" / "journal.db")
+    assert is_locked_away(answer)
+    assert locked_away(tmp_path / "today" / "journal.db") == []
+    # Who was there in time has the sealed bodies, which the talliers' keys open.
+    assert any_opens([in_time], answer, ask.round.digest)
+    bodies = take_out(in_time, ask.round.digest, answer)
+    sent = [site.relay.mail_of(name)[0].body for name in site.talliers]
+    assert list(bodies) == sent
+    # Who comes later has everything else.
+    loot = everything(tmp_path / "yesterday", tmp_path / "replica", tmp_path / "today")
+    assert len(b"".join(loot)) > 100_000
+    assert not any_opens(loot, answer, ask.round.digest)
+    assert not any(in_time in one or body[:64] in one for one in loot for body in bodies)
+
+
+def test_bodies_in_a_journal_are_sealed_to_the_talliers_before_they_are_encrypted(site: Site) -> None:
+    """Who steals key and journal in time has nothing without the talliers' keys either."""
+    ask = site.ask()
+    site.send(ask)
+    running = site.run()
+    (shares,) = site.shares(ask, 1)
+    site.relay.wait_for("answered")
+    running.end()
+    (answer,) = locked_away(site.home / "journal.db")
+    key = (site.home / "erasable" / ask.round.digest).read_bytes()
+    for body, share in zip(take_out(key, ask.round.digest, answer), shares, strict=True):
+        assert share.sharing_id.hex().encode() not in body
+        with pytest.raises(Exception, match="JSON"):
+            share_from_bytes(body, max_entries=10_000)
