@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
+from feature_store.journal.job_records import RoundCharge
 from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundRecord
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
@@ -280,6 +281,7 @@ def test_a_round_goes_through_all_its_steps_and_each_twice_equals_once(
     assert store.rounds("job")[0] == RoundRecord(
         "job", 0, 0, 2, "opened", digest("1"), digest("a"), ("alice", "bob"), {"t0": {"alice": ALICE}},
         {"bob": "no"}, frozenset(), seq, {"alice": digest("8"), "bob": digest("9")},
+        charge=RoundCharge("posted", seq),
     )  # fmt: skip
     assert store.round_of(digest("a")) == store.rounds("job")[0]
     assert store.rounds("job")[1].state == "waiting"
