@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
 from feature_store.faults import FAULT_POINTS
@@ -111,7 +113,10 @@ def test_a_killed_process_costs_time_and_nothing_else(
         armed = fragile.faults.with_suffix(".new")
         armed.write_text(point + pid)
         armed.rename(fragile.faults)
-        job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
+        if victim == "embedder":
+            job = client.submit(task.task_id, images=digits_as_files(tmp_path / "digits", number * QUERIES))
+        else:
+            job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
         done = client.wait(job.job_id)
         assert not fragile.faults.exists(), "the fault point was not reached"
         assert done.state == "completed"
@@ -126,6 +131,15 @@ def test_a_killed_process_costs_time_and_nothing_else(
     assert table["label"].to_pylist() == expected.labels.tolist()
     if expected.noisy_votes is not None:
         assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
+
+
+def digits_as_files(folder: Path, start: int) -> Path:
+    """The images that the features were made of: vectors need no embedder, so it would not be there to be killed."""
+    folder.mkdir()
+    for number in range(QUERIES):
+        pixels = (load_digits().images[start + number] * (255 / 16)).round().astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
 
 
 def row(victim: str, point: str) -> str:
