@@ -29,6 +29,7 @@ from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
+from feature_store.room import making_room
 from labeler.errors import Gone, LabelerError
 
 log = logging.getLogger("labeler.coordinator")
@@ -78,11 +79,15 @@ class Keeper:
 
     def run(self, stop: threading.Event) -> None:
         """Sweep every few seconds, and when woken, until told to stop."""
+        said = ""
         while not stop.is_set():
             try:
                 self.sweep()
+                said = ""
             except LabelerError as error:
-                log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
+                if error.problem_type != said:
+                    log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
+                said = error.problem_type
             except Exception:
                 log.exception("what ended jobs left could not be swept")
             self._bell.wait(SWEEP_S)
@@ -191,7 +196,7 @@ class Keeper:
             with self._pen:
                 if self._forgotten.at([job.job_id]):
                     return
-                with replacing(folder / LABELS, mode=0o600) as path:
+                with making_room("the labels of a job"), replacing(folder / LABELS, mode=0o600) as path:
                     pq.write_table(table, path)
         if self._clock() - job.updated_at < timedelta(seconds=self._keeping.questions_s):
             return

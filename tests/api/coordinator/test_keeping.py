@@ -20,7 +20,7 @@ from feature_store.durable import replace_file
 from feature_store.embed_board import EmbedBoard, EmbedRequest
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.verification import verify_ledger
-from labeler.errors import BadData, Gone, NotReady
+from labeler.errors import BadData, Gone, NotReady, StorageFull
 from tests.api.conftest import House
 
 TABLE = pa.table({"query_id": ["a", "b"], "label": pa.array([1, -1], pa.int16())})
@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", no_room)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StorageFull, match="the disk is full"):
         keeper.sweep()
     assert f"jobs/{job_id}/upload.parquet" in house.files()
     monkeypatch.setattr(pq, "write_table", write_table)

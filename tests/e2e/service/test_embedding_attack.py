@@ -1,0 +1,92 @@
+"""A small archive of very large black images, at a real federation: it holds up nobody and ends with its job."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from api.client import Client, ServiceProblem
+from api.schema import TaskRequest
+from feature_store.embed_board import MAX_JOB_PIXELS, EmbedBoard
+from tests.e2e.service.conftest import Service, wait_until
+
+SIDE = 7900
+QUERIES = 4
+
+
+def bomb(path: Path, images: int) -> Path:
+    """Some kilobytes that unpack to gigabytes."""
+    packed = io.BytesIO()
+    Image.new("L", (SIDE, SIDE)).save(packed, "PNG")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(images):
+            archive.writestr(f"{number}.png", packed.getvalue())
+    return path
+
+
+def task_of(client: Client, queries: int) -> tuple[str, str]:
+    request = TaskRequest(name="attack", method="knn", k=5, sigma_votes=30.0, delta=1e-5, max_queries=queries)
+    made = client.create_task(request)
+    return made.task_id, str(made.task["backbone_fingerprint"])
+
+
+def decoders() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path.parent.name] if b"decode_process" in path.read_bytes() else []
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_other_requesters_are_served_beside_a_bomb_and_cancelled_it_leaves_nothing(
+    service: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    home = service.home / "coordinator"
+    with service.client() as admin:
+        hostile = service.client(token=admin.create_token("hostile", "requester").token)
+        honest = service.client(token=admin.create_token("honest", "requester").token)
+    with hostile, honest:
+        images = MAX_JOB_PIXELS // SIDE**2
+        job = hostile.submit(task_of(hostile, images)[0], images=bomb(tmp_path / "bomb.zip", images))
+        shard = home / "jobs" / job.job_id / ".public.shard.writing"
+        wait_until(shard.exists, what="the bomb to be embedded")
+        pictures = tmp_path / "pictures"
+        pictures.mkdir()
+        for number in range(QUERIES):
+            pixels = (load_digits().images[number] * (255 / 16)).round().astype(np.uint8)
+            Image.fromarray(pixels).save(pictures / f"{number}.png")
+        task_id, fingerprint = task_of(honest, 2 * QUERIES)
+        ours = [
+            honest.submit(task_id, features=digit_features[:QUERIES], backbone_fingerprint=fingerprint),
+            honest.submit(task_id, images=pictures),
+        ]
+        # Not by the clock: both are done while the bomb still goes off.
+        assert [honest.wait(one.job_id).state for one in ours] == ["completed", "completed"]
+        assert hostile.job(job.job_id).state == "queued"
+        assert hostile.cancel(job.job_id).rounds[0].state == "waiting"
+        wait_until(lambda: not decoders(), what="the decoder to end")
+        wait_until(lambda: not (home / "jobs" / job.job_id).exists(), what="the folder to go")
+        assert EmbedBoard(home).all_jobs() == []
+
+
+@pytest.mark.slow
+def test_more_pixels_than_a_job_may_have_are_refused_at_the_door_and_cost_nothing(
+    service: Service, tmp_path: Path
+) -> None:
+    with service.client() as client:
+        spent = client.budget().head_seq
+        images = MAX_JOB_PIXELS // SIDE**2 + 1
+        task_id, _ = task_of(client, images)
+        with pytest.raises(ServiceProblem, match=f"more than the {MAX_JOB_PIXELS}") as refused:
+            client.submit(task_id, images=bomb(tmp_path / "bomb.zip", images))
+        assert refused.value.status == 413
+        assert client.budget().head_seq == spent
