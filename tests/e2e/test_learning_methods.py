@@ -94,7 +94,7 @@ def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federati
 def test_an_interrupted_job_answers_the_same_without_training_again(
     labeler, federation, tmp_path, method, monkeypatch
 ) -> None:
-    """Stopped after everybody answered: what was trained is read back, for training could end elsewhere."""
+    """Stopped after everybody answered: what was answered is read back, for training could end elsewhere."""
     task, out = task_file(tmp_path, method), tmp_path / "job"
     arguments = ["run", task, *federation.run_arguments, "--out", out, "--json"]
     sent: list[np.ndarray] = []
@@ -106,7 +106,9 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     with monkeypatch.context() as interrupted:
         interrupted.setattr(JobFolder, "store_release", stop)
         assert labeler(*arguments).code != 0
-    assert list((out / ".job" / "models").rglob("*.npy"))
+    # Two agents' answers, encrypted; and no model.
+    assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 2
+    assert not (out / ".job" / "models").exists()
     with monkeypatch.context() as elsewhere:
         for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))

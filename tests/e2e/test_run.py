@@ -199,6 +199,12 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     assert interrupted.code == 75
     assert "it continues" in interrupted.err
     assert not (tmp_path / "job" / "pseudo_labels.parquet").exists()
+    # Of the two rounds that were released nothing is left to steal; of the third, what it takes to go on.
+    for agent in ("agent-0001", "agent-0002"):
+        answers = [path for path in (tmp_path / "job" / ".job" / "answers" / agent).iterdir() if path.stat().st_size]
+        keys = list((tmp_path / "job" / ".job" / "secrets" / agent).iterdir())
+        assert [path.name for path in keys] == [path.name for path in answers]
+        assert len(keys) == 1
 
     assert labeler(*arguments).code == 0
     table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
