@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import Database
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.ledger import Ledger
@@ -78,7 +79,7 @@ def prune_home(
     with closing(open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
         Ledger(database, clock=clock).verify()
         jobs = _jobs(home, database, before, clock, dry_run, progress) if (home / COORDINATOR_FILE).exists() else []
-        rounds = _rounds(database, before, dry_run) if (home / TALLIER_FILE).exists() else 0
+        rounds = _rounds(home, database, before, dry_run) if (home / TALLIER_FILE).exists() else 0
         if not dry_run:
             for file in files:
                 file.unlink(missing_ok=True)
@@ -119,8 +120,8 @@ def _jobs(
     return done
 
 
-def _rounds(database: Database, before: datetime, dry_run: bool) -> int:
-    memory = TallierMemory(database)
+def _rounds(home: Path, database: Database, before: datetime, dry_run: bool) -> int:
+    memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
     old = [one.round.digest for one in memory.open_rounds() if one.expires_at < before.timestamp()]
     if not dry_run:
         for digest in old:

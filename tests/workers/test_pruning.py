@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from api.coordinator import submission
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.tallier_memory import TallierMemory
@@ -110,7 +111,7 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
         from feature_store.journal.ledger import Ledger
 
         Ledger(database, clock=clock).open_account("rounds-summed", "agent", None)
-        memory = TallierMemory(database)
+        memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
         for age_s in (2 * 86_400, 60):
             keys = {"east": secrets.token_hex(32), "west": secrets.token_hex(32)}
             one = Round(secrets.token_hex(32), secrets.token_hex(32), 2, 3, 2)
@@ -126,7 +127,7 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
     assert copies[1].exists()
     verify_journal(home)
     with closing(open_database(home / "journal.db", anchor=home / "journal.head")) as database:
-        memory = TallierMemory(database)
+        memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
         assert memory.load(rounds[0]).is_forgotten
         assert memory.load(rounds[1]).shares["east"].data is not None
 
