@@ -237,8 +237,11 @@ def test_the_index_of_one_cut_is_not_searched_for_another(tmp_path: Path) -> Non
     agent = _agent(shard)
     batch = QueryBatch(shard.features[:12])
     for most in (1, 30, 2, None, 1):
-        found = agent.ballots(_task("knn", k=40, records_per_person=most), batch).sum(axis=1)
-        assert set(found.tolist()) == {40 if most is None else 10 + most}
+        for k in (3, 40):
+            task = _task("knn", k=k, records_per_person=most)
+            found = agent.ballots(task, batch)
+            assert found.tolist() == _agent(shard).ballots(task, batch).tolist()
+            assert set(found.sum(axis=1).tolist()) == {min(k, 40 if most is None else 10 + most)}
 
 
 def test_persons_do_not_print_and_their_names_are_nowhere_in_the_shard(tmp_path: Path) -> None:
