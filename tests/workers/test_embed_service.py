@@ -346,10 +346,9 @@ def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: O
     assert children() == []
 
 
-def test_an_image_that_needs_more_memory_than_is_given_fails_its_job_and_not_the_embedder(
+def test_an_image_that_takes_longer_than_is_given_fails_its_job_and_not_the_embedder(
     office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is the system's: an upload whose headers are believed to be small unpacks beyond it."""
     monkeypatch.setattr("feature_store.decode_process.IMAGE_S", 0.5)
     stuck = office.job("job-1", images_table([black(7900)] * 2))
     embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
@@ -389,6 +388,22 @@ def test_with_a_full_disk_the_job_waits_and_is_not_counted_as_an_attempt(
         office.mailbox.add_work(QUEUE, lane_of("somebody"))
         time.sleep(0.1)
     running.end()
+
+
+def test_a_decoder_that_the_system_ends_fails_the_job_by_the_image_it_was_at(
+    office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the bound on its memory does: the process is gone in the middle of an upload."""
+    monkeypatch.setattr(embed_service, "BATCH_S", 0.0)
+    folder = office.job("job-1", images_table([black(2000)] * 100))
+
+    def ended(job_id: str, event: dict[str, Any]) -> None:
+        for pid in children():
+            os.kill(int(pid), signal.SIGKILL)
+
+    monkeypatch.setattr(office.mailbox, "publish", ended)
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert "more memory or time" in (folder / "failed.json").read_text()
 
 
 def children() -> list[str]:
