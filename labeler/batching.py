@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
-from labeler.planning import integer_event
+from labeler.planning import has_finite_price, integer_event
 from labeler.task import Level, Task
 from labeler.winner import words_per_query
 
@@ -69,8 +69,15 @@ def check_round_fits(task: Task, queries: int) -> None:
 
 
 def round_charges(task: Task, queries: int) -> dict[Level, int]:
-    """What one round costs, in nano-units of mu^2 rounded up, at the levels at which its sensitivity is bounded."""
-    events = {level: integer_event(task, level, queries) for level in LEVELS}
+    """What one round costs, in nano-units of mu^2 rounded up, at the levels at which the task has a finite price.
+
+    At the others there is no charge: a number would look like a guarantee. Coordinator and agents ask here, so that an
+    agent refuses for itself what a coordinator would.
+
+    Raises:
+        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+    """
+    events = {level: integer_event(task, level, queries) for level in LEVELS if has_finite_price(task, level)}
     return {level: event.charge_nano for level, event in events.items() if event is not None}
 
 

@@ -16,6 +16,7 @@ from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
 from labeler.model_terms import weight_sum
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
+from labeler.sensitivity import without_sensitivity
 from labeler.sharing import split
 from labeler.tally import InputShare, Round
 from labeler.task import Task
@@ -31,9 +32,13 @@ def most_votes_per_cell(task: Task) -> int:
 
     For methods that count votes.
     """
-    if task.method == "reverse-knn":
-        return task.max_agent_records or UNBOUNDED_RECORDS
-    return task.k
+    match task.method:
+        case "knn" | "ensemble":
+            return task.k
+        case "reverse-knn":
+            return task.max_agent_records or UNBOUNDED_RECORDS
+        case other:
+            raise without_sensitivity(other)
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:

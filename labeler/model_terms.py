@@ -25,7 +25,7 @@ from labeler.convex import LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting
 from labeler.local_heads import LocalHeadTerms
-from labeler.sensitivity import records_of_a_person
+from labeler.sensitivity import records_of_a_person, without_sensitivity
 from labeler.task import StatedLevel, Task, Training
 from labeler.vector_sum import VectorSum
 
@@ -99,8 +99,18 @@ def head_terms(task: Task) -> LocalHeadTerms:
 
 
 def answer_sum(task: Task) -> VectorSum:
-    """The noisy vector whose price a task has that does not count votes: the sum of all agents, or each agent's own."""
-    return weight_sum(task) if task.method == "blind-average" else head_terms(task).mechanism
+    """The noisy vector whose price a task has that does not count votes: the sum of all agents, or each agent's own.
+
+    Raises:
+        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+    """
+    match task.method:
+        case "blind-average":
+            return weight_sum(task)
+        case "aux-distill":
+            return head_terms(task).mechanism
+        case other:
+            raise without_sensitivity(other)
 
 
 def model_event(task: Task, level: StatedLevel) -> IntegerSum:

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from labeler.accounting.events import GaussianSum, IntegerSum
@@ -265,6 +266,32 @@ def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | 
     )
 
 
+def has_finite_price(task: Task, level: StatedLevel) -> bool:
+    """Whether anything is proved of all the task's queries together, so that a charge at this level means something.
+
+    A squared sensitivity alone is not enough: where one agent can move a number beyond the reach of the noise sampler
+    no epsilon holds, whatever mu^2 is.
+    """
+    return _is_finite(task.digest, _Whole(task), level)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A task that takes no part in comparisons: its digest, beside it, does."""
+
+    task: Task = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
+    event = integer_event(whole.task, level, whole.task.max_queries)
+    return event is not None and math.isfinite(_certified(event, whole.task.delta))
+
+
+def _certified(event: IntegerSum, delta: float) -> float:
+    return epsilon_bound(event, delta, total_variation=DiscreteGaussian(event.share_sigma_grid).total_variation)
+
+
 def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
     """The smallest sigma_votes, to six significant digits, whose price is at most epsilon.
 
@@ -412,8 +439,7 @@ def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)
-    sampler = DiscreteGaussian(event.share_sigma_grid)
-    certified = epsilon_bound(event, task.delta, total_variation=sampler.total_variation)
+    certified = _certified(event, task.delta)
     left = min(event.noise_contributors, shares_left(task, 1))
     return PrivacyStatement(
         level=level,
@@ -433,9 +459,7 @@ def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement
         ),
         participant_epsilon=certified
         if left == event.noise_contributors
-        else epsilon_bound(
-            replace(event, noise_contributors=left), task.delta, total_variation=sampler.total_variation
-        ),
+        else _certified(replace(event, noise_contributors=left), task.delta),
         squared_sensitivity=int(squared) if squared.denominator == 1 else float(squared),
         mu=mu,
         charge_nano=event.charge_nano,

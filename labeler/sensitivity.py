@@ -25,6 +25,8 @@ cap is either of n and m. What methods that answer with real numbers
 change is in `labeler.model_terms`. The release (histogram or
 winner) makes no difference: a winner is computed from the histogram.
 
+A method that is not in the table has no price: whatever it is, it is refused, never charged as another.
+
 A guarantee at instance level is about one record. A person with several records is protected as a group of that size,
 and where the task has no `records_per_person` nobody bounds that size. A person with records at two agents changes the
 ballots of both: the norms of the two changes add up, and so do their mus. It is the same where one person has two ids.
@@ -32,7 +34,7 @@ ballots of both: the norms of the two changes add up, and so do their mus. It is
 
 from __future__ import annotations
 
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.task import StatedLevel, Task
 
 
@@ -113,21 +115,26 @@ def squared_sensitivity(task: Task, level: StatedLevel, queries: int) -> int | N
     Raises:
         InvalidSetting: queries is not a positive integer, the task's method does not count votes, or the level is a
             person's and the task has no `records_per_person`.
+        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
     """
     if not task.traits.counts:
         raise InvalidSetting(f"method {task.method} does not count votes; its sensitivity is in labeler.model_terms")
     if type(queries) is not int or queries < 1:
         raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
     group = votes_of_a_person(task) if level == "person" else 1
-    if task.method == "reverse-knn":
-        places = min(task.k, queries)
-        if level == "agent":
-            return None if task.max_agent_records is None else task.max_agent_records**2 * places
-        replaced = task.a_record_may_be_replaced if level == "instance" else task.max_agent_records is not None
-        return group**2 * places * (2 if replaced else 1)
-    if level == "agent":
-        return queries * task.k**2 if task.method == "knn" else queries
-    return 2 * queries * group**2
+    match task.method:
+        case "knn":
+            return queries * task.k**2 if level == "agent" else 2 * queries * group**2
+        case "ensemble":
+            return queries if level == "agent" else 2 * queries * group**2
+        case "reverse-knn":
+            places = min(task.k, queries)
+            if level == "agent":
+                return None if task.max_agent_records is None else task.max_agent_records**2 * places
+            replaced = task.a_record_may_be_replaced if level == "instance" else task.max_agent_records is not None
+            return group**2 * places * (2 if replaced else 1)
+        case other:
+            raise without_sensitivity(other)
 
 
 def largest_change(task: Task, level: StatedLevel) -> int | None:
@@ -139,11 +146,19 @@ def largest_change(task: Task, level: StatedLevel) -> int | None:
     that enter in their place move the coordinate the other way. At agent level everything the agent can put on one
     coordinate.
     """
-    if level == "instance" or task.method == "ensemble":
-        return 1
-    if level == "person":
-        return votes_of_a_person(task)
-    return task.k if task.method == "knn" else task.max_agent_records
+    match task.method:
+        case "knn" | "reverse-knn" | "ensemble" if level == "instance":
+            return 1
+        case "knn" | "reverse-knn" | "ensemble" if level == "person":
+            return votes_of_a_person(task)
+        case "knn":
+            return task.k
+        case "reverse-knn":
+            return task.max_agent_records
+        case "ensemble":
+            return 1
+        case other:
+            raise without_sensitivity(other)
 
 
 def records_of_a_person(task: Task) -> int:
@@ -172,5 +187,18 @@ def votes_of_a_person(task: Task) -> int:
             return min(records, task.k)
         case "reverse-knn":
             return min(records, task.max_agent_records or records)
-        case _:
+        case "ensemble":
             return 1
+        case other:
+            raise without_sensitivity(other)
+
+
+def without_sensitivity(method: str) -> PrivacyRefusal:
+    """The refusal of a method of which nobody has stated what a record, a person or an agent changes.
+
+    Charging it as another method would promise what was never proved, so nothing that asks for a price goes on.
+    """
+    return PrivacyRefusal(
+        f"method {method!r} has no stated sensitivity, so it has no price; state and prove what one record, one person "
+        "and one agent change, in labeler.sensitivity for votes or labeler.model_terms for numbers"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +196,8 @@ class Agent:
             case "aux-distill":
                 source = self._source(b"local noise", task, batch, records.version)
                 return soft_ballots(task, batch, records, self._models, source=source)
+            case other:
+                assert_never(other)
 
     def _source(self, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""

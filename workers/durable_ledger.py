@@ -16,6 +16,7 @@ from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from labeler.answered import Recipients
 from labeler.batching import LEVELS
+from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal
 from labeler.task import Level, Task
 from workers.agent_ledger import priced
@@ -91,8 +92,9 @@ class DurableLedger:
     ) -> None:
         """See AgentLedger. The round begins in the same transaction (feature_store.journal.agent_rounds)."""
         policy = self.open_accounts()
+        # One record is always promised something; a whole site where its owner says how much.
         for level in LEVELS:
-            if policy.budget.cap(level) is not None:
+            if level == "instance" or policy.budget.cap(level) is not None:
                 priced(charges, level)
         if self._ledger.state(reservation_id) != "posted":
             self._check_day(policy, num_queries)
@@ -101,7 +103,7 @@ class DurableLedger:
                 round_digest=round_digest,
                 shard_version=shard_version,
                 reservation_id=reservation_id,
-                charges=[Charge(self._account, level, amount) for level, amount in charges.items()],
+                charges=[Charge(self._account, level, charges.get(level, UNBOUNDED_NANO)) for level in LEVELS],
                 num_queries=num_queries,
                 task_digest=task.digest,
                 max_queries=task.max_queries,

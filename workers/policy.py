@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.bodies import Ask
-from labeler.budget import budget_for
+from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.methods import Method, ReleaseKind
@@ -28,7 +28,7 @@ MAX_POLICY_BYTES = 1024 * 1024
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PartyId = Annotated[str, Field(min_length=1, max_length=200)]
-Cap = PositiveFinite | Literal["unlimited"]
+Cap = Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)] | Literal["unlimited"]
 
 
 class _Table(BaseModel):
@@ -46,7 +46,7 @@ class BudgetTable(_Table):
 
     instance_epsilon: Cap
     agent_epsilon: Cap
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA)]
 
     def cap(self, level: Level) -> int | None:
         """Nano-units of mu^2; None where it is not limited."""

@@ -15,7 +15,7 @@ from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.budget import NANO
+from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import NotReady
 from labeler.planning import price
 from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
@@ -40,7 +40,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     with closing(_look(home)) as database:
         balances = Ledger(database, clock=_now).balances()
     # Every answer costs at least as much at agent level as at instance level, so where less is written down there, one
-    # of them had no finite price at that level. It can only happen where the policy does not limit it.
+    # of them had no finite price at that level (earlier versions wrote nothing). Only where the policy sets no limit.
     spent = {(one.account, one.level): one.spent for one in balances}
     unbounded = {(one.account, "agent") for one in balances if spent.get((one.account, "agent"), 0) < one.spent}
     return [
@@ -52,7 +52,9 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "spent_nano": one.spent,
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
-            "spent_epsilon": None if (one.account, one.level) in unbounded else epsilon_of(one.spent, delta),
+            "spent_epsilon": None
+            if (one.account, one.level) in unbounded or one.spent >= UNBOUNDED_NANO
+            else epsilon_of(one.spent, delta),
         }
         for one in balances
     ]

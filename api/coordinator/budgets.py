@@ -18,17 +18,11 @@ from feature_store.journal.charges import Balance
 from feature_store.journal.ledger import Ledger
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import LEVELS
-from labeler.budget import NANO, budget_for
+from labeler.budget import MOST_EPSILON, NANO, UNBOUNDED_NANO, budget_for
 from labeler.errors import BudgetExceeded, NotFound
 
 FEDERATION = "federation"
 """The account of everybody together."""
-
-UNBOUNDED_NANO = 10**13
-"""What a round is recorded as at a level at which it has no finite price: 10,000 units of mu^2.
-
-It is above every cap that a configuration can name. So an account that such a round was charged to cannot be given
-a finite cap afterwards (the ledger refuses a cap below what is spent), and its epsilon is shown as unbounded."""
 
 _MARGIN = 1e-7
 _REPLAY = 1000
@@ -73,7 +67,8 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
         return None
     mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
     epsilon = epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
-    while budget_for(epsilon, delta) < nano:
+    # Beyond what a budget can be there is no cap to agree with.
+    while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
         epsilon = epsilon * (1 + 1e-12) + 1e-15
     return epsilon
 

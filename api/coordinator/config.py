@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from labeler.budget import budget_for
+from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
 from labeler.task import Level, describe_validation
 
-MAX_CAP_EPSILON = 1000.0
+MAX_CAP_EPSILON = MOST_EPSILON
 """A larger cap would promise nothing; `unlimited` says so openly."""
 
 Cap = Annotated[float, Field(gt=0, le=MAX_CAP_EPSILON, allow_inf_nan=False)] | Literal["unlimited"]
@@ -123,7 +123,7 @@ class CoordinatorConfig(_Table):
     journal: Annotated[str, Field(min_length=1, repr=False)] = "journal.db"
     redis_url: Annotated[str, Field(min_length=1, repr=False)]
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
+    delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA, allow_inf_nan=False)] = 1e-5
     metrics: Literal["token", "open"] = "token"
     talliers: Literal[2, 3] = 3
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None

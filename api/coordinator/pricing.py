@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from api.coordinator.budgets import FEDERATION, UNBOUNDED_NANO, agent_account, refusal
+from api.coordinator.budgets import FEDERATION, agent_account, refusal
 from api.schema import AccountAfter, EstimateView, PriceView
 from feature_store.journal.charges import Balance, Charge
 from labeler.batching import LEVELS, round_charges, round_sizes, total_charges
+from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.planning import Price, price
 from labeler.task import Level, Task

@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import mp, mpf
 
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.budget import NANO, Account, NothingLeft, Reservation, budget_for, nano_units
+from labeler.budget import (
+    LEAST_DELTA,
+    MOST_DELTA,
+    MOST_EPSILON,
+    NANO,
+    Account,
+    NothingLeft,
+    Reservation,
+    budget_for,
+    nano_units,
+)
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -175,6 +186,50 @@ def test_a_cap_never_buys_more_than_its_epsilon_and_delta(epsilon: float, delta:
     assert spent <= epsilon
     # And not much less: a few nano-units, and the part in 1e7 kept back.
     assert epsilon_of_delta(delta, math.sqrt((cap * (1 + 1e-6) + 2) / NANO)) >= epsilon * (1 - 1e-9)
+
+
+def exact_delta(epsilon: float, mu_squared: mpf) -> mpf:
+    """Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2), Balle and Wang 2018, as written, in 60 digits
+    beyond what cancels."""
+    with mp.workdps(60 + 120 + int(epsilon)):
+        mu, eps = mp.sqrt(mu_squared), mpf(epsilon)
+        upper = mp.erfc((eps / mu - mu / 2) / mp.sqrt(2)) / 2
+        return upper - mp.exp(eps) * mp.erfc((eps / mu + mu / 2) / mp.sqrt(2)) / 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    epsilon=st.one_of(
+        st.floats(0, MOST_EPSILON),
+        st.floats(-9, 3).map(lambda exponent: 10.0**exponent),
+        st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 599.9, MOST_EPSILON]),
+    ),
+    delta=st.one_of(
+        st.floats(-100, -1).map(lambda exponent: max(LEAST_DELTA, 10.0**exponent)),
+        st.floats(0.05, MOST_DELTA),
+        st.sampled_from([LEAST_DELTA, 1e-12, 1e-5, 0.5, MOST_DELTA]),
+    ),
+)
+def test_a_cap_is_worth_no_more_than_its_epsilon_and_delta_in_sixty_digits(epsilon: float, delta: float) -> None:
+    """The whole accepted range, against an oracle that shares no code with the one that makes caps."""
+    cap = budget_for(epsilon, delta)
+    if cap:
+        assert exact_delta(epsilon, mpf(cap) / NANO) <= mpf(delta)
+    # A cap too large by three parts in a million would not pass, so the test can see what it is about.
+    if cap > 10**7 and epsilon > 1e-3:
+        assert exact_delta(epsilon, mpf(cap) * (1 + mpf(3) / 10**6) / NANO) > mpf(delta) * (1 - mpf(10) ** -3)
+
+
+@pytest.mark.parametrize("epsilon", [1e3 + 1e-9, 1e4, 1e300])
+def test_a_budget_that_nobody_has_proved_is_refused(epsilon: float) -> None:
+    with pytest.raises(InvalidSetting, match='write "unlimited"'):
+        budget_for(epsilon, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [1e-101, 5e-324, 1 - 1e-7])
+def test_a_delta_outside_the_proven_range_is_refused(delta: float) -> None:
+    with pytest.raises(InvalidSetting, match="delta must be"):
+        budget_for(1.0, delta)
 
 
 @given(more=st.floats(1.001, 3))

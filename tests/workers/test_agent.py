@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import workers.voting.neighbors
+from api.coordinator.pricing import finite_levels
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -21,9 +23,10 @@ from feature_store.journal.ledger import Ledger
 from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
-from labeler.budget import Account, budget_for
+from labeler.batching import round_charges
+from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
-from labeler.planning import price
+from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
 from labeler.share_bodies import share_to_bytes
 from labeler.sharing import unshard
@@ -414,6 +417,62 @@ def test_a_refused_round_is_not_remembered_as_answered(twin: Twin) -> None:
         charge(twin.ledger, twin.cap + 1)
     charge(twin.ledger, 1, version="w")
     assert twin.spent() == 1
+
+
+OUT_OF_REACH = {
+    "instance": {"sigma_votes": 1e-3},
+    "agent": {"sigma_votes": 1.0, "k": 1000},
+}
+"""Tasks with a finite mu^2 at a level, of which nothing is proved: a change is far beyond the noise sampler's reach."""
+
+
+@pytest.mark.parametrize("level", OUT_OF_REACH)
+def test_an_agent_charges_nothing_for_a_level_of_which_nothing_is_proved(level: Level) -> None:
+    """A finite mu^2 was charged, and the agent answered what its coordinator would have refused."""
+    task = parse_task(
+        {"name": "t", "classes": ["a", "b"], "delta": 1e-5, "max_queries": 4, "agents": 1} | OUT_OF_REACH[level]
+    )
+    assert integer_event(task, level, 4) is not None
+    assert not math.isfinite(price(task).statement(level).epsilon)
+    assert level not in round_charges(task, 1)
+    assert finite_levels(task, 4) == tuple(round_charges(task, 4))
+
+
+@pytest.mark.parametrize("level", OUT_OF_REACH)
+def test_an_agent_refuses_a_task_without_a_finite_price_where_that_level_is_limited(
+    make_shard: Callable[..., Shard], durable: DurableParts, level: Level
+) -> None:
+    shard = make_shard("own")
+    task = parse_task(
+        {
+            "name": "t", "classes": list(shard.classes), "delta": 1e-5, "max_queries": 4, "agents": 1,
+            "backbone_fingerprint": shard.fingerprint,
+        } | OUT_OF_REACH[level]
+    )  # fmt: skip
+    batch = QueryBatch(np.asarray(shard.features[:4]))
+    durable.policy = policy_with(agent_epsilon=100.0)
+    both: dict[Level, Account] = {one: Account("a", one, 10**18) for one in ("instance", "agent")}
+    for ledger in (durable.ledger, InMemoryLedger(both)):
+        agent = Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True)
+        with pytest.raises(PrivacyRefusal, match=f"no finite {level}-level price"):
+            agent.answer(task, batch)
+    assert durable.journal.balance("agent:a", "instance").spent == 0
+
+
+def test_even_without_any_limit_nothing_is_answered_that_promises_nothing_to_a_record(durable: DurableParts) -> None:
+    durable.policy = policy_with(instance_epsilon="unlimited")
+    with pytest.raises(PrivacyRefusal, match="no finite instance-level price"):
+        charge(durable.ledger, None)
+    assert durable.journal.balance("agent:a", "agent").spent == 0
+
+
+def test_a_level_without_a_price_is_written_down_so_that_no_later_cap_counts_it(durable: DurableParts) -> None:
+    charge(durable.ledger, 5)
+    assert durable.journal.balance("agent:a", "instance").spent == 5
+    assert durable.journal.balance("agent:a", "agent").spent == UNBOUNDED_NANO
+    durable.policy = policy_with(agent_epsilon=MOST_EPSILON)
+    with pytest.raises(BudgetExceeded):
+        charge(durable.ledger, 5, name="next")
 
 
 def test_a_limited_level_without_a_price_is_refused(twin: Twin) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from api.coordinator.budgets import (
     FEDERATION,
-    UNBOUNDED_NANO,
     LedgerPages,
     agent_account,
     budget_view,
@@ -18,7 +17,7 @@ from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
 from feature_store.journal.charges import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.budget import NothingLeft, budget_for
+from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for
 from labeler.errors import BudgetExceeded, LabelerError, NotFound
 from tests.api.conftest import House
 

@@ -12,12 +12,12 @@ import pytest
 
 import labeler.batching
 from api.coordinator import submission
-from api.coordinator.budgets import UNBOUNDED_NANO
 from api.coordinator.pricing import price_view
 from api.problems import problem_of
 from api.schema import JobRequest
 from feature_store.journal.ledger import Ledger
 from labeler.batching import BATCH_QUERIES, round_charges
+from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
