@@ -151,6 +151,14 @@ def test_an_ask_reads_back_with_the_same_round() -> None:
     assert (found.talliers, found.expires_at) == (TALLIERS, 1.8e9)
 
 
+def test_an_ask_names_records_of_a_person_only_where_its_task_bounds_them() -> None:
+    """Parties from before there was such a field refuse what they do not know, and read every other ask as ever."""
+    bounded = replace(ASK, task=TASK.model_copy(update={"records_per_person": 3}))
+    assert Ask.decode(bounded.encode()).task.records_per_person == 3
+    assert Ask.decode(bounded.encode()).round.digest != ROUND.digest
+    assert b"records_per_person" not in ASK.encode()
+
+
 @pytest.mark.parametrize("body", [OPEN, SUM, REFUSAL, POLL, MAIL])
 def test_a_body_of_words_reads_back(body: Any) -> None:
     assert type(body).decode(body.encode()) == body
