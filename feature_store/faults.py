@@ -21,6 +21,7 @@ FAULTS_VARIABLE = "LABELER_FAULTS"
 
 FAULT_POINTS: dict[str, str] = {
     "coordinator.reserved": "The worst-case charge is reserved in the ledger; nobody has been asked.",
+    "coordinator.proposed": "The job's proposals are in the agents' mail; nobody has been asked.",
     "coordinator.asked": "The agents' asks and the talliers' rounds are in the mail.",
     "coordinator.agreed": "The contributors are agreed on and stored; nothing is charged yet.",
     "coordinator.posted": "The charge is posted durably; no tallier has been asked for its sum.",
@@ -29,6 +30,7 @@ FAULT_POINTS: dict[str, str] = {
     "coordinator.released": "The release is stored durably; nobody has been told.",
     "embedder.claimed": "The embedder holds a lease on images; no feature is computed.",
     "embedder.embedded": "The features are written; the work is not marked as done.",
+    "agent.willing": "The agent has set the job's price aside durably; it has not said yes.",
     "agent.asked": "The agent has checked an ask; nothing is charged.",
     "agent.charged": "The agent has charged its own ledger durably; nothing is computed.",
     "agent.computed": "The agent has computed its shares; nothing is stored of them, and nothing has left it.",

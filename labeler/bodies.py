@@ -129,6 +129,11 @@ class Ask:
         """The round this ask belongs to."""
         return round_of(self.task, self.batch)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Queries of each round that is asked: this one."""
+        return (len(self.batch),)
+
     def encode(self) -> bytes:
         """The body; `decode` gives it back."""
         return write_with_array(
@@ -175,7 +180,7 @@ class Ask:
                     f"an ask states {name} {content[name][:12]!r}, its content has {found[:12]!r}; it was changed, or "
                     "sender and receiver run versions that do not match"
                 )
-        talliers = tuple(_tallier_key(item) for item in check_list(content["talliers"], "talliers of an ask"))
+        talliers = tuple(tallier_key_from(item) for item in check_list(content["talliers"], "talliers of an ask"))
         return cls(task, batch, talliers, content["expires_at"])
 
 
@@ -464,7 +469,8 @@ def _check_entries(round: Round, agents: int) -> None:
         )
 
 
-def _tallier_key(content: object) -> TallierKey:
+def tallier_key_from(content: object) -> TallierKey:
+    """A tallier and its keys out of a body; everything else is a ProtocolViolation."""
     items = check_mapping(content, "a tallier key")
     if items.keys() != {field.name for field in fields(TallierKey)}:
         raise ProtocolViolation("a tallier key must have the fields tallier_id, seal_key and verify_key")

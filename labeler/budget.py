@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from labeler.accounting.events import NANO, nano_units
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
@@ -32,6 +32,7 @@ from labeler.task import Level
 __all__ = ["NANO", "UNBOUNDED_NANO", "Account", "NothingLeft", "Reservation", "budget_for", "nano_units"]
 
 State = Literal["reserved", "posted", "void"]
+NothingLeftBecause = Literal["never-asked", "below-quorum", "refused", "lapsed", "divided"]
 
 UNBOUNDED_NANO = 10**13
 """What is charged at a level without a finite price, where it is not limited: more than any cap, so that no cap that is
@@ -99,16 +100,17 @@ class NothingLeft:
         reservation_id: the reservation it is about.
         because: how it is known. "never-asked": no agent was sent the queries. "below-quorum": too few
             agents answered and the talliers opened nothing. "refused": every agent refused before answering.
+            "lapsed": an agent's own promise has ended, and it never answered under it. "divided": nothing was asked
+            under it, and smaller reservations made in the same transaction take its place.
     """
 
     reservation_id: str
-    because: Literal["never-asked", "below-quorum", "refused"]
+    because: NothingLeftBecause
 
     def __post_init__(self) -> None:
-        if self.because not in ("never-asked", "below-quorum", "refused"):
-            raise InvalidSetting(
-                f"a reservation is voided because it was never-asked, below-quorum or refused; found {self.because!r}"
-            )
+        if self.because not in get_args(NothingLeftBecause):
+            known = ", ".join(get_args(NothingLeftBecause))
+            raise InvalidSetting(f"a reservation is voided because it was one of {known}; found {self.because!r}")
 
 
 @dataclass(frozen=True)

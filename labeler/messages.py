@@ -32,6 +32,10 @@ Kind = Literal[
     "sum",
     "aggregate-share",
     "winner",
+    "proposal",
+    "willing",
+    "declined",
+    "withdrawn",
 ]
 
 COORDINATOR = "coordinator"

@@ -7,7 +7,7 @@ after the agent itself has checked the task and its own ledger has taken the pri
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import numpy as np
@@ -224,6 +224,20 @@ class Agent:
                 f"agent {self.agent_id}: the task's price is for {task.max_queries} queries, and this batch would "
                 f"reach query {batch.first_query + len(batch)}"
             )
+        self.check_task(task, (len(batch),))
+
+    def check_task(self, task: Task, sizes: Sequence[int]) -> None:
+        """What `check` can say before there are queries: the task, and how many of them each round will have.
+
+        Args:
+            task: the task.
+            sizes: queries of each round, at least one.
+
+        Raises:
+            MixedShards: the task's classes or backbone are not those of the shard.
+            PrivacyRefusal: the sizes do not belong to the task, or it bounds records of one person and the shard does
+                not know whose they are.
+        """
         if task.records_per_person is not None and not self._shard.knows_persons:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_PERSONS}")
         if tuple(task.classes) != tuple(self._shard.classes):
@@ -233,15 +247,15 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-        if task.traits.asked_at_once and len(batch) != task.max_queries:
+        if task.traits.asked_at_once and any(size != task.max_queries for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.max_queries} "
-                f"queries; every batch costs the whole price, and this one has {len(batch)}"
+                f"queries; every batch costs the whole price, and this one has {sizes[0]}"
             )
-        if task.traits.asks_for_a_model and len(batch) != self._shard.dimension + 1:
+        if task.traits.asks_for_a_model and any(size != self._shard.dimension + 1 for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
-                f"one row more than that, found {len(batch)}"
+                f"one row more than that, found {sizes[0]}"
             )
         if task.method == "aux-distill" and training_of(task).dimension > self._shard.dimension:
             raise PrivacyRefusal(

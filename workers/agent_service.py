@@ -1,5 +1,10 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
+    proposal -> policy -> set aside (durable) -> willing
+                   |          |
+                   v          v
+                declined, or not yet: a signed sentence that follows from public things alone
+
     ask -> policy -> charge (durable) -> vote, add noise, split -> seal each share to its tallier -> store -> post
              |          |                     |
              v          v                     v
@@ -19,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -35,13 +39,12 @@ from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.promises import PromiseStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, seal_body
 from feature_store.shard import Shard
 from labeler.bodies import Ask, Refusal, Settled
 from labeler.errors import (
-    AwaitingApproval,
-    BadData,
     BudgetExceeded,
     Forged,
     Interrupted,
@@ -49,18 +52,17 @@ from labeler.errors import (
     JournalBehind,
     JournalBroken,
     LabelerError,
-    MixedShards,
     NotEnrolled,
-    PrivacyRefusal,
     ProtocolViolation,
     Replayed,
     TooLarge,
-    TryAgain,
-    Unavailable,
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Kind, Message
+from labeler.proposals import Willing
 from workers.agent import Agent
+from workers.agent_proposals import Admission, Proposals
+from workers.agent_words import PUBLIC_ERRORS, cause, said, silent, told
 from workers.durable_ledger import DurableLedger
 from workers.party import Draft, PartyLink, converse
 from workers.party_home import (
@@ -71,17 +73,15 @@ from workers.party_home import (
     SEEN_FILE,
     AgentConfig,
     check_journal_kept,
-    is_approved,
     read_agent_config,
     retire_noise_secret,
 )
-from workers.policy import Policy, read_policy
+from workers.policy import read_policy
 from workers.voting.model_store import InMemoryModels
 
 log = logging.getLogger("labeler.agent")
 
-_PUBLIC = (PrivacyRefusal, InvalidSetting, MixedShards, ProtocolViolation, AwaitingApproval)
-"""Errors raised before a record is touched whose sentences follow from the ask, the policy and the ledger."""
+_TAKEN = ("ask", "answered", "proposal", "withdrawn")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 """Between attempts at an answer that was charged, the first time and in the end."""
@@ -112,13 +112,14 @@ def run_agent(
         has_entries = ledger.verify().seq > 0
         check_journal_kept(home, has_entries=has_entries)
         check_home(database, keys, has_entries=has_entries)
-        memory = AgentMemory(database, ledger)
+        memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, keys)
         site = DurableLedger(
             database,
             memory,
             rounds,
             ledger,
+            promises,
             account=account_of(config.agent_id),
             read_policy=lambda: read_policy(home / POLICY_FILE),
             clock=clock,
@@ -126,7 +127,7 @@ def run_agent(
         try:
             site.open_accounts()
         except BudgetExceeded as error:
-            log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=_said(error))
+            log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
         # What older versions kept for life: the rounds they answered are settled by it.
         forget_models(database)
@@ -149,7 +150,15 @@ def run_agent(
         )
         owned.callback(link.close)
         log.info("agent ready", extra={"agent": config.agent_id})
-        desk = _Desk(link, records, memory, rounds, lambda: read_policy(home / POLICY_FILE), home, clock, stop)
+        admission = Admission(
+            home,
+            memory,
+            read_policy=lambda: read_policy(home / POLICY_FILE),
+            coordinator_key=link.coordinator_key,
+            clock=clock,
+        )
+        proposals = Proposals(records.agent, admission, site, promises, clock=clock)
+        desk = _Desk(link, records, memory, rounds, admission, proposals, clock, stop)
         converse(link, desk.handle, stop)
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -219,8 +228,8 @@ class _Desk:
         records: _Records,
         memory: AgentMemory,
         rounds: JournalRounds,
-        read_policy: Callable[[], Policy],
-        home: Path,
+        admission: Admission,
+        proposals: Proposals,
         clock: Callable[[], datetime],
         stop: threading.Event,
     ) -> None:
@@ -228,13 +237,14 @@ class _Desk:
         self._records = records
         self._memory = memory
         self._rounds = rounds
-        self._read_policy = read_policy
-        self._home = home
+        self._admission = admission
+        self._proposals = proposals
         self._clock = clock
         self._stop = stop
 
     def handle(self, mail: Sequence[Message]) -> None:
-        """Answer every ask, of several for one round the last, since all have one answer; erase what is settled."""
+        """Answer everything, of asks for one round the last, since all have one answer; erase what is settled."""
+        self._proposals.release()
         for round_digest in self._rounds.expire(self._clock()):
             self._records.forget_models()
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
@@ -242,17 +252,19 @@ class _Desk:
         for message in mail:
             try:
                 body = self._link.open(message, self._link.coordinator_key)
-                if message.header.sender != COORDINATOR or message.header.kind not in ("ask", "answered"):
+                if message.header.sender != COORDINATOR or message.header.kind not in _TAKEN:
                     raise ProtocolViolation(f"an agent takes no message of kind {message.header.kind!r}")
                 taken.append((message, body))
             except Replayed:
                 continue
             except (Forged, ProtocolViolation) as error:
-                log.warning("message skipped", extra={"message_id": message.message_id} | _said(error))
+                log.warning("message skipped", extra={"message_id": message.message_id} | said(error))
         last = {one.header.round_digest: one for one, _ in taken if one.header.kind == "ask"}
         for message, body in taken:
             if message.header.kind == "answered":
                 self._settle(message, body)
+            elif message.header.kind != "ask":
+                self._consider(message, body)
             elif last[message.header.round_digest] is message:
                 self._answer(message, body)
             self._link.taken([message])
@@ -262,11 +274,33 @@ class _Desk:
         try:
             Settled.decode(body)
         except ProtocolViolation as error:
-            log.warning("message skipped", extra=about | _said(error))
+            log.warning("message skipped", extra=about | said(error))
             return
         self._rounds.erase(message.header.round_digest)
         self._records.forget_models()
         log.info("round is settled, nothing is kept of it", extra=about)
+
+    def _consider(self, message: Message, body: bytes) -> None:
+        """Say to a proposal whether this agent will, or take note that one was withdrawn."""
+        about = {"task_digest": message.header.task_digest}
+        try:
+            if message.header.kind == "withdrawn":
+                log.info("proposal withdrawn", extra=about | {"rounds_given_back": self._proposals.withdrawn(body)})
+                return
+            answer, trouble = self._proposals.answer(message.header, body)
+            about |= {"job_id": answer.job_id}
+            if isinstance(answer, Willing):
+                self._link.post([self._draft(message, "willing", answer.encode())])
+                log.info("willing", extra=about)
+            else:
+                what = "declined" if answer.refusal.is_final else "not yet"
+                log.warning(what, extra=about | ({} if trouble is None else cause(trouble)))
+                self._link.post([self._draft(message, "declined", answer.encode())])
+        except (JournalBroken, JournalBehind, NotEnrolled, Forged):
+            raise
+        except (ProtocolViolation, InvalidSetting) as error:
+            # The job is over, or the proposal was none: there is nobody to say it to.
+            log.warning("proposal not answered", extra=about | said(error))
 
     def _answer(self, message: Message, body: bytes) -> None:
         header = message.header
@@ -275,13 +309,15 @@ class _Desk:
             drafts = self._drafts(message, body)
             if drafts:
                 self._link.post(drafts)
+            if any(draft.kind == "input-share" for draft in drafts):
+                # Only what was taken, and only shares: a refusal was written down as one.
                 fault_point("agent.sent")
                 log.info("answered", extra=about)
         except (JournalBroken, JournalBehind, NotEnrolled, Forged):
             raise
         except (ProtocolViolation, TooLarge) as error:
             # The round is over, or the ask was none: there is nothing to say it to.
-            log.warning("answer not taken", extra=about | _said(error))
+            log.warning("answer not taken", extra=about | said(error))
 
     def _drafts(self, message: Message, body: bytes) -> list[Draft]:
         """Everything to be sent for one ask: shares and a receipt, or a refusal."""
@@ -290,25 +326,23 @@ class _Desk:
             ask = Ask.decode(body)
             if (header.task_digest, header.round_digest) != (ask.task.digest, ask.round.digest):
                 raise WrongDigest("an ask names another task or round than it holds")
-            if ask.expires_at < self._clock().timestamp():
-                raise ProtocolViolation("the ask has expired")
             is_charged = self._memory.is_charged(ask.round.digest)
             if not is_charged:
                 # Before a person is asked, and the task kept for it: what does not fit these records never waits.
                 self._records.agent().check(ask.task, ask.batch)
-            self._admit(ask)
+            self._admission.check(ask)
             fault_point("agent.asked")
             recipients = tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)
             # Before the records are touched: what was stored is sent, or refused, whatever they are now.
             bodies = self._rounds.stored(ask.round.digest, recipients)
             if bodies is None:
                 self._records.agent().charge(ask.task, ask.batch, recipients=recipients, expires_at=ask.expires_at)
-        except _PUBLIC as error:
+        except PUBLIC_ERRORS as error:
             return self._refused(message, error)
         except LabelerError as error:
             if isinstance(error, JournalBroken | JournalBehind):
                 raise
-            return self._refused(message, _silent(error), cause=error)
+            return self._refused(message, silent(error), trouble=error)
         if bodies is None:
             fault_point("agent.charged")
             # From here on it answers or is silent: a refusal now, or its words, could depend on the records.
@@ -351,25 +385,13 @@ class _Desk:
             except (JournalBroken, JournalBehind):
                 raise
             except Exception as error:
-                log.error("an answer that was charged could not be made; trying again", extra=_cause(error))
+                log.error("an answer that was charged could not be made; trying again", extra=cause(error))
             if ask.expires_at < self._clock().timestamp():
                 log.error("the round is over, and was not answered", extra={"round_digest": ask.round.digest})
                 return None
             if self._stop.wait(pause_s):
                 raise Interrupted("stopped while an answer could not be made")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _admit(self, ask: Ask) -> None:
-        task = ask.task
-        approved = is_approved(self._home, task.digest)
-        if approved != self._memory.is_approved(task.digest):
-            # The journal follows the folder, so that whoever lists what waits sees what was decided.
-            self._memory.follow(task, self._clock(), is_approved=approved)
-        try:
-            self._read_policy().check(ask, coordinator_key=self._link.coordinator_key, is_approved=approved)
-        except AwaitingApproval:
-            self._memory.request(task, self._clock())
-            raise
 
     def _seal(self, ask: Ask, number: int, body: bytes) -> bytes:
         fault_point("agent.computed")
@@ -384,47 +406,16 @@ class _Desk:
             seal_to=tallier.seal_key,
         )
 
-    def _refused(self, message: Message, error: LabelerError, *, cause: Exception | None = None) -> list[Draft]:
+    def _refused(self, message: Message, error: LabelerError, *, trouble: Exception | None = None) -> list[Draft]:
         about = {"task_digest": message.header.task_digest, "round_digest": message.header.round_digest}
-        log.warning("refused", extra=about | (_said(error) if cause is None else _cause(cause)))
+        log.warning("refused", extra=about | (said(error) if trouble is None else cause(trouble)))
         return (
-            [self._draft(message, "refused", Refusal.of(_told(error)).encode())] if message.header.round_digest else []
+            [self._draft(message, "refused", Refusal.of(told(error)).encode())] if message.header.round_digest else []
         )
 
     def _draft(self, message: Message, kind: Kind, body: bytes) -> Draft:
         header = message.header
         return Draft(kind, COORDINATOR, body, task_digest=header.task_digest, round_digest=header.round_digest)
-
-
-def _silent(error: Exception) -> LabelerError:
-    """What the coordinator is told of trouble whose own words may depend on records."""
-    if isinstance(error, TryAgain):
-        return Unavailable("this agent cannot answer now; its operator finds the reason in its log")
-    return BadData("this agent cannot answer this round; its operator finds the reason in its log")
-
-
-def _told(error: LabelerError) -> LabelerError:
-    """What the coordinator is told: of a budget only that it does not cover the round, never how much there is."""
-    if not isinstance(error, BudgetExceeded):
-        return error
-    account = f"account {error.account!r}, {error.level} level: " if error.account else ""
-    return BudgetExceeded(
-        f"{account}the site's budget does not cover this round; how much is left the site alone sees "
-        "(labeler agent budget)"
-    )
-
-
-def _said(error: LabelerError) -> dict[str, str]:
-    return {"problem": error.problem_type, "sentence": str(error)}
-
-
-def _cause(error: Exception) -> dict[str, str]:
-    """For the site's own log: a sentence of ours, or where somebody else's error came from, without its words."""
-    if isinstance(error, LabelerError):
-        return _said(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return {"problem": type(error).__name__, "where": where}
 
 
 def _now() -> datetime:

@@ -12,15 +12,21 @@ from datetime import UTC, datetime, timedelta
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.charges import Charge
-from feature_store.journal.database import Database
+from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
-from labeler.batching import LEVELS
+from labeler.batching import LEVELS, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.errors import PolicyRefusal
+from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal
+from labeler.proposals import Proposal
 from labeler.task import Level, Task
-from workers.agent_ledger import priced
+from workers.agent_ledger import beyond_task, priced
 from workers.policy import Policy
+
+MAX_UNUSED = 100
+"""Most proposals in 24 hours that may tell something of a site's budget without a round that is paid for: each answer
+says whether a price is covered, and whoever may ask for nothing without end can search for what is left."""
 
 _DAY = timedelta(days=1)
 
@@ -41,7 +47,7 @@ class DurableLedger:
         database: the site's journal.
         memory: what the agent was charged for.
         rounds: where a round that is charged begins.
-        ledger: of the same journal.
+        ledger, promises: of the same journal.
         account: the agent's account.
         read_policy: reads the site's policy; whatever it raises refuses the charge.
         clock: gives times with a time zone.
@@ -53,6 +59,7 @@ class DurableLedger:
         memory: AgentMemory,
         rounds: JournalRounds,
         ledger: Ledger,
+        promises: PromiseStore,
         *,
         account: str,
         read_policy: Callable[[], Policy],
@@ -61,6 +68,7 @@ class DurableLedger:
         self._database = database
         self._memory = memory
         self._rounds = rounds
+        self._promises = promises
         self._ledger = ledger
         self._account = account
         self._read_policy = read_policy
@@ -92,22 +100,25 @@ class DurableLedger:
     ) -> None:
         """See AgentLedger. The round begins in the same transaction (feature_store.journal.agent_rounds)."""
         policy = self.open_accounts()
-        # One record is always promised something; a whole site where its owner says how much.
-        for level in LEVELS:
-            if level == "instance" or policy.budget.cap(level) is not None:
-                priced(charges, level)
-        if self._ledger.state(reservation_id) != "posted":
-            self._check_day(policy, num_queries)
+        amounts = _amounts(policy, charges)
         with self._database.write() as connection:
+            paid_by = self._memory.paid_by(round_digest, connection=connection)
+            promised = None
+            if paid_by is None:
+                promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
+                if promised is None:
+                    # What was promised was counted at the yes.
+                    self._check_day(policy, num_queries, connection)
             is_new = self._memory.charge(
                 round_digest=round_digest,
                 shard_version=shard_version,
-                reservation_id=reservation_id,
-                charges=[Charge(self._account, level, charges.get(level, UNBOUNDED_NANO)) for level in LEVELS],
+                reservation_id=paid_by or promised or reservation_id,
+                charges=[Charge(self._account, level, amount) for level, amount in amounts.items()],
                 num_queries=num_queries,
                 task_digest=task.digest,
                 max_queries=task.max_queries,
                 recipients=recipients,
+                is_promised=promised is not None,
                 connection=connection,
             )
             if is_new:
@@ -119,11 +130,73 @@ class DurableLedger:
             return latest
         return min(latest, datetime.fromtimestamp(expires_at, UTC) + GRACE)
 
-    def _check_day(self, policy: Policy, num_queries: int) -> None:
+    def promise(self, proposal: Proposal) -> datetime:
+        """Say yes to a proposal: set the price of all its rounds aside until its deadline.
+
+        Asked again, it says the same.
+
+        Returns:
+            Until when the yes holds.
+
+        Raises:
+            PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
+            PolicyRefusal: the day's queries, or the day's proposals that led to nothing, are used up.
+            BudgetExceeded: an account does not cover it; that is remembered.
+        """
+        now = self._clock()
+        known = self._promises.said(proposal.digest)
+        if known is not None and known.answer == "willing":
+            if known.until <= now:
+                raise PrivacyRefusal("what was promised to this job has ended; submit it again")
+            return known.until
+        policy = self.open_accounts()
+        of_size = {size: _amounts(policy, round_charges(proposal.task, size)) for size in set(proposal.sizes)}
+        until = datetime.fromtimestamp(proposal.expires_at, UTC)
+        about = Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, now)
+        if known is not None:
+            raise BudgetExceeded("the site's budget did not cover this job when it was proposed; submit it again")
+        try:
+            with self._database.write() as connection:
+                self._check_unused(connection)
+                answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
+                if answered > proposal.task.max_queries:
+                    raise PrivacyRefusal(beyond_task(answered, proposal.task))
+                self._check_day(policy, proposal.num_queries, connection)
+                rounds = [(size, of_size[size]) for size in proposal.sizes]
+                self._promises.keep(about, rounds, account=self._account, connection=connection)
+        except BudgetExceeded:
+            self._promises.decline(about)
+            raise
+        return until
+
+    def _check_unused(self, connection: Connection) -> None:
+        unused = self._promises.unused_since(self._clock() - _DAY, connection=connection)
+        if unused >= MAX_UNUSED:
+            raise PolicyRefusal(
+                f"{unused} proposals in 24 hours were declined for want of budget or led to no round; the site says at "
+                f"most {MAX_UNUSED} times a day for nothing what its budget covers. Submit again tomorrow"
+            )
+
+    def _check_day(self, policy: Policy, num_queries: int, connection: Connection) -> None:
         most = policy.allow.max_queries_per_day
-        answered = self._memory.queries_since(self._clock() - _DAY)
+        answered = self._memory.queries_since(self._clock() - _DAY, connection=connection)
+        answered += self._promises.open_queries(connection=connection)
         if answered + num_queries > most:
             raise PolicyRefusal(
-                f"allow.max_queries_per_day: the site answers {most} queries in 24 hours, {answered} were answered and "
-                f"{num_queries} more asked; submit again later, with fewer queries, or ask the site to raise it"
+                f"allow.max_queries_per_day: the site answers {most} queries in 24 hours, {answered} were answered or "
+                f"promised and {num_queries} more asked; submit again later, with fewer queries, or ask the site to "
+                "raise it"
             )
+
+
+def _amounts(policy: Policy, charges: Mapping[Level, int]) -> dict[Level, int]:
+    """What a round is charged at each level: its price, or what stands for none.
+
+    Raises:
+        PrivacyRefusal: a level that is limited has no finite price.
+    """
+    # One record is always promised something; a whole site where its owner says how much.
+    for level in LEVELS:
+        if level == "instance" or policy.budget.cap(level) is not None:
+            priced(charges, level)
+    return {level: charges.get(level, UNBOUNDED_NANO) for level in LEVELS}

@@ -48,7 +48,8 @@ from workers.party_proof import Proof
 log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
-VERSION = "labeler/0.1"
+VERSION = "labeler/0.2"
+"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.proposals)."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _REFUSED_PAUSE_S = 10.0

@@ -22,6 +22,7 @@ from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price
+from labeler.proposals import Proposal
 from labeler.task import Level, PositiveFinite, Task, describe_validation
 
 MAX_POLICY_BYTES = 1024 * 1024
@@ -120,11 +121,11 @@ class Policy(_Table):
             raise ValueError("two talliers have one key, so one party would hold two shares")
         return self
 
-    def check(self, ask: Ask, *, coordinator_key: str, is_approved: bool) -> None:
+    def check(self, ask: Ask | Proposal, *, coordinator_key: str, is_approved: bool) -> None:
         """Refuse what the policy does not allow. Budgets and the day's queries are the ledger's to check.
 
         Args:
-            ask: as the coordinator signed it.
+            ask: as the coordinator signed it, or proposed it before.
             coordinator_key: with which its signature was checked.
             is_approved: whether a person at the site has approved this task.
 
@@ -153,8 +154,9 @@ class Policy(_Table):
             )
         self._check_person(task)
         self._check_recipients(ask)
-        if len(ask.batch) > allow.max_queries_per_day:
-            raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{len(ask.batch)} at once")
+        largest = max(ask.sizes)
+        if largest > allow.max_queries_per_day:
+            raise _refusal("allow.max_queries_per_day", str(allow.max_queries_per_day), f"{largest} at once")
         if allow.approval and not is_approved:
             raise AwaitingApproval(
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
@@ -175,7 +177,7 @@ class Policy(_Table):
             asked = f"epsilon {say_epsilon(person.epsilon)}" if person and isfinite(person.epsilon) else "no bound"
             raise _refusal("allow.person_epsilon", f"epsilon {most:g} per person (delta {delta:g})", asked)
 
-    def _check_recipients(self, ask: Ask) -> None:
+    def _check_recipients(self, ask: Ask | Proposal) -> None:
         pinned_ids = ", ".join(sorted(self.talliers)) or "none"
         for tallier in ask.talliers:
             pinned = self.talliers.get(tallier.tallier_id)

@@ -116,6 +116,7 @@ class AgentMemory:
         task_digest: str,
         max_queries: int,
         recipients: Sequence[tuple[str, str]],
+        is_promised: bool = False,
         connection: Connection | None = None,
     ) -> bool:
         """Pay for the answer to a round and remember it, durably, before anything is computed.
@@ -133,6 +134,7 @@ class AgentMemory:
             task_digest: of the round.
             max_queries: of the task.
             recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
+            is_promised: the reservation was made before, for a round of this price, and pays for this one.
             connection: write transaction to join.
 
         Returns:
@@ -162,7 +164,7 @@ class AgentMemory:
                     f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
                     "in a new task"
                 )
-            if self._ledger.state(reservation_id, connection=joined) is not None:
+            if not is_promised and self._ledger.state(reservation_id, connection=joined) is not None:
                 raise PrivacyRefusal(
                     f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "
                     "charge is one round. Name the charge after the round"
@@ -188,6 +190,18 @@ class AgentMemory:
         query = select(answered_rounds.c.ledger_seq).where(answered_rounds.c.round_digest == round_digest)
         with reading(self._database, connection) as joined:
             return joined.execute(query).scalar() is not None
+
+    def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
+        """The reservation that paid for a round that was answered, or None."""
+        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
+        with reading(self._database, connection) as joined:
+            found: str | None = joined.execute(query).scalar()
+        return found
+
+    def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
+        """How many queries of a task were answered."""
+        with reading(self._database, connection) as joined:
+            return self._queries_of(task_digest, joined)
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.

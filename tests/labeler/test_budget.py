@@ -153,7 +153,7 @@ def test_budget_comes_back_only_with_a_proof_about_the_same_reservation() -> Non
     for proof in (None, True, "never-asked", NothingLeft("other", "never-asked")):
         with pytest.raises(PrivacyRefusal, match="needs a NothingLeft about it"):
             account.void("job", proof)  # type: ignore[arg-type]  # the point of the test
-    with pytest.raises(InvalidSetting, match="never-asked, below-quorum or refused"):
+    with pytest.raises(InvalidSetting, match="one of never-asked, below-quorum, refused"):
         NothingLeft("job", "probably")  # type: ignore[arg-type]  # the point of the test
 
 

@@ -20,6 +20,7 @@ from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
 from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
@@ -291,6 +292,7 @@ class DurableParts:
             memory,
             JournalRounds(self.database, KeysInMemory()),
             self.journal,
+            PromiseStore(self.database, self.journal),
             account="agent:a",
             read_policy=lambda: self.policy,
             clock=self.clock,

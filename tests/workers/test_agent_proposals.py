@@ -1,0 +1,228 @@
+"""What an agent says before it is asked: free, durable, from public things alone, and no search for its budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from labeler.bodies import Ask
+from labeler.planning import price
+from labeler.proposals import Declined, Proposal, Willing, Withdrawn
+from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
+from workers import durable_ledger
+from workers.agent_service import run_agent
+from workers.party_home import approve
+
+UNTIL = NOW.timestamp() + 3600
+
+
+def proposal(site: Site, job_id: str = "job-1", *, until: float = UNTIL, **changes: Any) -> Proposal:  # noqa: F811
+    ask = site.ask(**changes)
+    return Proposal(job_id, ask.task, (len(site.batch),), ask.talliers, until)
+
+
+def propose(site: Site, made: Proposal) -> None:  # noqa: F811
+    site.relay.send("proposal", AGENT, made.encode(), task=made.task.digest)
+
+
+def willing(site: Site, count: int) -> list[Willing]:  # noqa: F811
+    return [Willing.decode(message.body) for message in site.relay.wait_for("willing", count)]
+
+
+def declined(site: Site, count: int) -> list[Declined]:  # noqa: F811
+    return [Declined.decode(message.body) for message in site.relay.wait_for("declined", count)]
+
+
+def entries(site: Site) -> list[tuple[str, str, int]]:  # noqa: F811
+    """Kind, first word of the reservation, and amount of every charge in the agent's own ledger."""
+    with open_database(site.home / "journal.db", read_only=True) as database:
+        found = Ledger(database, clock=lambda: NOW).entries(limit=1000, level="instance")
+    return [(e.kind, e.reservation_id.split("-")[0], e.amount) for e in found if e.kind not in ("open", "cap")]
+
+
+def test_a_yes_sets_the_price_aside_and_the_answer_posts_it_once(site: Site) -> None:  # noqa: F811
+    made = proposal(site)
+    charge = price(made.task).instance.charge_nano
+    propose(site, made)
+    running = site.run()
+    assert willing(site, 1) == [Willing("job-1", UNTIL)]
+    assert site.spent() == charge
+    assert entries(site) == [("reserve", "promise", charge)]
+    ask = site.ask(expires_at=UNTIL)
+    site.send(ask)
+    site.shares(ask, 1)
+    site.relay.wait_for("answered")
+    site.send(ask)
+    site.relay.wait_for("answered", 2)
+    running.end()
+    assert entries(site) == [("reserve", "promise", charge), ("post", "promise", charge)]
+
+
+def test_what_was_promised_counts_once_among_the_queries_of_the_day(site: Site) -> None:  # noqa: F811
+    site.write_policy(max_queries_per_day=9)
+    propose(site, proposal(site))
+    running = site.run()
+    willing(site, 1)
+    propose(site, proposal(site, "job-2", nonce="other"))
+    (no,) = declined(site, 1)
+    assert "9 were answered or promised and 9 more asked" in no.refusal.sentence
+    ask = site.ask(expires_at=UNTIL)
+    site.send(ask)
+    site.shares(ask, 1)
+    running.end()
+    assert site.relay.received("refused") == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "said"),
+    [
+        ({"methods": ["reverse-knn"]}, {}, "allow.methods"),
+        ({"tasks": ["0" * 64]}, {}, "allow.tasks"),
+        ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
+        ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level: the site's budget does not cover"),
+        ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),
+        ({}, {"until": NOW.timestamp() - 1}, "the proposal has expired"),
+    ],
+)
+def test_a_no_names_its_reason_as_a_refusal_does_and_costs_nothing(
+    site: Site,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+    policy: dict[str, Any],
+    changes: dict[str, Any],
+    said: str,
+) -> None:
+    caplog.set_level("INFO")
+    site.write_policy(**policy)
+    propose(site, proposal(site, **changes))
+    running = site.run()
+    (no,) = declined(site, 1)
+    running.end()
+    assert no.job_id == "job-1"
+    assert no.refusal.is_final
+    assert said in no.refusal.sentence
+    assert site.spent() == 0
+    assert {"willing", "answered"}.isdisjoint(record.message for record in caplog.records)
+
+
+def test_a_person_is_waited_for_and_the_yes_comes_after_the_approval(site: Site) -> None:  # noqa: F811
+    site.write_policy(approval=True)
+    made = proposal(site)
+    propose(site, made)
+    running = site.run()
+    (not_yet,) = declined(site, 1)
+    assert (not_yet.refusal.reason, not_yet.refusal.is_final) == ("awaiting-approval", False)
+    approve(site.home, made.task.digest)
+    propose(site, made)
+    assert willing(site, 1) == [Willing("job-1", UNTIL)]
+    running.end()
+
+
+def test_a_yes_is_the_same_after_the_policy_changed_and_the_round_is_still_refused(site: Site) -> None:  # noqa: F811
+    """What was promised stays said until its deadline; whether the site still lets it happen is read at the ask."""
+    made = proposal(site)
+    propose(site, made)
+    running = site.run()
+    willing(site, 1)
+    site.write_policy(methods=["reverse-knn"])
+    propose(site, made)
+    assert len(willing(site, 2)) == 2
+    site.send(site.ask(expires_at=UNTIL))
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert "allow.methods" in refusal.sentence
+    assert len(entries(site)) == 1
+
+
+def test_a_promise_that_was_withdrawn_or_has_ended_is_given_back(site: Site) -> None:  # noqa: F811
+    now = [NOW]
+    first, second = proposal(site), proposal(site, "job-2", nonce="2")
+    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=0.2))
+    propose(site, first)
+    propose(site, second)
+    willing(site, 2)
+    both = site.spent()
+    site.relay.send("withdrawn", AGENT, Withdrawn("job-1").encode(), task=first.task.digest)
+    propose(site, proposal(site, "job-3", nonce="3"))
+    willing(site, 3)
+    assert site.spent() == both
+    propose(site, first)
+    (over,) = declined(site, 1)
+    assert "has ended" in over.refusal.sentence
+    now[0] += timedelta(hours=2)
+    propose(site, proposal(site, "job-4", nonce="4", until=UNTIL + 7200))
+    willing(site, 4)
+    running.end()
+    assert 2 * site.spent() == both
+    kinds = [kind for kind, _, _ in entries(site)]
+    assert (kinds.count("reserve"), kinds.count("void"), kinds.count("post")) == (4, 3, 0)
+
+
+def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(durable_ledger, "MAX_UNUSED", 3)
+    running = site.run()
+    propose(site, proposal(site, "job-0", nonce="0"))
+    willing(site, 1)
+    site.relay.send("withdrawn", AGENT, Withdrawn("job-0").encode(), task=site.ask(nonce="0").task.digest)
+    for number in range(1, 3):
+        propose(site, proposal(site, f"job-{number}", sigma_votes=0.5))
+    assert all("does not cover" in one.refusal.sentence for one in declined(site, 2))
+    # Covered or not, nothing is told any more.
+    propose(site, proposal(site, "job-3"))
+    propose(site, proposal(site, "job-4", sigma_votes=0.5))
+    fourth, fifth = declined(site, 4)[2:]
+    running.end()
+    assert fourth.refusal.sentence == fifth.refusal.sentence
+    assert "at most 3 times a day for nothing" in fourth.refusal.sentence
+
+
+def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: Site, tmp_path: Path) -> None:  # noqa: F811
+    made = proposal(site, until=2e9)
+    propose(site, made)
+    fault = tmp_path / "fault"
+    fault.write_text("agent.willing")
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(site.home)],
+        env=os.environ | {"LABELER_FAULTS": str(fault)},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert site.relay.received("willing") == []
+    running = site.run()
+    assert willing(site, 1) == [Willing("job-1", 2e9)]
+    running.end()
+    assert entries(site) == [("reserve", "promise", price(made.task).instance.charge_nano)]
+
+
+def test_the_log_says_answered_of_shares_that_were_taken_and_of_nothing_else(
+    site: Site,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    running = site.run()
+    site.send(site.ask(sigma_votes=0.5))
+    site.refusals(1)
+    propose(site, proposal(site, "job-2", classes=("ant", "bee", "cow")))
+    declined(site, 1)
+    good: Ask = site.ask()
+    site.send(good)
+    site.shares(good, 1)
+    running.end()
+    said = [(record.message, record.__dict__.get("round_digest")) for record in caplog.records]
+    assert [one for one in said if one[0] == "answered"] == [("answered", good.round.digest)]
+    words = [word for word, _ in said]
+    assert words.index("refused") < words.index("declined") < words.index("answered")
