@@ -191,7 +191,8 @@ class RoundView(View):
 
     number: int
     queries: int
-    state: Literal["waiting", "asked", "agreed", "posted", "opened"]
+    state: Literal["waiting", "asked", "agreed", "posted", "opened", "not-asked", "given-up"]
+    """The last two of a job that ended: nobody was asked, or it was asked and never opened."""
     answered: tuple[str, ...] = ()
     """Agents whose shares every tallier holds."""
     waiting_for: tuple[str, ...] = ()
@@ -205,6 +206,14 @@ class Refusal(View):
     party_id: str
     reason: str
     rounds: tuple[int, ...]
+
+
+class WaitingFor(View):
+    """An agent that a job waits for."""
+
+    agent_id: str
+    reason: Literal["answer", "approval", "later", "share"]
+    """Whether it will take part (a person there has to approve the task, or it said: not now), or its share."""
 
 
 class JobView(View):
@@ -228,6 +237,10 @@ class JobView(View):
     rounds: tuple[RoundView, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Who refused, over all rounds; what every page and command counts."""
+    waiting_for: tuple[WaitingFor, ...] = ()
+    """Agents whose word or share is missing; nobody once the job has ended."""
+    declined: dict[str, str] = {}
+    """Agent id -> why it takes no part; it is not asked and not charged."""
     problem: Problem | None = None
     ledger_seq: int | None = None
     """The last entry that posted its charge."""

@@ -225,6 +225,8 @@ class Agent:
                 f"reach query {batch.first_query + len(batch)}"
             )
         self.check_task(task, (len(batch),))
+        if task.method == "aux-distill":
+            check_negatives(task, batch)
 
     def check_task(self, task: Task, sizes: Sequence[int]) -> None:
         """What `check` can say before there are queries: the task, and how many of them each round will have.
@@ -262,8 +264,6 @@ class Agent:
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"
             )
-        if task.method == "aux-distill":
-            check_negatives(task, batch)
 
 
 def _as_it_is(_: int, body: bytes) -> bytes:

@@ -20,6 +20,10 @@ brings nothing into this one, so whoever can change keys here cannot put a share
 Where a task releases the winner only, talliers answer with what the three of them opened together, and no sum comes
 here: three equal answers are the release. They compute one round at a time (api.coordinator.winner_turns).
 
+Whom a job asks is settled while its questions are prepared (api.coordinator.proposals): agents say whether they will,
+and only those that do are asked and charged. A job that loses its quorum before its first round is refused, at no
+charge.
+
 Three rules hold whatever dies when. The contributors of a round are fixed, durably, before the charge is posted; the
 charge is posted before any tallier is asked for its sum; a release is stored once and never replaced.
 """
@@ -35,12 +39,14 @@ from datetime import datetime
 from pathlib import Path
 
 from api.coordinator.labels import release_to_bytes
+from api.coordinator.pace import Pace
 from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Preparation
+from api.coordinator.proposals import Proposals
 from api.coordinator.questions import batch_of, read_failure, read_questions
-from api.coordinator.schedule import LONGEST_PAUSE_S, Schedule
+from api.coordinator.schedule import Schedule
 from api.coordinator.settled import tell_settled
-from api.coordinator.settlement import UNFINISHED, reservation_id, settle_rounds
+from api.coordinator.settlement import UNFINISHED, divide, reservation_id, settle_rounds
 from api.coordinator.winner_turns import WinnerTurns
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
@@ -78,7 +84,6 @@ TURN_GRACE_S = 30.0
 
 _LOOK_S = 1.0
 _LEAST_LOOK_S = 0.05
-_COUNTED_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class Conductor:
         clock: Callable[[], datetime],
         turns: WinnerTurns | None = None,
         preparation: Preparation | None = None,
+        proposals: Proposals | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home = home
@@ -129,9 +135,17 @@ class Conductor:
             home, mailbox, is_wanted=lambda job_id: self._jobs.get(job_id).state == "queued", on_end=self.wake
         )
         self._schedule = Schedule(every_s=max(_LEAST_LOOK_S, min(_LOOK_S, timing.ask_again_s)), clock=now)
-        # Conveniences, all of which may be lost: when somebody was last asked, when a quorum was first seen or lost.
-        self._asked: dict[tuple[str, ...], float] = {}
-        self._mail: dict[str, tuple[float, int]] = {}
+        self._pace = Pace(mailbox, ask_again_s=timing.ask_again_s, now=now)
+        self._proposals = proposals or Proposals(
+            jobs=jobs,
+            post_office=post_office,
+            mailbox=mailbox,
+            patience_s=timing.patience_s,
+            ask_again_s=timing.ask_again_s,
+            clock=clock,
+            now=now,
+        )
+        # Conveniences, all of which may be lost: when a quorum was first seen or lost.
         self._quorum_since: dict[str, float] = {}
         self._rekeyed_since: dict[tuple[str, str], float] = {}
         self._asks: dict[str, tuple[tuple[TallierKey, ...], bytes]] = {}
@@ -191,12 +205,13 @@ class Conductor:
         """
         while True:
             job = self._jobs.get(job_id)
+            rounds = self._jobs.rounds(job_id)
             if job.state not in UNFINISHED:
                 if job.state == "cancelled":
                     self._tell_settled(job)
+                self._proposals.withdraw(job, rounds, self._tasks.get(job.task_digest))
                 self._forget(job)
                 return
-            rounds = self._jobs.rounds(job_id)
             current = next((one for one in rounds if one.state != "opened"), None)
             if current is None:
                 self._change(job, "completed")
@@ -208,13 +223,28 @@ class Conductor:
                 return
 
     def _prepare(self, job: JobRecord) -> bool:
-        """Questions, from whoever makes them (api.coordinator.preparation); True once they are there."""
+        """Questions, and agents that are willing; True once both are there and the job goes on."""
+        task, rounds = self._tasks.get(job.task_digest), self._jobs.rounds(job.job_id)
+        is_ready = self._has_questions(job, task, rounds)
+        asked = self._proposals.pursue(job, rounds, task)
+        if not is_ready or asked is None:
+            return False
+        with self._database.write() as connection:
+            divide(job, rounds, task, asked, ledger=self._ledger, connection=connection)
+            self._jobs.willingness.fix_asked(job.job_id, asked, connection=connection)
+            self._jobs.change(job.job_id, "collecting", expected=["queued"], connection=connection)
+        self._publish(job.job_id)
+        return True
+
+    def _has_questions(self, job: JobRecord, task: TaskRecord, rounds: Sequence[RoundRecord]) -> bool:
+        """Whether the rounds are tied to their questions; asks whoever makes them (api.coordinator.preparation)."""
+        if all(one.round_digest for one in rounds):
+            return True
         folder = self._home / "jobs" / job.job_id
-        task = self._tasks.get(job.task_digest)
         if (folder / "failed.json").exists():
             raise read_failure(folder / "failed.json")
         path = folder / "questions.safetensors"
-        if not path.exists() and self._is_due(("prepare", job.job_id, self._preparation.step(job))):
+        if not path.exists() and self._pace.is_due(("prepare", job.job_id, self._preparation.step(job))):
             self._preparation.ask(job, task.task)
         if not path.exists():
             return False
@@ -227,12 +257,16 @@ class Conductor:
             )
             raise BadData(f"{len(features)} questions were prepared, {job.num_queries} were paid for; {advice}")
         digests = []
-        for one in self._jobs.rounds(job.job_id):
+        for one in rounds:
             batch = batch_of(features, job, one)
             digests.append((one.number, batch.digest, round_of(task.task, batch).digest))
         self._jobs.set_batches(job.job_id, digests)
-        self._change(job, "collecting")
+        self._publish(job.job_id)
         return True
+
+    def _agents(self, job_id: str, task: TaskRecord) -> tuple[str, ...]:
+        """Whom a job asks: those that were willing; in a job of an earlier version every agent of its task."""
+        return self._jobs.willingness.asked(job_id) or task.participants
 
     def _step(self, job: JobRecord, current: RoundRecord) -> bool:
         task = self._tasks.get(job.task_digest)
@@ -265,7 +299,7 @@ class Conductor:
         opening = OpenRound(
             round=_round(task, current),
             tallier=0,
-            participants=self._post_office.verify_keys(task.participants),
+            participants=self._post_office.verify_keys(self._agents(job.job_id, task)),
             expires_at=job.expires_at.timestamp() + SUM_GRACE_S,
         )
         largest = max(len(self._ask_body(job, current, task)), len(opening.encode()))
@@ -276,10 +310,11 @@ class Conductor:
             )
 
     def _fix_participants(self, current: RoundRecord, task: TaskRecord, connection: Connection | None) -> None:
-        keys = self._post_office.verify_keys(task.participants)
+        agents = self._agents(current.job_id, task)
+        keys = self._post_office.verify_keys(agents)
         if len(keys) < task.task.quorum:
             raise QuorumNotReached(
-                f"{len(keys)} of {len(task.participants)} agents of the task are enrolled with keys in force, so the "
+                f"{len(keys)} of {len(agents)} agents that were willing are enrolled with keys in force, so the "
                 f"quorum of {task.task.quorum} cannot be reached; nobody was asked in this batch"
             )
         self._jobs.fix_participants(current.job_id, current.number, keys, connection=connection)
@@ -289,7 +324,8 @@ class Conductor:
         answered = held_by_all(current, [tallier.party_id for tallier in talliers])
         refused = current.final_refusals - answered
         gone = self._rekeyed(current, task) - answered - refused
-        missing = [agent for agent in task.participants if agent not in answered | refused | gone]
+        agents = self._agents(job.job_id, task)
+        missing = [agent for agent in agents if agent not in answered | refused | gone]
         if len(answered) >= task.task.quorum:
             since = self._quorum_since.setdefault(current.round_digest, time.monotonic())
             if not missing or time.monotonic() - since >= self._timing.patience_s:
@@ -302,7 +338,7 @@ class Conductor:
             since = self._quorum_since.setdefault(current.round_digest, time.monotonic())
             if not missing or time.monotonic() - since >= self._timing.patience_s:
                 raise QuorumNotReached(
-                    f"{len(refused | gone)} of {len(task.participants)} agents refused or had their keys changed "
+                    f"{len(refused | gone)} of {len(agents)} agents refused or had their keys changed "
                     f"meanwhile, so the quorum of {task.task.quorum} cannot be reached; nothing was opened. Their "
                     "reasons stand beside the round"
                 )
@@ -315,8 +351,9 @@ class Conductor:
         They are given up once every tallier has reported and a moment has passed, in which shares that were signed with
         the old key may still arrive. Only said to people, never a refusal of theirs: nobody knows what they have sent.
         """
-        now = self._post_office.verify_keys(task.participants)
-        changed = [agent for agent in task.participants if now.get(agent) != current.participants.get(agent)]
+        agents = self._agents(current.job_id, task)
+        now = self._post_office.verify_keys(agents)
+        changed = [agent for agent in agents if now.get(agent) != current.participants.get(agent)]
         if len(current.holdings) < task.task.talliers:
             return set()
         gone = set()
@@ -334,7 +371,7 @@ class Conductor:
         expires_at = job.expires_at.timestamp()
         unaware = [one for one in talliers if one.party_id not in current.holdings]
         for tallier in unaware:
-            if self._is_due((current.round_digest, tallier.party_id), through=[tallier.party_id]):
+            if self._pace.is_due((current.round_digest, tallier.party_id), through=[tallier.party_id]):
                 opening = OpenRound(
                     round=_round(task, current),
                     tallier=tallier.tallier if tallier.tallier is not None else -1,
@@ -345,7 +382,7 @@ class Conductor:
         asked = False
         for agent in agents:
             # A share that lies in a tallier's mail is on its way, and its agent need not be asked for it again.
-            if self._is_due((current.round_digest, agent), through=[agent, *(one.party_id for one in talliers)]):
+            if self._pace.is_due((current.round_digest, agent), through=[agent, *(one.party_id for one in talliers)]):
                 self._post_office.send("ask", agent, current, task, self._ask_body(job, current, task))
                 asked = True
         if asked:
@@ -421,7 +458,7 @@ class Conductor:
         """
         if task.task.release != "winner":
             due = [(one, (current.round_digest, "sum", one)) for one in missing]
-            return [one for one, what in due if self._is_due(what, through=[one])]
+            return [one for one, what in due if self._pace.is_due(what, through=[one])]
         for one in talliers:
             if one in current.final_refusals:
                 raise ProtocolViolation(f"{one} says: {current.refusals[one]}")
@@ -448,8 +485,13 @@ class Conductor:
             self.wake(following)
 
     def _expire(self, job: JobRecord) -> None:
+        said = self._jobs.willingness.answers(job.job_id)
+        later = [agent for agent, answer in said.items() if answer.answer == "later"] if job.state == "queued" else []
         error = QuorumNotReached(
-            "the deadline passed before enough agents and talliers had answered; submit the job again"
+            f"the deadline passed while {', '.join(sorted(later)[:5])} had not agreed to take part; nobody was asked, "
+            "and nothing is charged. Submit the job again"
+            if later
+            else "the deadline passed before enough agents and talliers had answered; submit the job again"
         )
         self._end(job, "expired", error)
 
@@ -457,7 +499,9 @@ class Conductor:
         try:
             job = self._jobs.get(job_id)
             if job.state in UNFINISHED:
-                self._end(job, "failed", error)
+                is_begun = any(one.state != "waiting" for one in self._jobs.rounds(job_id))
+                is_refused = isinstance(error, QuorumNotReached) and not is_begun
+                self._end(job, "refused" if is_refused else "failed", error)
         except NotFound:
             self._schedule.forget(job_id)
         except LabelerError as failure:
@@ -491,37 +535,11 @@ class Conductor:
             # Watchers look into SQL by themselves every few seconds.
             log.debug("progress not published", extra={"job_id": job_id})
 
-    def _is_due(self, what: tuple[str, ...], *, through: Collection[str] = ()) -> bool:
-        """Whether to ask, for the first time or again.
-
-        The more mail waits with the parties it goes through, the longer the pause: they are busy, and every repetition
-        is work for all of them, so that repeating at a fixed pace would keep a service under load from catching up.
-        """
-        now = time.monotonic()
-        before, pause_s = self._asked.get(what), self._timing.ask_again_s
-        if before is not None and pause_s:
-            if now - before < pause_s:
-                return False
-            waiting = max((self._waiting(party_id) for party_id in through), default=0)
-            if now - before < min(pause_s * (1 + waiting), max(pause_s, LONGEST_PAUSE_S)):
-                return False
-        self._asked[what] = now
-        return True
-
-    def _waiting(self, party_id: str) -> int:
-        """How many messages lie in a party's mail, as counted within the last half second."""
-        counted_at, count = self._mail.get(party_id, (-_COUNTED_S, 0))
-        if time.monotonic() - counted_at >= _COUNTED_S:
-            count = self._mailbox.pending(party_id)
-            self._mail[party_id] = (time.monotonic(), count)
-        return count
-
     def _forget(self, job: JobRecord) -> None:
         digests = {one.round_digest for one in self._jobs.rounds(job.job_id)}
         self._end_turns(digests)
-        self._asked = {
-            what: when for what, when in self._asked.items() if not digests & set(what) and job.job_id not in what
-        }
+        self._pace.forget({*digests, job.job_id})
+        self._proposals.forget(job)
         for digest in digests:
             self._quorum_since.pop(digest, None)
             self._asks.pop(digest, None)

@@ -21,6 +21,7 @@ from datetime import datetime
 
 from api.coordinator.facts import check_facts
 from api.coordinator.post_office import PostOffice
+from api.coordinator.proposals import Proposals, read_answer
 from api.coordinator.relays import Relays
 from api.coordinator.winner_turns import WinnerTurns
 from api.coordinator.witnesses import Witnesses
@@ -45,6 +46,7 @@ from labeler.errors import (
 )
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
 from labeler.methods import ReleaseKind
+from labeler.proposals import ANSWER_KINDS
 from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 
 log = logging.getLogger("labeler.mailroom")
@@ -62,6 +64,8 @@ _ROLES_OF = {
     "holdings": ("tallier",),
     "aggregate-share": ("tallier",),
     "winner": ("tallier",),
+    "willing": ("agent",),
+    "declined": ("agent",),
 }
 _OPEN_STATES = ("asked", "agreed", "posted")
 
@@ -92,6 +96,7 @@ class Mailroom:
         mailbox: Mailbox,
         post_office: PostOffice,
         wake: Callable[[str], None],
+        proposals: Proposals,
         turns: WinnerTurns,
         clock: Callable[[], datetime],
     ) -> None:
@@ -106,6 +111,7 @@ class Mailroom:
         self._mailbox = mailbox
         self._post_office = post_office
         self._wake = wake
+        self._proposals = proposals
         self._turns = turns
         self._clock = clock
         self._lock = threading.Lock()
@@ -216,10 +222,13 @@ class Mailroom:
                 raise ProtocolViolation(f"{party.role} {party.party_id!r} may not send a message of kind {header.kind}")
             if (header.kind == "input-share") == (header.recipient == COORDINATOR):
                 raise ProtocolViolation(f"a message of kind {header.kind} is not for {header.recipient!r}")
-            current = self._round(message, party, connection)
-            if header.kind == "input-share":
+            current = None if header.kind in ANSWER_KINDS else self._round(message, party, connection)
+            if current is not None and header.kind == "input-share":
                 self._check_share(message, current, connection)
                 self._relays.check(message, current, self._part(message.header.task_digest, connection).columns)
+        if current is None:
+            self._wake(self._take_answer(message, party))
+            return
         if header.kind == "input-share":
             self._relay(message, current)
         else:
@@ -229,6 +238,29 @@ class Mailroom:
             following = self._turns.failed(current.round_digest)
             if following is not None:
                 self._wake(following)
+
+    def _take_answer(self, message: Message, party: PartyRecord) -> str:
+        """What an agent says to a proposal, and its sequence number, in one transaction; the job it is about.
+
+        Raises:
+            WrongDigest: there is no such job, it is of another task, or the agent takes no part in it.
+        """
+        header = message.header
+        said = read_answer(header.kind, self._keys.open(message))
+        try:
+            job = self._jobs.get(said.job_id)
+        except NotFound:
+            raise WrongDigest("the answer is about a job that this coordinator never proposed") from None
+        task = self._tasks.get(job.task_digest)
+        if header.task_digest != task.digest or party.party_id not in task.participants:
+            raise WrongDigest("the answer is about a job of another task, or one the sender has no part in")
+        kept = self._proposals.take(job, task, party.party_id, said)
+        with self._database.write() as connection:
+            self._sequences.check(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
+            if self._jobs.willingness.report(job.job_id, party.party_id, kept, connection=connection):
+                self._jobs.touch(job.job_id, connection=connection)
+            self._sequences.taken(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
+        return job.job_id
 
     def check_sender(self, header: Header, signature: bytes) -> None:
         """Check who signed the header of a message whose body has not come yet, so that a stranger's is never read.

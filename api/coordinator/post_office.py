@@ -24,13 +24,14 @@ class PostOffice:
         self._parties = parties
         self._mailbox = mailbox
 
-    def send(self, kind: Kind, recipient: str, current: RoundRecord, task: TaskRecord, body: bytes) -> None:
-        """Send one message of a round.
+    def send(self, kind: Kind, recipient: str, current: RoundRecord | None, task: TaskRecord, body: bytes) -> None:
+        """Send one message of a round, or of a job that has no rounds yet.
 
         Raises:
             Unavailable: Redis cannot be reached; ask again later.
         """
-        message = self.sign(kind, recipient, body, task_digest=task.task.digest, round_digest=current.round_digest)
+        round_digest = "" if current is None else current.round_digest
+        message = self.sign(kind, recipient, body, task_digest=task.task.digest, round_digest=round_digest)
         self._mailbox.send(recipient, frame([message]), message_id=message.message_id)
 
     def sign(
@@ -70,5 +71,9 @@ class PostOffice:
 
     def verify_keys(self, agents: Collection[str]) -> Mapping[str, str]:
         """Agent id -> its verify key, of those that are active."""
-        active = {one.party_id: one.verify_key for one in self._parties.list(role="agent") if one.state == "active"}
+        return {agent: record.verify_key for agent, record in self.agents(agents).items()}
+
+    def agents(self, agents: Collection[str]) -> Mapping[str, PartyRecord]:
+        """Those of these agents that are active."""
+        active = {one.party_id: one for one in self._parties.list(role="agent") if one.state == "active"}
         return {agent: active[agent] for agent in agents if agent in active}

@@ -31,6 +31,7 @@ from api.coordinator.mailroom import Mailroom
 from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
+from api.coordinator.proposals import Proposals
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.room import RoomProbe
 from api.coordinator.tasks import create_task, describe_task, task_view
@@ -174,6 +175,14 @@ class Coordinator:
             backbone_of=config.backbone,
             bounds=Bounds(config.limits.max_pixels, config.limits.max_job_pixels),
         )
+        proposals = Proposals(
+            jobs=stores.jobs,
+            post_office=post_office,
+            mailbox=mailbox,
+            patience_s=config.timing.patience_s,
+            ask_again_s=config.timing.ask_again_s,
+            clock=clock,
+        )
         self.conductor = Conductor(
             home=config.home,
             database=stores.database,
@@ -187,6 +196,7 @@ class Coordinator:
             clock=clock,
             turns=turns,
             preparation=self._preparation,
+            proposals=proposals,
         )
         self.mailroom = Mailroom(
             keys=keys,
@@ -200,6 +210,7 @@ class Coordinator:
             mailbox=mailbox,
             post_office=post_office,
             wake=self.conductor.wake,
+            proposals=proposals,
             turns=turns,
             clock=clock,
         )
@@ -537,7 +548,9 @@ class Coordinator:
             raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/deploy.md")
 
     def _view(self, job: JobRecord) -> JobView:
-        return job_view(job, self.stores.jobs.rounds(job.job_id), self.stores.tasks.get(job.task_digest))
+        jobs = self.stores.jobs
+        answers = jobs.willingness.answers(job.job_id)
+        return job_view(job, jobs.rounds(job.job_id), self.stores.tasks.get(job.task_digest), answers)
 
     def _known(self, role: PartyRole) -> list[PartyRecord]:
         """Parties with their last contact as this process knows it, which is fresher than what is written down."""

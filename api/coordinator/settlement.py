@@ -1,14 +1,29 @@
-"""How a job ends: the charge of rounds of which nothing left is given back, every other one stands."""
+"""What is charged when, and to whom; how a job ends.
+
+    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task
+    settled          in one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
+                     federation and the agents that are asked; who declined is charged nothing
+    round asked      from here on nobody can say that nothing left
+    agreed on        JOB/N is posted
+    job ends         rounds of which nothing left are given back, every other one is posted
+
+A job of an earlier version has JOB/N from its submission on, for every agent of its task, and is asked that way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
+from api.coordinator.pricing import charges_of, finite_levels, round_amounts
 from api.problems import problem_of
-from feature_store.journal.database import Database
-from feature_store.journal.jobs import JobRecord, JobState, JobStore
+from feature_store.journal.charges import Charge
+from feature_store.journal.database import Connection, Database
+from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
-from labeler.errors import LabelerError
+from labeler.errors import LabelerError, NotReady
+from labeler.task import Level
 
 UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 
@@ -16,6 +31,65 @@ UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 def reservation_id(job_id: str, number: int) -> str:
     """The ledger's name for the charge of one round."""
     return f"{job_id}/{number}"
+
+
+def proposed_id(job_id: str) -> str:
+    """The ledger's name for the worst case of a whole job, until it is known whom it asks."""
+    return f"{job_id}/proposed"
+
+
+def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[Charge]:
+    """What a job reserves while it is proposed: all its rounds, in the accounts of everybody who may take part.
+
+    Args:
+        task: with its agents.
+        sizes: queries of each round.
+        num_queries: of the job.
+    """
+    total: dict[Level, int] = {}
+    for amounts in _amounts(task, sizes, num_queries):
+        for level, amount in amounts.items():
+            total[level] = total.get(level, 0) + amount
+    return charges_of(task.participants, total)
+
+
+def divide(
+    job: JobRecord,
+    rounds: Sequence[RoundRecord],
+    task: TaskRecord,
+    asked: Collection[str],
+    *,
+    ledger: Ledger,
+    connection: Connection,
+) -> None:
+    """Put one reservation per round, for those who are asked, in the place of the job's.
+
+    Nothing was asked under the job's reservation, and what takes its place is part of it, so it always fits.
+
+    Raises:
+        NotReady: the job has ended meanwhile.
+    """
+    whole = proposed_id(job.job_id)
+    state = ledger.state(whole, connection=connection)
+    if state is None:
+        return  # of an earlier version: its rounds are reserved already
+    if state != "reserved":
+        raise NotReady(f"job {job.job_id!r} has ended meanwhile, and its charge was given back")
+    ledger.void(whole, NothingLeft(whole, "divided"), connection=connection)
+    sizes = [one.num_queries for one in rounds]
+    for one, amounts in zip(rounds, _amounts(task, sizes, job.num_queries), strict=True):
+        ledger.reserve(
+            reservation_id(job.job_id, one.number),
+            charges_of([agent for agent in task.participants if agent in asked], amounts),
+            detail={"job": job.job_id, "task": task.digest, "queries": one.num_queries, "by": job.created_by},
+            connection=connection,
+        )
+
+
+def _amounts(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
+    finite = finite_levels(task.task, num_queries)
+    by_size = {size: round_amounts(task.task, size, finite=finite) for size in set(sizes)}
+    return [by_size[size] for size in sizes]
 
 
 def settle_rounds(
@@ -30,22 +104,33 @@ def settle_rounds(
 ) -> JobRecord:
     """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
 
-    Nothing left of a round where nobody was asked, or where every participant refused and no share was ever passed on
-    to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked again under
-    another policy. In every other case shares may be on their way, so the charge stands.
+    Nothing left of a round where nobody was asked, or where everybody who was asked refused and no share was ever
+    passed on to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked
+    again under another policy. In every other case shares may be on their way, so the charge stands.
 
     Args:
         job: unfinished.
-        state: cancelled, failed or expired.
+        state: cancelled, failed, refused or expired.
         error: why, shown to the requester.
 
     Returns:
         The job as it is now.
     """
-    participants = set(tasks.get(job.task_digest).participants)
     with database.write() as connection:
-        for one in jobs.rounds(job.job_id, connection=connection):
+        asked = jobs.willingness.asked(job.job_id, connection=connection)
+        participants = set(asked or tasks.get(job.task_digest, connection=connection).participants)
+        rounds = jobs.rounds(job.job_id, connection=connection)
+        whole = proposed_id(job.job_id)
+        if ledger.state(whole, connection=connection) == "reserved":
+            if all(one.state == "waiting" for one in rounds):
+                ledger.void(whole, NothingLeft(whole, "never-asked"), connection=connection)
+            else:
+                # No program of ours asks before it has divided; whichever did, what it asked is paid for.
+                ledger.post(whole, detail={"job": job.job_id, "because": "asked before divided"}, connection=connection)
+        for one in rounds:
             name = reservation_id(job.job_id, one.number)
+            if ledger.state(name, connection=connection) is None:
+                continue  # it was reserved with the whole job, and nobody was asked
             if one.state == "waiting":
                 ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
             elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:

@@ -1,6 +1,6 @@
 """Taking a job: everything is checked, claimed and reserved in one transaction, before anybody is asked.
 
-Either the job exists with its queries claimed and every round's worst case reserved in every account, or it is
+Either the job exists with its queries claimed and its worst case reserved in every account, or it is
 kept as "refused" with nothing claimed and nothing reserved. The idempotency key is kept in the same transaction, so a
 request that is sent twice, even at the same time, makes one job or gets one and the same refusal.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.pricing import accounts_of, charges_of, finite_levels, first_shortage, round_amounts
-from api.coordinator.settlement import reservation_id, settle_rounds
+from api.coordinator.pricing import accounts_of, first_shortage
+from api.coordinator.settlement import proposed_id, settle_rounds, worst_case
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
@@ -29,13 +29,23 @@ from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRe
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import LEVELS, check_round_fits, round_sizes
-from labeler.errors import BudgetExceeded, IdempotencyMismatch, InvalidSetting, InvalidTask, NotAllowed, NotReady
+from labeler.errors import (
+    BudgetExceeded,
+    IdempotencyMismatch,
+    InvalidSetting,
+    InvalidTask,
+    NotAllowed,
+    NotReady,
+    PrivacyRefusal,
+)
 from labeler.task import Level, Task
 
 INCOMING = "incoming"
 """Folder in the coordinator's home where uploads lie until a job takes them over."""
 
 MAX_KEY_LENGTH = 255
+
+_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,6 @@ class _Order:
     job: JobRecord
     task: TaskRecord
     sizes: tuple[int, ...]
-    amounts: tuple[Mapping[Level, int], ...]
-    """Per round and level, nano-units."""
     idempotency: Idempotency | None
 
 
@@ -97,6 +105,7 @@ def submit(
         InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
         IdempotencyMismatch: the key was used for another request.
         BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
+        PrivacyRefusal: too many jobs of this token ended before anybody was asked.
     """
     try:
         upload = _only_upload(request, upload, config)
@@ -162,7 +171,8 @@ def read_job(job_id: str, *, stores: Stores) -> JobView:
         job = stores.jobs.get(job_id, connection=connection)
         rounds = stores.jobs.rounds(job_id, connection=connection)
         task = stores.tasks.get(job.task_digest, connection=connection)
-    return job_view(job, rounds, task)
+        answers = stores.jobs.willingness.answers(job_id, connection=connection)
+    return job_view(job, rounds, task, answers)
 
 
 def request_digest(request: JobRequest, upload: Upload) -> str:
@@ -223,14 +233,12 @@ def _order(
     )
     check_round_fits(task, num_queries)
     sizes = round_sizes(task, num_queries)
-    finite = finite_levels(task, num_queries)
-    by_size = {size: round_amounts(task, size, finite=finite) for size in set(sizes)}
     idempotency = None
     if key is not None:
         if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():
             raise InvalidSetting(f"an idempotency key is a printable text of 1 to {MAX_KEY_LENGTH} characters")
         idempotency = Idempotency(token_id=by, key=key, body_digest=request_digest(request, upload), job_id=job.job_id)
-    return _Order(job, record, sizes, tuple(by_size[size] for size in sizes), idempotency)
+    return _Order(job, record, sizes, idempotency)
 
 
 def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
@@ -295,7 +303,8 @@ def _known(order: _Order, stores: Stores, *, connection: Connection | None = Non
 def _again(known: Idempotency, stores: Stores) -> JobView:
     """The answer to a request that was answered before: its job, or its refusal."""
     job = stores.jobs.get(known.job_id)
-    if job.state == "refused" and job.problem is not None:
+    if job.state == "refused" and job.problem is not None and not stores.jobs.rounds(job.job_id):
+        # Refused at the door. A job that was taken and refused later is shown: the first answer was the job.
         raise refusal_of(job.problem)
     return read_job(known.job_id, stores=stores)
 
@@ -311,7 +320,7 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
     # Moved first: a job that exists has its upload.
     upload.move_to(target)
     try:
-        known = _accept(order, stores)
+        known = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day)
         accepted = known is None
         return known
     except BudgetExceeded as error:
@@ -325,30 +334,46 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
                 target.parent.rmdir()
 
 
-def _accept(order: _Order, stores: Stores) -> Idempotency | None:
-    """Claim the queries, reserve every round in every account, and keep the job: all of it, or nothing."""
+def _accept(order: _Order, stores: Stores, *, most: int) -> Idempotency | None:
+    """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
     with stores.database.write() as connection:
         known = _known(order, stores, connection=connection)
         if known is not None:
             return known
+        _check_unasked(job, most, stores, connection)
         first_query = stores.tasks.claim_queries(record.digest, job.num_queries, connection=connection)
         _check_accounts(order, stores, connection)
         rounds: list[RoundRecord] = []
         following = first_query
-        for number, (size, amounts) in enumerate(zip(order.sizes, order.amounts, strict=True)):
+        for number, size in enumerate(order.sizes):
             rounds.append(RoundRecord(job.job_id, number, following, size))
             following += size
-            stores.ledger.reserve(
-                reservation_id(job.job_id, number),
-                charges_of(record.participants, amounts),
-                detail={"job": job.job_id, "task": record.digest, "queries": size, "by": job.created_by},
-                connection=connection,
-            )
+        stores.ledger.reserve(
+            proposed_id(job.job_id),
+            worst_case(record, order.sizes, job.num_queries),
+            detail={"job": job.job_id, "task": record.digest, "queries": job.num_queries, "by": job.created_by},
+            connection=connection,
+        )
         stores.jobs.add(
             replace(job, first_query=first_query), rounds, idempotency=order.idempotency, connection=connection
         )
     return None
+
+
+def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
+    """Refuse another free question where a requester has asked many: agents answer proposals from their own budgets.
+
+    Raises:
+        PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
+    """
+    found = stores.jobs.willingness.unasked_since(job.created_by, job.created_at - _DAY, connection=connection)
+    if found >= most:
+        raise PrivacyRefusal(
+            f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "
+            f"anybody was asked; at most {most} may, since each tells for nothing what the budgets of sites cover. "
+            "Submit again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
+        )
 
 
 def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> None:

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Literal
 
 from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
-from api.schema import JobView, Problem, RoundView, Selection
+from api.schema import JobView, Problem, RoundView, Selection, WaitingFor
 from feature_store.journal.jobs import JobRecord, RoundRecord
 from feature_store.journal.tasks import TaskRecord
+from feature_store.journal.willingness import AgentAnswer, Answers
+from labeler.errors import AwaitingApproval
 
 _NAMES = 5
 MAX_REASON_CHARACTERS = 300
 """Of what a party gave as its reason: a sentence, not a document."""
 
 
-def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> JobView:
+def job_view(
+    job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
+) -> JobView:
     """A job, its rounds and its price.
 
     Args:
         job: as it is kept.
         rounds: its rounds in order; none for a job that was refused.
         task: what it asks.
+        answers: what agents said of it before they were asked.
     """
-    views = tuple(_round_view(one, task) for one in rounds)
+    views = tuple(_round_view(one, task, answers, is_over=job.is_finished) for one in rounds)
     return JobView(
         job_id=job.job_id,
         task_id=job.task_digest,
         name=job.name,
         state=job.state,
-        stage=stage(job, rounds, task),
+        stage=stage(job, rounds, task, answers),
         queries=job.num_queries,
         queries_done=sum(one.num_queries for one in rounds if one.state == "opened"),
         images=job.images,
@@ -40,6 +47,8 @@ def job_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) ->
         expires_at=job.expires_at,
         created_by=job.created_by,
         rounds=views,
+        waiting_for=() if job.is_finished else waiting_for(job, views, task, answers),
+        declined=_declined(answers),
         problem=None if job.problem is None else Problem.model_validate(job.problem),
         refusals=refusals(views),
         ledger_seq=ledger_seq(rounds),
@@ -55,17 +64,46 @@ def _selection(job: JobRecord) -> Selection:
     return Selection.model_validate({"strategy": job.strategy, "count": job.count, "seed": job.seed})
 
 
-def stage(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> str:
+def waiting_for(
+    job: JobRecord, views: Sequence[RoundView], task: TaskRecord, answers: Answers
+) -> tuple[WaitingFor, ...]:
+    """The agents that an unfinished job waits for, and for what."""
+    if job.state == "queued":
+        open_answers = {agent: answers.get(agent) for agent in task.participants}
+        return tuple(
+            WaitingFor(agent_id=agent, reason="answer" if said is None else _reason(said))
+            for agent, said in open_answers.items()
+            if said is None or said.answer == "later"
+        )
+    current = next((one for one in views if one.state == "asked"), None)
+    return tuple(WaitingFor(agent_id=agent, reason="share") for agent in (current.waiting_for if current else ()))
+
+
+def _reason(said: AgentAnswer) -> Literal["approval", "later"]:
+    return "approval" if said.reason == AwaitingApproval.problem_type else "later"
+
+
+def _declined(answers: Answers) -> dict[str, str]:
+    return {agent: printable(said.sentence) for agent, said in sorted(answers.items()) if said.answer == "declined"}
+
+
+def stage(
+    job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
+) -> str:
     """What a job is waiting for, in words: "waiting for 2 of 5 agents: north, south"."""
     done = sum(one.num_queries for one in rounds if one.state == "opened")
     match job.state:
         case "queued":
             what = "images are being embedded" if job.source == "images" else "questions are being chosen"
-            return f"{job.images} {what}"
+            is_prepared = bool(rounds) and all(one.round_digest for one in rounds)
+            parts = ["questions are ready" if is_prepared else f"{job.images} {what}", *_agreement(task, answers)]
+            return "; ".join(parts)
         case "completed":
             return f"done: {done} of {job.num_queries} answered"
         case "refused":
-            return "refused before anybody was asked"
+            asked = "refused before anybody was asked"
+            declined = _declined(answers)
+            return f"{asked}; nothing was charged. Declined: {_listed(list(declined))}" if declined else asked
         case "failed":
             return _ended("failed", rounds)
         case "cancelled":
@@ -77,7 +115,26 @@ def stage(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> st
             if current is None:
                 return "all batches are opened"
             where = f"batch {current.number + 1} of {len(rounds)}: " if len(rounds) > 1 else ""
-            return where + _waiting_for(current, task)
+            return where + _waiting_for(current, task, answers)
+
+
+def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
+    """Who has not said yet whether it takes part: people who have to approve, agents that said later; who declined."""
+    later = {agent: _reason(said) for agent, said in sorted(answers.items()) if said.answer == "later"}
+    approving = [agent for agent, reason in later.items() if reason == "approval"]
+    others = [agent for agent in later if agent not in approving]
+    silent = [agent for agent in task.participants if agent not in answers] if answers else []
+    parts = []
+    if approving:
+        parts.append(f"waiting for approval by a person at {_listed(approving)}")
+    if others:
+        parts.append(f"waiting for {_listed(others)}, who cannot say now")
+    if silent:
+        total = len(task.participants)
+        parts.append(f"waiting for {len(silent)} of {total} agents to say whether they will: {_listed(silent)}")
+    if _declined(answers):
+        parts.append(f"declined: {_listed(list(_declined(answers)))}")
+    return parts
 
 
 def answered_by(one: RoundRecord, task: TaskRecord) -> tuple[str, ...]:
@@ -98,27 +155,30 @@ def printable(sentence: str) -> str:
     return shown if len(shown) <= MAX_REASON_CHARACTERS else shown[: MAX_REASON_CHARACTERS - 3] + "..."
 
 
-def _round_view(one: RoundRecord, task: TaskRecord) -> RoundView:
+def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, *, is_over: bool) -> RoundView:
     answered = answered_by(one, task)
-    is_open = one.state in ("waiting", "asked")
-    refused = {agent: printable(sentence) for agent, sentence in one.refusals.items() if agent not in answered}
-    waiting = [agent for agent in task.participants if agent not in answered and agent not in refused]
+    is_open = one.state in ("waiting", "asked") and not is_over
+    refusals = _declined(answers) | {agent: printable(sentence) for agent, sentence in one.refusals.items()}
+    refused = {agent: sentence for agent, sentence in refusals.items() if agent not in answered}
+    asked = [agent for agent in task.participants if agent in one.participants] or task.participants
+    waiting = [agent for agent in asked if agent not in answered and agent not in refused]
+    ended: Literal["not-asked", "given-up"] = "not-asked" if one.state == "waiting" else "given-up"
     return RoundView(
         number=one.number,
         queries=one.num_queries,
-        state=one.state,
+        state=ended if is_over and one.state != "opened" else one.state,
         answered=answered,
         waiting_for=tuple(waiting) if is_open else (),
         refused=refused,
     )
 
 
-def _waiting_for(one: RoundRecord, task: TaskRecord) -> str:
-    view = _round_view(one, task)
+def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers) -> str:
+    view = _round_view(one, task, answers, is_over=False)
     if one.state == "waiting":
         return "questions are ready; agents are about to be asked"
     if one.state == "asked":
-        total = len(task.participants)
+        total = len(one.participants) or len(task.participants)
         refused = f"; refused: {_listed(sorted(view.refused))}" if view.refused else ""
         if not view.waiting_for:
             return f"{len(view.answered)} of {total} agents have answered{refused}"

@@ -26,6 +26,7 @@ from feature_store.journal.job_records import (
 )
 from feature_store.journal.job_tables import FINISHED, JOB_STATES, JOB_TABLES, idempotency_keys, jobs, rounds
 from feature_store.journal.joining import before, check_limit, reading, writing
+from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, ProtocolViolation, TryAgain
 
 __all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundRecord", "RoundState"]
@@ -43,6 +44,8 @@ class JobStore:
         self._database = database
         self._clock = clock
         database.create(*JOB_TABLES)
+        self.willingness = WillingnessStore(database)
+        """What agents say of jobs before they are asked."""
 
     def add(
         self,

@@ -81,18 +81,23 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
 
 
 def _charges(connection: Connection, condition: ColumnElement[bool]) -> dict[tuple[str, int], RoundCharge]:
-    """What became of the charges of some rounds: read from the ledger, which is the one place that knows."""
+    """What became of the charges of some rounds: read from the ledger, which is the one place that knows.
+
+    Until it is known whom a job asks, one reservation, JOB/proposed, stands for all its rounds.
+    """
     kept = ledger_reservations.c
-    name = rounds.c.job_id + "/" + cast(rounds.c.number, Text)
-    found = (
-        select(rounds.c.job_id, rounds.c.number, kept.state, kept.first_seq, kept.settled_seq)
-        .join(ledger_reservations, kept.reservation_id == name)
-        .where(condition)
-    )
-    return {
-        (row.job_id, row.number): RoundCharge(row.state, row.first_seq if row.settled_seq is None else row.settled_seq)
-        for row in connection.execute(found)
-    }
+    charges: dict[tuple[str, int], RoundCharge] = {}
+    own = rounds.c.job_id + "/" + cast(rounds.c.number, Text)
+    for name in (rounds.c.job_id + "/proposed", own):
+        found = (
+            select(rounds.c.job_id, rounds.c.number, kept.state, kept.first_seq, kept.settled_seq)
+            .join(ledger_reservations, kept.reservation_id == name)
+            .where(condition)
+        )
+        for row in connection.execute(found):
+            seq = row.first_seq if row.settled_seq is None else row.settled_seq
+            charges[row.job_id, row.number] = RoundCharge(row.state, seq)
+    return charges
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:

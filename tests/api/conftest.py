@@ -14,6 +14,7 @@ import pytest
 from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.settlement import divide
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
@@ -100,6 +101,17 @@ class House:
             config=self.config,
             stores=self.stores,
         )
+
+    def begin(self, job_id: str, *, asked: tuple[str, ...] | None = None) -> None:
+        """Settle whom a job asks, as the conductor does: everybody, or those named."""
+        job = self.jobs.get(job_id)
+        task = self.tasks.get(job.task_digest)
+        agents = task.participants if asked is None else asked
+        with self.database.write() as connection:
+            rounds = self.jobs.rounds(job_id, connection=connection)
+            divide(job, rounds, task, agents, ledger=self.ledger, connection=connection)
+            self.jobs.willingness.fix_asked(job_id, agents, connection=connection)
+            self.jobs.change(job_id, "collecting", expected=["queued"], connection=connection)
 
     def files(self) -> list[str]:
         """Everything that uploads have left in the home."""

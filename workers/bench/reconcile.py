@@ -65,7 +65,9 @@ def discrepancies(federation: LocalFederation, jobs: Sequence[PaidJob]) -> list[
 
 
 def check_coordinator(book: Book, jobs: Sequence[PaidJob], agent_accounts: Collection[str]) -> list[str]:
-    """Each round of each job is reserved once and posted once in every account; nothing else was charged or void.
+    """In every account each job is reserved, given back as it is divided, and its round reserved and posted: once each.
+
+    Nothing else was charged or void.
 
     Small jobs have one round each; a job of several is told as a discrepancy, since its rounds' prices are not known.
     """
@@ -76,8 +78,8 @@ def check_coordinator(book: Book, jobs: Sequence[PaidJob], agent_accounts: Colle
             return [f"{book.name}: job {job.job_id} has {job.rounds} rounds; this check is for jobs of one"]
         for account in accounts:
             for level, amount in job.charges.items():
-                for kind in ("reserve", "post"):
-                    expected[kind, f"{job.job_id}/0", account, level, amount] += 1
+                for kind, name in (("reserve", "proposed"), ("void", "proposed"), ("reserve", "0"), ("post", "0")):
+                    expected[kind, f"{job.job_id}/{name}", account, level, amount] += 1
     actual: Counter[tuple[str, str, str, str, int]] = Counter(
         (entry.kind, entry.reservation_id, entry.account, entry.level, entry.amount)
         for entry in book.entries

@@ -19,6 +19,8 @@ const ROUND_WORDS = {
   agreed: "talliers agreed on who takes part",
   posted: "charged, being opened",
   opened: "opened",
+  "not-asked": "never asked",
+  "given-up": "asked, then given up",
 };
 
 export class JobDialog {

@@ -192,15 +192,16 @@ def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: 
     assert desk.openings("t1")
 
 
-def test_an_agent_revoked_before_the_round_is_not_waited_for_and_its_charge_is_given_back_where_it_is_needed(
+def test_a_job_that_needs_an_agent_whose_keys_were_revoked_is_refused_and_charged_to_nobody(
     desk: Desk,
 ) -> None:
     job = desk.job()
     desk.house.parties.revoke("west")
-    with pytest.raises(QuorumNotReached, match="2 of 3 agents of the task are enrolled"):
+    with pytest.raises(QuorumNotReached, match="1 of 3 agents will not take part"):
         desk.conductor().advance(job.job_id)
     desk.conductor()._turn(job.job_id)
-    assert desk.house.ledger.state(f"{job.job_id}/0") == "void"
+    assert desk.house.jobs.get(job.job_id).state == "refused"
+    assert desk.house.ledger.state(f"{job.job_id}/proposed") == "void"
     assert desk.mail("t0") == []
 
 

@@ -54,7 +54,7 @@ def finish(house: House, record: TaskRecord, view: JobView) -> list[Release]:
     house.jobs.set_batches(
         view.job_id, [(one.number, f"{one.number:064x}", f"{one.number + 9:064x}") for one in view.rounds]
     )
-    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.begin(view.job_id)
     releases = []
     for one in view.rounds:
         house.jobs.set_asked(view.job_id, one.number)

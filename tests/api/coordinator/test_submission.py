@@ -40,7 +40,8 @@ def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: 
     assert [one.state for one in view.rounds] == ["waiting"]
     assert house.tasks.get(record.digest).next_query == 30
     charges = round_charges(record.task, 30)
-    assert house.ledger.state(f"{view.job_id}/0") == "reserved"
+    assert house.ledger.state(f"{view.job_id}/proposed") == "reserved"
+    assert house.ledger.state(f"{view.job_id}/0") is None
     for account in ("federation", "agent:east", "agent:north", "agent:west"):
         assert house.ledger.balance(account, "instance").reserved == charges["instance"]
         assert house.ledger.balance(account, "agent").reserved == charges["agent"]
@@ -49,12 +50,18 @@ def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: 
     assert house.jobs.get(following.job_id).first_query == 30
 
 
-def test_a_large_job_is_cut_into_rounds_that_are_reserved_one_by_one(house: House) -> None:
+def test_a_large_job_is_reserved_whole_and_then_round_by_round_for_those_who_are_asked(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
     assert [(one.number, one.queries) for one in view.rounds] == [(0, BATCH_QUERIES), (1, 5000 - BATCH_QUERIES)]
-    assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["reserved", "reserved"]
-    assert house.ledger.balance("federation", "instance").reserved == view.price.instance_charge_nano
+    assert house.ledger.balance("agent:north", "instance").reserved == view.price.instance_charge_nano
+    house.begin(view.job_id, asked=("east", "west"))
+    names = (f"{view.job_id}/{number}" for number in ("proposed", 0, 1))
+    assert [house.ledger.state(name) for name in names] == ["void", "reserved", "reserved"]
+    for account, charge in (("federation", 1), ("agent:east", 1), ("agent:north", 0), ("agent:west", 1)):
+        balance = house.ledger.balance(account, "instance")
+        assert (balance.reserved, balance.posted) == (charge * view.price.instance_charge_nano, 0)
+    house.ledger.verify()
 
 
 def test_a_selection_asks_about_some_of_the_images(house: House) -> None:
@@ -191,7 +198,7 @@ def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(hous
     assert problem["asked_nano"] == price_view(other.task, 50).instance_charge_nano
     assert problem["left_nano"] == left
     assert problem["asked_epsilon"] > problem["left_epsilon"]
-    assert problem["last_spenders"][0]["reservation_id"] == f"{paid.job_id}/0"
+    assert problem["last_spenders"][0]["reservation_id"] == f"{paid.job_id}/proposed"
     assert "Nobody was asked" in problem["detail"]
     job = house.jobs.get(problem["job_id"])
     assert (job.state, job.num_queries) == ("refused", 50)
@@ -201,7 +208,7 @@ def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(hous
     assert view.stage == "refused before anybody was asked"
     assert view.rounds == ()
     assert house.tasks.get(other.digest).next_query == 0
-    assert house.ledger.state(f"{job.job_id}/0") is None
+    assert house.ledger.state(f"{job.job_id}/proposed") is None
     assert house.files() == [f"jobs/{paid.job_id}", f"jobs/{paid.job_id}/upload.parquet"]
     with pytest.raises(BudgetExceeded) as again:
         house.submit(other, 50, key="k")
@@ -258,7 +265,7 @@ def test_cancelling_before_anybody_was_asked_gives_everything_back(house: House)
     cancelled = submission.cancel(view.job_id, by="tok-1", stores=house.stores)
     assert cancelled.state == "cancelled"
     assert cancelled.stage == "cancelled before anybody was asked; nothing was charged"
-    assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["void", "void"]
+    assert house.ledger.state(f"{view.job_id}/proposed") == "void"
     assert house.ledger.balance("federation", "instance").spent == 0
     assert submission.cancel(view.job_id, by="tok-1", stores=house.stores) == cancelled
 
@@ -267,7 +274,7 @@ def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> 
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
     house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64), (1, "3" * 64, "4" * 64)])
-    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.begin(view.job_id)
     house.jobs.set_asked(view.job_id, 0)
     seen = submission.read_job(view.job_id, stores=house.stores)
     assert seen.stage == "batch 1 of 2: waiting for 3 of 3 agents: east, north, west"
@@ -291,7 +298,7 @@ def test_a_round_that_everybody_refused_is_given_back_only_where_no_share_was_ev
     """An agent may answer, be asked again under another policy, and refuse: its refusal is no proof."""
     view = house.submit(house.task(), 5)
     house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
-    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.begin(view.job_id)
     house.jobs.set_asked(view.job_id, 0)
     if has_left:
         house.jobs.note_share(view.job_id, 0)
@@ -305,7 +312,7 @@ def test_no_share_is_noted_of_a_job_that_has_ended(house: House) -> None:
     """Whether it was noted first or the job ended first, the two agree on whether something left."""
     view = house.submit(house.task(), 5)
     house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
-    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+    house.begin(view.job_id)
     house.jobs.set_asked(view.job_id, 0)
     submission.cancel(view.job_id, by="tok-1", stores=house.stores)
     with pytest.raises(NotReady, match="take no further step"):

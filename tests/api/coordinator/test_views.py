@@ -44,10 +44,10 @@ def _end(house: House, job_id: str, error: LabelerError) -> JobView:
 
 def test_a_job_names_the_entries_of_its_charge_however_it_ended(house: House) -> None:
     waiting = house.submit(house.task(), 5)
-    reserved = [one for one in house.ledger.entries(limit=1000) if one.reservation_id == f"{waiting.job_id}/0"]
+    reserved = [one for one in house.ledger.entries(limit=1000) if one.reservation_id == f"{waiting.job_id}/proposed"]
     assert (waiting.ledger_seq, waiting.ledger) == (None, f"reserved by entry {reserved[0].seq}")
     house.jobs.set_batches(waiting.job_id, [(0, "1" * 64, "2" * 64)])
-    house.jobs.change(waiting.job_id, "collecting", expected={"queued"})
+    house.begin(waiting.job_id)
     house.jobs.set_asked(waiting.job_id, 0)
     failed = _end(house, waiting.job_id, QuorumNotReached("too few agents answered"))
     posted = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "post"]
@@ -56,7 +56,8 @@ def test_a_job_names_the_entries_of_its_charge_however_it_ended(house: House) ->
 
     untouched = house.submit(house.task(), 5)
     given_back = _end(house, untouched.job_id, QuorumNotReached("nobody was there"))
-    void = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "void"]
+    names = {f"{untouched.job_id}/proposed"}
+    void = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "void" and one.reservation_id in names]
     assert (given_back.ledger_seq, given_back.ledger) == (None, f"given back by entry {void[0]}")
 
 

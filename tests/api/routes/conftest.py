@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
@@ -18,6 +19,7 @@ from api.coordinator.service import Coordinator
 from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import serve
+from feature_store.journal.willingness import AgentAnswer
 from feature_store.keys import PartyKeys
 from workers.redis_server import RedisServer
 
@@ -41,6 +43,13 @@ class Service:
     def http(self, role: Role | None) -> httpx2.Client:
         headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def agree(self, job_id: str) -> None:
+        """Every agent has said yes to a job."""
+        store = self.coordinator.stores.jobs.willingness
+        for agent in AGENTS:
+            store.report(job_id, agent, AgentAnswer("willing", until=datetime.now(UTC) + timedelta(hours=1)))
+        self.coordinator.conductor.wake(job_id)
 
     def task(self, **changes: object) -> TaskView:
         fields: dict[str, object] = {

@@ -67,6 +67,7 @@ def submit(service: Service, features: Features, role: Any = "requester") -> htt
 def asked(service: Service, features: Features) -> RoundRecord:
     """The one round of a job of vectors, once its agents have been asked."""
     job_id = submit(service, features).json()["job_id"]
+    service.agree(job_id)
     until(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
     return service.coordinator.stores.jobs.rounds(job_id)[0]
 

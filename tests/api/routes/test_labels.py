@@ -50,7 +50,7 @@ def complete(service: Service, job_id: str, features: Features) -> None:
     }
     save_file(arrays, folder / "partial", {"fingerprint": FINGERPRINT, "backbone": "pixels"})
     (folder / "partial").rename(folder / "questions.safetensors")
-    coordinator.conductor.wake(job_id)
+    service.agree(job_id)
     until(lambda: jobs.rounds(job_id)[0].state == "asked")
     for tallier in TALLIERS:
         jobs.report_holdings(job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))

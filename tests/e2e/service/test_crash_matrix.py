@@ -31,10 +31,26 @@ AGENTS = 3
 WINNER_STEPS = ("tallier.computed",)
 """Steps of a round that opens winners; all others are shown on one that opens the histogram."""
 
-KILL_REDIS_AT = ("coordinator.reserved", "coordinator.asked", "agent.computed", "tallier.stored", "coordinator.posted")
+KILL_REDIS_AT = (
+    "coordinator.reserved",
+    "coordinator.proposed",
+    "coordinator.asked",
+    "agent.computed",
+    "tallier.stored",
+    "coordinator.posted",
+)
 KILLS = [(name.split(".")[0], name) for name in FAULT_POINTS] + [("redis", name) for name in KILL_REDIS_AT]
 # Victims take turns: who dies again soon after it was started waits longer for its next start.
 CELLS = sorted(KILLS, key=lambda kill: [name for name, _ in KILLS[: KILLS.index(kill)]].count(kill[0]))
+
+QUICK = (
+    ("coordinator", "coordinator.posted"),
+    ("embedder", "embedder.claimed"),
+    ("agent", "agent.charged"),
+    ("tallier", "tallier.fixed"),
+    ("redis", "agent.computed"),
+)
+"""One real kill of each role for every run of the tests; all of them are for `make test-all`."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +105,13 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("victim", "point"), CELLS, ids=[f"{victim} at {point}" for victim, point in CELLS])
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [
+        pytest.param(*cell, id=f"{cell[0]} at {cell[1]}", marks=[] if cell in QUICK else pytest.mark.long)
+        for cell in CELLS
+    ],
+)
 def test_a_killed_process_costs_time_and_nothing_else(
     fragile, digit_features, tmp_path: Path, victim: str, point: str
 ) -> None:
@@ -140,6 +162,11 @@ def digits_as_files(folder: Path, start: int) -> Path:
         pixels = (load_digits().images[start + number] * (255 / 16)).round().astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     return folder
+
+
+def test_every_role_is_killed_in_every_run_of_the_tests() -> None:
+    assert set(QUICK) <= set(KILLS)
+    assert {victim for victim, _ in QUICK} == {victim for victim, _ in KILLS}
 
 
 def row(victim: str, point: str) -> str:

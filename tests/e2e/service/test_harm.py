@@ -102,17 +102,18 @@ def test_what_a_site_does_not_allow_ends_the_job_with_its_reason(
     harmed: Service, client: Client, digit_features: Any, pattern: str, line: str, reason: str
 ) -> None:
     task = new_task(client, "beyond a site's policy")
-    before, own = posted(client), spent_at(harmed.home / "agents" / "agent-1")
+    before, own = posted(client), spent_at_sites(harmed)
     with policy(harmed.home / "agents" / "agent-1", pattern, line):
         done = client.wait(submit(client, task, digit_features).job_id)
-    assert done.state == "failed"
+    assert done.state == "refused"
     assert done.problem is not None
     assert done.problem.type.endswith("quorum-not-reached")
-    assert "1 of 3 agents refused" in done.problem.detail
-    assert reason in done.rounds[0].refused["agent-1"]
-    # The other two were asked, so what they may have sent is paid for; the site that refused spent nothing.
-    assert paid_at_instance_level(client, before) == dict.fromkeys(EVERYBODY, done.price.instance_charge_nano)
-    assert spent_at(harmed.home / "agents" / "agent-1") == own
+    assert "1 of 3 agents will not take part" in done.problem.detail
+    assert reason in done.declined["agent-1"]
+    assert done.rounds[0].state == "not-asked"
+    # Nobody was asked, so nobody is charged: not here, and at no site.
+    assert paid_at_instance_level(client, before) == {}
+    wait_until(lambda: spent_at_sites(harmed) == own, what="the other sites to give back what they had set aside")
 
 
 def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
@@ -123,10 +124,9 @@ def test_sites_without_a_policy_answer_nothing_and_nothing_is_charged(
     with without_policy(*(harmed.home / "agents" / name for name in AGENTS)):
         job = submit(client, task, digit_features)
         done = client.wait(job.job_id)
-    assert done.state == "failed"
+    assert done.state == "refused"
     for name in AGENTS:
-        assert "policy.toml allows nothing as it is" in done.rounds[0].refused[name]
-    # All have refused before answering, which proves that nothing left.
+        assert "policy.toml allows nothing as it is" in done.declined[name]
     assert paid_at_instance_level(client, before) == {}
 
 
@@ -138,8 +138,11 @@ def test_a_task_waits_for_the_person_at_one_site_and_is_answered_after_approval(
     before, own = posted(client), spent_at(home)
     with policy(home, "^approval = .*", "approval = true"):
         job = submit(client, task, digit_features)
-        wait_until(lambda: bool(client.job(job.job_id).rounds[0].refused), what="the reason")
-        assert "has to approve task" in client.job(job.job_id).rounds[0].refused["agent-1"]
+        awaited = lambda: [(one.agent_id, one.reason) for one in client.job(job.job_id).waiting_for]  # noqa: E731
+        wait_until(lambda: awaited() == [("agent-1", "approval")], what="the job to wait for a person at one site")
+        shown = client.job(job.job_id)
+        assert (shown.state, shown.rounds[0].refused) == ("queued", {})
+        assert "waiting for approval by a person at agent-1" in shown.stage
         waiting = json.loads(labeler("agent", "waiting", "--home", home, "--json").out)
         assert [(one["task_id"], one["name"]) for one in waiting] == [(task.task_id, "awaits a person")]
         assert spent_at(home) == own
@@ -177,8 +180,8 @@ def test_an_agent_enrolled_later_takes_part_and_catches_up_after_it_was_away(
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=15) == 0
         job = submit(client, task, digit_features[6:])
-        wait_until(lambda: len(client.job(job.job_id).rounds[0].answered) == 3, what="the others")
-        assert client.job(job.job_id).stage == "waiting for 1 of 4 agents: agent-4"
+        stage = "waiting for 1 of 4 agents to say whether they will: agent-4"
+        wait_until(lambda: stage in client.job(job.job_id).stage, what="the others")
         with started(tmp_path / "agent-4.log", "agent", "run", "--home", home):
             again = client.wait(job.job_id)
     assert again.state == "completed"

@@ -40,7 +40,10 @@ def ledger_of(database: Database) -> Ledger:
 
 def pay(ledger: Ledger, job_id: str, *, instance: int = 7, post: bool = True) -> None:
     charges = [Charge(account, "instance", instance) for account in ACCOUNTS]
-    ledger.reserve(f"{job_id}/0", charges + [Charge(account, "agent", 11) for account in ACCOUNTS])
+    charges += [Charge(account, "agent", 11) for account in ACCOUNTS]
+    ledger.reserve(f"{job_id}/proposed", charges)
+    ledger.void(f"{job_id}/proposed", NothingLeft(f"{job_id}/proposed", "divided"))
+    ledger.reserve(f"{job_id}/0", charges)
     if post:
         ledger.post(f"{job_id}/0")
 
