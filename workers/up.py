@@ -28,7 +28,8 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.tokens import TokenStore
 from labeler.errors import InvalidSetting, JournalInUse, Unavailable
 from workers.federation import LocalFederation, Plan, make_federation
-from workers.party_home import ANCHOR_FILE, JOURNAL_FILE
+from workers.key_care import journal_of
+from workers.party_home import ANCHOR_FILE
 from workers.redis_server import RedisServer
 from workers.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
 from workers.up_requests import CoordinatorDoor
@@ -276,7 +277,7 @@ def _journal(home: Path) -> Database:
     until = time.monotonic() + _ENDING_S
     while True:
         try:
-            return open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+            return open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
         except JournalInUse:
             if time.monotonic() > until:
                 raise

@@ -18,6 +18,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from api.client import Client
+from tests.postgres_server import PostgresServer
+from workers.federation import Plan, make_federation
+from workers.settings_file import COORDINATOR_FILE, set_line
 
 START_S = 90.0
 
@@ -52,9 +55,19 @@ StartService = Callable[..., Service]
 
 
 @contextmanager
-def running(home: Path, *arguments: object, agents: int = 3) -> Iterator[Service]:
-    """Start `labeler up` in a folder, wait until it is ready, and stop it at the end."""
-    home.mkdir(parents=True, exist_ok=True)
+def running(home: Path, *arguments: object, agents: int = 3, journal: str | None = None) -> Iterator[Service]:
+    """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
+
+    Args:
+        home: the folder.
+        arguments: more of the command line.
+        agents: how many.
+        journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if journal is not None:
+        federation = make_federation(home, Plan(agents=agents))
+        set_line(federation.coordinator / COORDINATOR_FILE, "journal", journal)
     faults = home.parent / f"{home.name}.fault"
     command = [sys.executable, "-m", "workers.cli", "up", "--home", home, "--agents", agents, "--port", 0, "--json"]
     environment = os.environ | {"LABELER_FAULTS": str(faults), "OMP_NUM_THREADS": "1"}
@@ -87,6 +100,14 @@ def running(home: Path, *arguments: object, agents: int = 3) -> Iterator[Service
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One federation of three agents for all tests that do not harm it."""
     with running(tmp_path_factory.mktemp("up") / "federation") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def on_postgresql(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One federation of three agents whose coordinator keeps its journal in a real PostgreSQL."""
+    journal = postgres_server.new_database()
+    with running(tmp_path_factory.mktemp("postgresql") / "federation", journal=journal) as service:
         yield service
 
 

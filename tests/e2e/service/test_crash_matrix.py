@@ -53,9 +53,13 @@ QUICK = (
 """One real kill of each role for every run of the tests; all of them are for `make test-all`."""
 
 
-@pytest.fixture(scope="module")
-def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(tmp_path_factory.mktemp("crashes") / "federation", agents=AGENTS) as service:
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A federation that is killed part by part; the coordinator's journal on either database."""
+    journal = None
+    if request.param == "postgresql":
+        journal = request.getfixturevalue("postgres_server").new_database()
+    with running(tmp_path_factory.mktemp("crashes") / "federation", agents=AGENTS, journal=journal) as service:
         yield service
 
 
