@@ -21,7 +21,6 @@ from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.methods import Method, ReleaseKind
-from labeler.planning import price
 from labeler.proposals import Proposal
 from labeler.task import Level, PositiveFinite, Task, describe_validation
 
@@ -171,6 +170,9 @@ class Policy(_Table):
             raise _refusal(
                 "allow.person_epsilon", f"epsilon {most:g} per person", "a task without records_per_person, so no bound"
             )
+        # Loaded where it is wanted: a tallier reads homes, too, and prices need scipy.
+        from labeler.planning import price
+
         # The whole task, whatever part of it this ask is; at the site's own delta.
         person = price(task.model_copy(update={"delta": delta})).person
         if person is None or not person.epsilon <= most:
