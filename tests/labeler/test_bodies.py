@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from labeler.batch import QueryBatch
-from labeler.bodies import MAX_ENTRIES, Ask, Mail, OpenRound, Poll, Refusal, SumRequest, TallierKey
+from labeler.bodies import MAX_ENTRIES, Ask, Mail, OpenRound, Poll, Refusal, Settled, SumRequest, TallierKey
 from labeler.body_format import MAX_JSON_BYTES
 from labeler.errors import (
     AwaitingApproval,
@@ -609,3 +609,16 @@ def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> Non
     with pytest.raises(TooLarge, match="103 for each query"):
         OpenRound(replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 103 + 1), 0, many, 1.8e9)
     OpenRound(replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 103), 0, many, 1.8e9)
+
+
+def test_a_settlement_is_one_body_and_nothing_else_is_one() -> None:
+    assert Settled.decode(Settled().encode()) == Settled()
+    for data in (
+        b"",
+        b"{}",
+        b'{"version":"labeler-settled/2"}',
+        b'{"round":"x","version":"labeler-settled/1"}',
+        b"\x00",
+    ):
+        with pytest.raises(ProtocolViolation):
+            Settled.decode(data)
