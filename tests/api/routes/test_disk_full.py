@@ -128,6 +128,7 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
             held._turn(job_id)
         assert jobs.get(job_id).state == "queued"
         filler.unlink()
+        service.agree(job_id)
         held._turn(job_id)
         until(lambda: jobs.get(job_id).state == "collecting" or (held._turn(job_id) or False))
 
