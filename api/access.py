@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from api.connections import address_group
+from api.coordinator.ownership import Reader
 from api.rate_limit import RateLimits
 from api.schema import Role
 from labeler.errors import NotAllowed, NotAuthenticated
@@ -36,14 +37,16 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/v1/tasks"): "viewer",
     ("GET", "/v1/tasks/{task_id}"): "viewer",
     ("POST", "/v1/tasks"): "requester",
+    ("POST", "/v1/tasks/{task_id}/shares"): "requester",
+    ("DELETE", "/v1/tasks/{task_id}/shares/{token_id}"): "requester",
     ("POST", "/v1/jobs:estimate"): "viewer",
     ("POST", "/v1/jobs"): "requester",
     ("GET", "/v1/jobs"): "viewer",
     ("GET", "/v1/jobs/{job_id}"): "viewer",
     ("DELETE", "/v1/jobs/{job_id}"): "requester",
     ("DELETE", "/v1/jobs/{job_id}/data"): "requester",
-    ("GET", "/v1/jobs/{job_id}/labels"): "viewer",
-    ("GET", "/v1/jobs/{job_id}/model"): "viewer",
+    ("GET", "/v1/jobs/{job_id}/labels"): "requester",
+    ("GET", "/v1/jobs/{job_id}/model"): "requester",
     ("GET", "/v1/jobs/{job_id}/events"): "viewer",
     ("POST", "/v1/labels"): "requester",
     ("GET", "/v1/budget"): "viewer",
@@ -57,8 +60,9 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("POST", "/v1/tokens"): "admin",
     ("DELETE", "/v1/tokens/{token_id}"): "admin",
 }
-"""The dashboard's files hold no data: the page asks its reader for a token and calls /v1 with it. Released labels are
-public to whoever may read at all, so a viewer may download them. A price is free, so a viewer may ask for it."""
+"""The dashboard's files hold no data: the page asks its reader for a token and calls /v1 with it. Whose a task or a job
+is, and what a viewer sees of it, is decided behind the gate (api.coordinator.ownership). A price is free, so a viewer
+may ask for it."""
 
 _RANK: dict[Role, int] = {"viewer": 0, "requester": 1, "admin": 2}
 MAX_TOKEN_CHARS = 200
@@ -121,16 +125,16 @@ class Gate:
             )
 
 
+def reader(request: Request) -> Reader:
+    """Who asks: the token the request came with, by its id and role."""
+    record: TokenRecord = request.state.token
+    return Reader(record.token_id, record.role)
+
+
 def caller(request: Request) -> str:
     """Id of the token a request came with: what a job's `created_by` says."""
     record: TokenRecord = request.state.token
     return record.token_id
-
-
-def is_administrator(request: Request) -> bool:
-    """Whether the token a request came with is an administrator's."""
-    record: TokenRecord = request.state.token
-    return reaches(record.role, "admin")
 
 
 def _bearer(request: Request) -> str | None:

@@ -46,6 +46,7 @@ from api.schema import (
     ReadinessView,
     Role,
     Selection,
+    ShareRequest,
     TaskPage,
     TaskRequest,
     TaskView,
@@ -114,6 +115,16 @@ class Client:
         """All tasks, newest first."""
         for page in self._pages(TaskPage, "/v1/tasks"):
             yield from page.items
+
+    def share_task(self, task_id: str, token_id: str) -> TaskView:
+        """Let another requester's token submit jobs into a task of yours; its jobs are its own."""
+        body = ShareRequest(token_id=token_id)
+        return self._post(TaskView, f"/v1/tasks/{quote(task_id, safe='')}/shares", body)
+
+    def unshare_task(self, task_id: str, token_id: str) -> TaskView:
+        """Let it submit no more into it."""
+        path = f"/v1/tasks/{quote(task_id, safe='')}/shares/{quote(token_id, safe='')}"
+        return TaskView.model_validate_json(self._connection.call("DELETE", path, repeat=True).content)
 
     def estimate(self, request: EstimateRequest) -> EstimateView:
         """What a job would cost, and whether the budgets cover it. Charges nothing."""

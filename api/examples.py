@@ -11,6 +11,7 @@ TASK_ID = "5f0c9f2f3b6d1c8a7e4b90d2a16c3e5f708192a3b4c5d6e7f8091a2b3c4d5e6f"
 FINGERPRINT = "sha256:9b2e61d07c35"
 JOB_ID = "job-20270301-7f3a9c21"
 TOKEN_ID = "tok-4be1d09a"
+OTHER_TOKEN_ID = "tok-77c0a1e2"
 VERIFY_KEY = "c2" * 32
 SEAL_KEY = "7a" * 32
 HASH = "d41d8cd98f00b204e9800998ecf8427e27ae41e4649b934ca495991b7852b855"
@@ -45,7 +46,13 @@ TASK: dict[str, Any] = {
     "created_at": "2027-03-01T09:00:00Z",
     "queries_left": 198,
     "price": {**PRICE, "queries": 200, "instance_epsilon": 2.0, "agent_epsilon": None},
+    "created_by": TOKEN_ID,
+    "shared_with": [],
 }
+
+SHARE_REQUEST: dict[str, Any] = {"token_id": OTHER_TOKEN_ID}
+
+TASK_SHARED: dict[str, Any] = {**TASK, "shared_with": [OTHER_TOKEN_ID]}
 
 TASK_PAGE: dict[str, Any] = {"next": None, "items": [TASK]}
 

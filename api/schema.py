@@ -104,6 +104,17 @@ class TaskView(View):
     queries_left: int
     price: PriceView
     """Of all its queries."""
+    created_by: str = ""
+    """Id of the token that made it."""
+    shared_with: tuple[str, ...] = ()
+    """Ids of the tokens that may submit into it too; told to its creator and to administrators."""
+
+
+class ShareRequest(Request):
+    """Let another requester submit into a task."""
+
+    token_id: Annotated[str, Field(min_length=1, max_length=100)]
+    """As `GET /v1/whoami` tells it to whoever holds that token."""
 
 
 class Selection(Request):

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
 from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
+from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
@@ -68,12 +69,13 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.task_shares import TaskShares
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.tokens import TokenStore
 from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.mailbox import Mailbox
-from labeler.errors import JournalBehind, TryAgain
+from labeler.errors import JournalBehind, NotAuthenticated, NotFound, TryAgain
 from labeler.messages import Header
 
 log = logging.getLogger("labeler.coordinator")
@@ -96,6 +98,7 @@ class Stores:
     database: Database
     ledger: Ledger
     tasks: TaskStore
+    shares: TaskShares
     jobs: JobStore
     aggregates: AggregateStore
     parties: PartyStore
@@ -117,6 +120,7 @@ class Stores:
                 database=database,
                 ledger=ledger,
                 tasks=TaskStore(database),
+                shares=TaskShares(database, clock=clock),
                 jobs=JobStore(database, clock=clock),
                 aggregates=AggregateStore(database),
                 parties=PartyStore(database),
@@ -214,6 +218,7 @@ class Coordinator:
             turns=turns,
             clock=clock,
         )
+        self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self._intake = submission.Stores(
             database=stores.database, ledger=stores.ledger, tasks=stores.tasks, jobs=stores.jobs, clock=clock
         )
@@ -290,20 +295,47 @@ class Coordinator:
         )
         return task_view(record)
 
-    def task(self, task_id: str) -> TaskView:
-        """One task."""
-        return task_view(self.stores.tasks.get(task_id))
+    def task(self, task_id: str, *, reader: Reader) -> TaskView:
+        """One task.
 
-    def tasks(self, after: str | None, limit: int) -> TaskPage:
-        """Tasks, newest first."""
-        found = self.stores.tasks.list(after=after, limit=limit)
+        Raises:
+            NotFound: there is none, or it is not open to this reader.
+        """
+        return self._task_views([self._owners.task(reader, task_id)], reader)[0]
+
+    def tasks(self, after: str | None, limit: int, *, reader: Reader) -> TaskPage:
+        """Tasks that are open to this reader, newest first."""
+        found = self.stores.tasks.list(after=after, limit=limit, open_to=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
-        return TaskPage(items=tuple(task_view(one) for one in found), next=following)
+        return TaskPage(items=self._task_views(found, reader), next=following)
 
-    def estimate(self, request: EstimateRequest) -> EstimateView:
+    def share_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
+        """Let another token submit into a task.
+
+        Raises:
+            NotFound: there is no such task, or no token that could use it.
+            NotAllowed: the task is another's.
+        """
+        record = self._owners.own_task(reader, task_id)
+        if not self.tokens.is_active(token_id):
+            raise NotFound(f"there is no token {token_id[:100]!r} in force; its holder reads its id at /v1/whoami")
+        self.stores.shares.add(record.digest, token_id)
+        return self._task_views([record], reader)[0]
+
+    def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
+        """Let a token submit no more into a task; what it submitted stays its own.
+
+        Raises:
+            NotFound, NotAllowed: see `share_task`.
+        """
+        record = self._owners.own_task(reader, task_id)
+        self.stores.shares.remove(record.digest, token_id)
+        return self._task_views([record], reader)[0]
+
+    def estimate(self, request: EstimateRequest, *, reader: Reader) -> EstimateView:
         """The price of a job; charges nothing."""
         if request.task_id is not None:
-            record = self.stores.tasks.get(request.task_id)
+            record = self._owners.task(reader, request.task_id)
             task, participants = record.task, record.participants
         else:
             assert request.task is not None  # noqa: S101  # the request's own validator
@@ -314,7 +346,7 @@ class Coordinator:
     # Jobs.
 
     def submit(
-        self, request: JobRequest, upload: Upload | None, *, by: str, idempotency_key: str | None = None
+        self, request: JobRequest, upload: Upload | None, *, reader: Reader, idempotency_key: str | None = None
     ) -> JobView:
         """Reserve the price of a job and queue it; see api.coordinator.submission.
 
@@ -326,7 +358,8 @@ class Coordinator:
         return submission.submit(
             request,
             upload,
-            by=by,
+            reader=reader,
+            owners=self._owners,
             idempotency_key=idempotency_key,
             config=self.config,
             stores=self._intake,
@@ -337,15 +370,23 @@ class Coordinator:
         fault_point("coordinator.reserved")
         self.conductor.wake(job_id)
 
-    def job(self, job_id: str) -> JobView:
-        """One job."""
-        return self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0]
+    def job(self, job_id: str, *, reader: Reader) -> JobView:
+        """One job.
 
-    def jobs(self, after: str | None, limit: int, states: Collection[JobState] | None = None) -> JobPage:
-        """Jobs, newest first."""
-        found = self.stores.jobs.list(after=after, limit=limit, states=states)
+        Raises:
+            NotFound: there is none, or it is another requester's.
+        """
+        self._owners.job(reader, job_id)
+        return shown_to(reader, self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0])
+
+    def jobs(
+        self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
+    ) -> JobPage:
+        """Jobs that this reader may see, newest first; as many statements for a full page as for an empty one."""
+        found = self.stores.jobs.list(after=after, limit=limit, states=states, created_by=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
-        return JobPage(items=self._noting_gone([self._view(one) for one in found]), next=following)
+        views = (shown_to(reader, view) for view in self._noting_gone(self._views(found)))
+        return JobPage(items=tuple(views), next=following)
 
     def _noting_gone(self, views: list[JobView]) -> tuple[JobView, ...]:
         """Jobs with the time at which what they sent and got was deleted."""
@@ -356,61 +397,72 @@ class Coordinator:
         """How many unfinished jobs are in each state."""
         return Counter(job.state for job in self.stores.jobs.unfinished())
 
-    def cancel(self, job_id: str, *, by: str, is_admin: bool = False) -> JobView:
-        """Stop a job; what was asked stays charged.
+    def cancel(self, job_id: str, *, reader: Reader) -> JobView:
+        """Stop a job; what was asked stays charged, what was not goes back to its task.
 
         Raises:
-            NotAllowed: another token made it, and this one is no administrator's.
+            NotFound: there is none, or it is another requester's.
         """
-        view = submission.cancel(job_id, by=by, is_admin=is_admin, stores=self._intake)
+        self._owners.job(reader, job_id)
+        view = submission.cancel(job_id, stores=self._intake)
         self._preparation.withdraw(job_id)
         self._keeper.wake()
         return view
 
-    def forget(self, job_id: str, *, by: str, is_admin: bool = False) -> JobView:
+    def forget(self, job_id: str, *, reader: Reader) -> JobView:
         """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.keeping.
 
         Raises:
-            NotAllowed: another token made it, and this one is no administrator's.
+            NotFound: there is none, or it is another requester's.
             NotReady: it has not ended.
         """
-        submission.check_owner(self.stores.jobs.get(job_id), by=by, is_admin=is_admin, what="delete its data")
+        self._owners.job(reader, job_id)
         self._keeper.forget(job_id)
-        return self.job(job_id)
+        return self.job(job_id, reader=reader)
 
-    def label_table(self, job_id: str) -> pa.Table:
+    def label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
         """The pseudo-label set of a completed job.
 
         Raises:
+            NotFound: there is no such job, or it is another requester's.
             NotReady: it is not completed.
         """
+        self._owners.job(reader, job_id)
         return self._keeper.labels(job_id)
 
-    def model(self, job_id: str) -> bytes:
+    def model(self, job_id: str, *, reader: Reader) -> bytes:
         """The model that a completed job released, as a safetensors file with its privacy card.
 
         Raises:
-            NotFound: its task asks for labels, not for a model.
+            NotFound: its task asks for labels, not for a model; or it is another requester's.
             NotReady: it is not completed.
         """
+        self._owners.job(reader, job_id)
         self._keeper.check(job_id)
         return labels.job_model(job_id, stores=self.stores)
 
-    def label_rows(self, job_id: str) -> tuple[LabelRow, ...]:
+    def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
         """The answers of a completed job, one by one; for small jobs."""
-        return labels.label_rows(self.label_table(job_id))
+        return labels.label_rows(self.label_table(job_id, reader=reader))
 
-    async def events(self, job_id: str, after: str) -> AsyncIterator[tuple[str, JobView]]:
-        """A job at once, and again at every change, until it is finished.
+    async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
+        """A job at once, and again at every change, until it is finished or the reader's token is revoked.
 
         Args:
             job_id: the job.
             after: version last seen, as text; an equal one is not sent again.
+            reader: who watches. The token is looked up before anything is told, and at every tick: what was open when
+                it was revoked ends.
+
+        Raises:
+            NotFound: there is no such job, or it is another requester's.
         """
         seen = after
         position = ""
         while not self.is_stopping:
-            view = await to_thread.run_sync(self._changed, job_id, seen)
+            is_open, view = await to_thread.run_sync(self._changed, job_id, seen, reader)
+            if not is_open:
+                return
             if view is not None:
                 seen = str(view.version)
                 yield seen, view
@@ -422,10 +474,26 @@ class Coordinator:
             except TryAgain:
                 await asyncio.sleep(WATCH_S)
 
-    def _changed(self, job_id: str, seen: str) -> JobView | None:
-        """The job, where it is another than was seen or has ended; None costs one row, however many batches it has."""
-        job = self.stores.jobs.get(job_id)
-        return self._view(job) if str(job.version) != seen or job.state in FINISHED else None
+    def _changed(self, job_id: str, seen: str, reader: Reader) -> tuple[bool, JobView | None]:
+        """Whether the reader may watch on, and the job where it is another than was seen or has ended.
+
+        Nothing new costs two rows, however many batches the job has.
+        """
+        if not self.tokens.is_active(reader.token_id):
+            return False, None
+        job = self._owners.job(reader, job_id)
+        if str(job.version) == seen and job.state not in FINISHED:
+            return True, None
+        return True, shown_to(reader, self._views([job])[0])
+
+    def check_token(self, reader: Reader) -> None:
+        """Refuse a token that was revoked since its request came in.
+
+        Raises:
+            NotAuthenticated: it was.
+        """
+        if not self.tokens.is_active(reader.token_id):
+            raise NotAuthenticated("the token was revoked while its request was under way; ask with another one")
 
     # Budgets.
 
@@ -441,9 +509,18 @@ class Coordinator:
         """
         return budget_view(self.ledger, self.config.delta, account=agent_account(agent_id))
 
-    def ledger_page(self, after: int, limit: int, account: str | None, search: str | None) -> LedgerPage:
-        """Entries of the ledger, oldest first."""
-        return self._pages.page(after=after, limit=limit, account=account, search=search)
+    def ledger_page(
+        self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader
+    ) -> LedgerPage:
+        """Entries of the ledger, oldest first; see api.coordinator.ownership for what requesters see of others."""
+        return ledger_for(
+            reader,
+            self.stores.jobs.creators,
+            lambda start, most: self._pages.page(after=start, limit=most, account=account, search=search),
+            after=after,
+            limit=limit,
+            is_search=search is not None,
+        )
 
     # Parties.
 
@@ -547,10 +624,23 @@ class Coordinator:
         if behind:
             raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/deploy.md")
 
-    def _view(self, job: JobRecord) -> JobView:
-        jobs = self.stores.jobs
-        answers = jobs.willingness.answers(job.job_id)
-        return job_view(job, jobs.rounds(job.job_id), self.stores.tasks.get(job.task_digest), answers)
+    def _views(self, jobs: Sequence[JobRecord]) -> list[JobView]:
+        rounds = self.stores.jobs.rounds_of([job.job_id for job in jobs])
+        tasks = self.stores.tasks.get_all([job.task_digest for job in jobs])
+        said = self.stores.jobs.willingness.answers_of([job.job_id for job in jobs])
+        return [job_view(job, rounds[job.job_id], tasks[job.task_digest], said.get(job.job_id, {})) for job in jobs]
+
+    def _task_views(self, records: Sequence[TaskRecord], reader: Reader) -> tuple[TaskView, ...]:
+        digests = [record.digest for record in records]
+        shares, returned = self.stores.shares.of(digests), self.stores.tasks.returned(digests)
+        return tuple(
+            task_view(
+                record,
+                returned=returned[record.digest],
+                shared_with=shares[record.digest] if reader.is_admin or record.created_by == reader.token_id else (),
+            )
+            for record in records
+        )
 
     def _known(self, role: PartyRole) -> list[PartyRecord]:
         """Parties with their last contact as this process knows it, which is fresher than what is written down."""

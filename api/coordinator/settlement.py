@@ -5,7 +5,8 @@
                      federation and the agents that are asked; who declined is charged nothing
     round asked      from here on nobody can say that nothing left
     agreed on        JOB/N is posted
-    job ends         rounds of which nothing left are given back, every other one is posted
+    job ends         rounds of which nothing left are given back, every other one is posted; queries of rounds that
+                     nobody was asked about go back to their task, in the same transaction
 
 A job of an earlier version has JOB/N from its submission on, for every agent of its task, and is asked that way.
 """
@@ -117,6 +118,10 @@ def settle_rounds(
         The job as it is now.
     """
     with database.write() as connection:
+        now = jobs.get(job.job_id, connection=connection)
+        if now.is_finished:
+            # Somebody else ended it, and gave back what there was.
+            return now
         asked = jobs.willingness.asked(job.job_id, connection=connection)
         participants = set(asked or tasks.get(job.task_digest, connection=connection).participants)
         rounds = jobs.rounds(job.job_id, connection=connection)
@@ -139,4 +144,8 @@ def settle_rounds(
                 detail = {"job": job.job_id, "queries": one.num_queries, "because": f"{state} after agents were asked"}
                 ledger.post(name, detail=detail, connection=connection)
         problem = None if error is None else problem_of(error)
-        return jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
+        ended = jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
+        # After the end: until then a round that waits could still be asked.
+        for first_query, num_queries in jobs.unasked(job.job_id, connection=connection):
+            tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
+        return ended

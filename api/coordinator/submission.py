@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
 from api.coordinator.settlement import proposed_id, settle_rounds, worst_case
 from api.coordinator.uploads import Upload, upload_of_features
@@ -34,7 +35,6 @@ from labeler.errors import (
     IdempotencyMismatch,
     InvalidSetting,
     InvalidTask,
-    NotAllowed,
     NotReady,
     PrivacyRefusal,
 )
@@ -79,7 +79,8 @@ def submit(
     request: JobRequest,
     upload: Upload | None,
     *,
-    by: str,
+    reader: Reader,
+    owners: Owners,
     idempotency_key: str | None,
     config: CoordinatorConfig,
     stores: Stores,
@@ -90,7 +91,8 @@ def submit(
     Args:
         request: what is asked.
         upload: images or vectors that came beside it; None where the vectors stand in the request.
-        by: token id of who asks.
+        reader: who asks; the job will be that token's.
+        owners: tells which tasks are open to it.
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
         stores: see Stores.
@@ -101,7 +103,7 @@ def submit(
         The job; one that was made before under this key.
 
     Raises:
-        NotFound: there is no such task.
+        NotFound: there is no such task, or it is not open to this reader.
         InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
         IdempotencyMismatch: the key was used for another request.
         BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
@@ -109,7 +111,9 @@ def submit(
     """
     try:
         upload = _only_upload(request, upload, config)
-        order = _order(request, upload, by=by, key=idempotency_key, config=config, stores=stores)
+        record = owners.task(reader, request.task_id)
+        by = reader.token_id
+        order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
         known = _known(order, stores)
         if known is None:
             known = _take(order, upload, config=config, stores=stores)
@@ -121,24 +125,18 @@ def submit(
             upload.discard()
 
 
-def cancel(job_id: str, *, by: str, is_admin: bool = False, stores: Stores) -> JobView:
+def cancel(job_id: str, *, stores: Stores) -> JobView:
     """Stop a job. Rounds that nobody was asked about are given back; those that were asked stay charged.
 
-    What a job has paid for is lost when it is stopped, so only whoever made it, or an administrator, may.
-
     Args:
-        job_id: the job.
-        by: token id of who asks.
-        is_admin: whether that is an administrator.
+        job_id: the job, of whoever asks.
         stores: see Stores.
 
     Raises:
         NotFound: there is no such job.
-        NotAllowed: another token made it.
         NotReady: it has ended in another way.
     """
     job = stores.jobs.get(job_id)
-    check_owner(job, by=by, is_admin=is_admin, what="cancel it")
     if job.state not in FINISHED:
         job = settle_rounds(
             job, "cancelled", None, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
@@ -146,18 +144,6 @@ def cancel(job_id: str, *, by: str, is_admin: bool = False, stores: Stores) -> J
     if job.state != "cancelled":
         raise NotReady(f"job {job_id} has ended ({job.state}), so it cannot be cancelled")
     return read_job(job_id, stores=stores)
-
-
-def check_owner(job: JobRecord, *, by: str, is_admin: bool, what: str) -> None:
-    """Let whoever made a job, or an administrator, do something with it.
-
-    Raises:
-        NotAllowed: it is somebody else.
-    """
-    if by != job.created_by and not is_admin:
-        raise NotAllowed(
-            f"job {job.job_id} was submitted with another token; only that one, or an administrator, may {what}"
-        )
 
 
 def read_job(job_id: str, *, stores: Stores) -> JobView:
@@ -195,9 +181,15 @@ def _only_upload(request: JobRequest, upload: Upload | None, config: Coordinator
 
 
 def _order(
-    request: JobRequest, upload: Upload, *, by: str, key: str | None, config: CoordinatorConfig, stores: Stores
+    request: JobRequest,
+    upload: Upload,
+    record: TaskRecord,
+    *,
+    by: str,
+    key: str | None,
+    config: CoordinatorConfig,
+    stores: Stores,
 ) -> _Order:
-    record = stores.tasks.get(request.task_id)
     task = record.task
     num_queries = _num_queries(request, upload, task)
     _check_backbone(request, upload, record, config)
@@ -326,6 +318,7 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
     except BudgetExceeded as error:
         if not error.account:
             raise
+        error.last_spenders = own_spenders(error.last_spenders, order.job.created_by, stores.jobs.creators)
         return _refuse(order, error, config=config, stores=stores)
     finally:
         if not accepted:

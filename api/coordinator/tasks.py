@@ -93,15 +93,23 @@ def describe_task(
     return task, tuple(agent.party_id for agent in agents)
 
 
-def task_view(record: TaskRecord) -> TaskView:
-    """A task as requesters see it, with the price of all its queries."""
+def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[str] = ()) -> TaskView:
+    """A task as requesters see it, with the price of all its queries.
+
+    Args:
+        record: as it is kept.
+        returned: how many of its queries were given out, came back unasked, and can be asked again.
+        shared_with: token ids, for those who may know them.
+    """
     return TaskView(
         task_id=record.digest,
         task=record.task.model_dump(mode="json"),
         participants=record.participants,
         created_at=record.created_at,
-        queries_left=record.task.max_queries - record.next_query,
+        queries_left=record.queries_left + returned,
         price=price_view(record.task, record.task.max_queries),
+        created_by=record.created_by,
+        shared_with=tuple(shared_with),
     )
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from api import examples
 from api.documentation import answers
-from api.routes.parameters import AgentId, Limit
+from api.routes.parameters import AgentId, Limit, Who
 from api.schema import BudgetView, LedgerPage
 from api.strict_route import StrictRoute
 
@@ -41,10 +41,12 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/ledger",
         summary="Read the ledger",
-        description="Entries in ascending order after a sequence number, optionally of one account or with a text.",
+        description="Entries in ascending order after a sequence number, optionally of one account or with a text. "
+        "A requester reads jobs of others without their names, and finds none of them by a text.",
         responses=answers("One page of entries", examples.LEDGER_PAGE, problems=(422,)),
     )
     def read_ledger(
+        who: Who,
         after: Annotated[int, Query(ge=0, lt=2**63, examples=[0], description="entries after this number")] = 0,
         limit: Limit = 100,
         account: Annotated[
@@ -54,6 +56,6 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
             str | None, Query(max_length=300, examples=[examples.JOB_ID], description="only with this text")
         ] = None,
     ) -> LedgerPage:
-        return coordinator.ledger_page(after, limit, account or None, search or None)
+        return coordinator.ledger_page(after, limit, account or None, search or None, reader=who)
 
     return router

@@ -17,7 +17,7 @@ from api.exports import EXPORTS
 from api.job_intake import JobIntake
 from api.patience import until_stopping
 from api.rate_limit import Slots
-from api.routes.parameters import After, Caller, IdempotencyKey, IsAdmin, JobId, Limit
+from api.routes.parameters import After, IdempotencyKey, JobId, Limit, Who
 from api.schema import EstimateRequest, EstimateView, JobPage, JobRequest, JobState, JobView, LabelFormat
 from api.strict_route import StrictRoute
 
@@ -64,8 +64,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
         responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422)),
     )
-    def estimate(request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])]) -> EstimateView:
-        return coordinator.estimate(request)
+    def estimate(
+        request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
+    ) -> EstimateView:
+        return coordinator.estimate(request, reader=who)
 
     accepted = answers(
         "The job is queued",
@@ -94,12 +96,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             }
         },
     )
-    async def submit(
-        request: Request, response: Response, by: Caller, idempotency_key: IdempotencyKey = None
-    ) -> JobView:
+    async def submit(request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None) -> JobView:
         async with intake.receive(request) as received:
             view: JobView = await run_in_threadpool(
-                coordinator.submit, received.request, received.upload, by=by, idempotency_key=idempotency_key
+                coordinator.submit, received.request, received.upload, reader=who, idempotency_key=idempotency_key
             )
         response.headers["Location"] = f"/v1/jobs/{view.job_id}"
         response.headers["Retry-After"] = RETRY_AFTER_S
@@ -108,17 +108,19 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/jobs",
         summary="List jobs",
-        description="Newest first, optionally only those in some states.",
+        description="Newest first, optionally only those in some states. A requester reads the jobs of its token, a "
+        "viewer everybody's without names and details of problems.",
         responses=answers("One page of jobs", examples.JOB_PAGE, problems=(422,)),
     )
     def list_jobs(
+        who: Who,
         after: After = None,
         limit: Limit = 50,
         state: Annotated[
             list[JobState] | None, Query(max_length=8, examples=[["completed"]], description="may be repeated")
         ] = None,
     ) -> JobPage:
-        return coordinator.jobs(after, limit, frozenset(state) if state else None)
+        return coordinator.jobs(after, limit, frozenset(state) if state else None, reader=who)
 
     @router.get(
         "/v1/jobs/{job_id}",
@@ -126,18 +128,18 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         description="State, progress by round, price, and the reason where it was refused.",
         responses=answers("The job", examples.JOB, problems=(404, 422)),
     )
-    def read_job(job_id: JobId) -> JobView:
-        return coordinator.job(job_id)
+    def read_job(job_id: JobId, who: Who) -> JobView:
+        return coordinator.job(job_id, reader=who)
 
     @router.delete(
         "/v1/jobs/{job_id}",
         summary="Cancel a job",
         description="Only with the token that submitted it, or an administrator's. Rounds nobody was asked about are "
-        "refunded; the others stay charged. Again: no change.",
+        "refunded, and their queries can be asked again; the others stay charged. Again: no change.",
         responses=answers("The job", examples.JOB_CANCELLED, problems=(404, 409, 422)),
     )
-    def cancel(job_id: JobId, by: Caller, is_admin: IsAdmin) -> JobView:
-        return coordinator.cancel(job_id, by=by, is_admin=is_admin)
+    def cancel(job_id: JobId, who: Who) -> JobView:
+        return coordinator.cancel(job_id, reader=who)
 
     @router.delete(
         "/v1/jobs/{job_id}/data",
@@ -147,8 +149,8 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "releases stay in the journal, so that the accounts stay provable. Again: no change.",
         responses=answers("The job", examples.JOB_FORGOTTEN, problems=(404, 409, 422)),
     )
-    def forget(job_id: JobId, by: Caller, is_admin: IsAdmin) -> JobView:
-        return coordinator.forget(job_id, by=by, is_admin=is_admin)
+    def forget(job_id: JobId, who: Who) -> JobView:
+        return coordinator.forget(job_id, reader=who)
 
     @router.get(
         "/v1/jobs/{job_id}/labels",
@@ -160,12 +162,13 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     )
     def labels(
         job_id: JobId,
+        who: Who,
         labels_format: Annotated[
             LabelFormat, Query(alias="format", examples=["jsonl"], description="of the file")
         ] = "jsonl",
     ) -> Response:
         export = EXPORTS[labels_format]
-        table = coordinator.label_table(job_id)
+        table = coordinator.label_table(job_id, reader=who)
         disposition = f'attachment; filename="{export.file_name(job_id)}"'
         return StreamingResponse(
             export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
@@ -185,24 +188,26 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             **{code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)},
         },
     )
-    def model(job_id: JobId) -> Response:
+    def model(job_id: JobId, who: Who) -> Response:
         disposition = f'attachment; filename="{job_id}-model.safetensors"'
         return Response(
-            coordinator.model(job_id), media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition}
+            coordinator.model(job_id, reader=who),
+            media_type=MODEL_MEDIA_TYPE,
+            headers={"Content-Disposition": disposition},
         )
 
-    async def watched(job_id: JobId, by: Caller) -> AsyncIterator[None]:
+    async def watched(job_id: JobId, who: Who) -> AsyncIterator[None]:
         # Before the stream begins, so that an unknown job is a 404 and not an empty stream.
-        with streams.hold(by):
-            await run_in_threadpool(coordinator.job, job_id)
+        with streams.hold(who.token_id):
+            await run_in_threadpool(coordinator.job, job_id, reader=who)
             yield
 
     @router.get(
         "/v1/jobs/{job_id}/events",
         summary="Watch a job",
-        description="Server-sent events: `job` with the JobView at once and at every change; ends with the job. After "
-        "a broken connection send Last-Event-ID and only what is new comes. A token may keep "
-        f"{MAX_STREAMS_OF_A_TOKEN} streams open.",
+        description="Server-sent events: `job` with the JobView at once and at every change; ends with the job, or "
+        "when the token is revoked. After a broken connection send Last-Event-ID and only what is new comes. A token "
+        f"may keep {MAX_STREAMS_OF_A_TOKEN} streams open.",
         response_class=EventSourceResponse,
         dependencies=[Depends(watched)],
         responses={
@@ -216,11 +221,12 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     async def events(
         request: Request,
         job_id: JobId,
+        who: Who,
         last_event_id: Annotated[
             str, Header(alias="Last-Event-ID", max_length=200, examples=["4"], description="id of the last event seen")
         ] = "",
     ) -> AsyncIterator[ServerSentEvent]:
-        async for identity, view in until_stopping(request, coordinator.events(job_id, last_event_id)):
+        async for identity, view in until_stopping(request, coordinator.events(job_id, last_event_id, reader=who)):
             yield ServerSentEvent(raw_data=view.model_dump_json(), event="job", id=str(identity), retry=1000)
             await asyncio.sleep(0)
 

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Body, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api import examples, refusals
+from api.coordinator.ownership import Reader
 from api.documentation import BUDGET_REFUSAL, answers, problem
 from api.patience import unless_stopping
 from api.rate_limit import Slots, TooManyRequests
-from api.routes.parameters import Caller, IdempotencyKey
-from api.schema import FINISHED, JobRequest, JobView, LabelsRequest, LabelsView
+from api.routes.parameters import IdempotencyKey, Who
+from api.schema import FINISHED, JobRequest, JobView, LabelRow, LabelsRequest, LabelsView
 from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
         request: Annotated[LabelsRequest, Body(examples=[examples.LABELS_REQUEST])],
         http: Request,
         response: Response,
-        by: Caller,
+        who: Who,
         idempotency_key: IdempotencyKey = None,
     ) -> LabelsView | Response:
         job = JobRequest(
@@ -66,10 +67,12 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             query_ids=request.query_ids,
             backbone_fingerprint=request.backbone_fingerprint,
         )
-        view: JobView = await run_in_threadpool(coordinator.submit, job, None, by=by, idempotency_key=idempotency_key)
+        view: JobView = await run_in_threadpool(
+            coordinator.submit, job, None, reader=who, idempotency_key=idempotency_key
+        )
         # Where too many wait already, the answer is the place of the job.
-        with contextlib.suppress(TooManyRequests), waits.hold(by):
-            view = await _finished(coordinator, http, view, request.wait_s)
+        with contextlib.suppress(TooManyRequests), waits.hold(who.token_id):
+            view = await _finished(coordinator, http, view, request.wait_s, who)
         if view.state not in FINISHED:
             response.status_code = 202
             response.headers["Location"] = f"/v1/jobs/{view.job_id}"
@@ -77,19 +80,23 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
         if view.problem is not None:
             return refusals.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
-        rows = await run_in_threadpool(coordinator.label_rows, view.job_id) if view.state == "completed" else ()
+        rows: tuple[LabelRow, ...] = ()
+        if view.state == "completed":
+            # The token may have been revoked while its holder waited.
+            await run_in_threadpool(coordinator.check_token, who)
+            rows = await run_in_threadpool(coordinator.label_rows, view.job_id, reader=who)
         return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=tuple(rows))
 
     return router
 
 
-async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float) -> JobView:
+async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
     """The job once it is finished, or as it stands when the time is up or the server stops."""
     latest = view
 
     async def watch() -> None:
         nonlocal latest
-        async for _, seen in coordinator.events(view.job_id, ""):
+        async for _, seen in coordinator.events(view.job_id, "", reader=who):
             latest = seen
 
     with contextlib.suppress(TimeoutError):

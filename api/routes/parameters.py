@@ -7,14 +7,16 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query
 
 from api import examples
-from api.access import caller, is_administrator
+from api.access import caller, reader
+from api.coordinator.ownership import Reader
 
 MAX_PAGE = 200
 
 Caller = Annotated[str, Depends(caller)]
 """Id of the token the request came with."""
-IsAdmin = Annotated[bool, Depends(is_administrator)]
-"""Whether that token is an administrator's."""
+
+Who = Annotated[Reader, Depends(reader)]
+"""Who asks, for routes whose answer depends on whose a thing is."""
 
 TaskId = Annotated[str, Path(max_length=100, examples=[examples.TASK_ID], description="digest of a task")]
 JobId = Annotated[str, Path(max_length=100, examples=[examples.JOB_ID], description="id of a job")]

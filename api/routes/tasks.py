@@ -8,8 +8,8 @@ from fastapi import APIRouter, Body, Response
 
 from api import examples
 from api.documentation import answers
-from api.routes.parameters import After, Caller, Limit, TaskId
-from api.schema import TaskPage, TaskRequest, TaskView
+from api.routes.parameters import After, Caller, Limit, TaskId, TokenId, Who
+from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/tasks",
         summary="List tasks",
-        description="All tasks, newest first.",
+        description="Newest first. A requester reads the tasks that its token made or that are shared with it.",
         responses=answers("One page of tasks", examples.TASK_PAGE, problems=(422,)),
     )
-    def list_tasks(after: After = None, limit: Limit = 50) -> TaskPage:
-        return coordinator.tasks(after, limit)
+    def list_tasks(who: Who, after: After = None, limit: Limit = 50) -> TaskPage:
+        return coordinator.tasks(after, limit, reader=who)
 
     @router.get(
         "/v1/tasks/{task_id}",
@@ -50,7 +50,30 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         description="The task itself, what all its queries cost, and how many are left.",
         responses=answers("The task", examples.TASK, problems=(404, 422)),
     )
-    def read_task(task_id: TaskId) -> TaskView:
-        return coordinator.task(task_id)
+    def read_task(task_id: TaskId, who: Who) -> TaskView:
+        return coordinator.task(task_id, reader=who)
+
+    @router.post(
+        "/v1/tasks/{task_id}/shares",
+        status_code=201,
+        summary="Share a task",
+        description="Let another requester's token submit jobs into it. Only with the token that made the task, or an "
+        "administrator's. Each sees its own jobs; the queries are everybody's. Again: no change.",
+        responses=answers("The task", examples.TASK_SHARED, status=201, problems=(404, 413, 415, 422)),
+    )
+    def share_task(
+        task_id: TaskId, request: Annotated[ShareRequest, Body(examples=[examples.SHARE_REQUEST])], who: Who
+    ) -> TaskView:
+        return coordinator.share_task(task_id, request.token_id, reader=who)
+
+    @router.delete(
+        "/v1/tasks/{task_id}/shares/{token_id}",
+        summary="Stop sharing a task",
+        description="The token submits no more into it, and no longer sees it; its jobs stay its own. "
+        "Again: no change.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def unshare_task(task_id: TaskId, token_id: TokenId, who: Who) -> TaskView:
+        return coordinator.unshare_task(task_id, token_id, reader=who)
 
     return router

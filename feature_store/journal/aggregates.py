@@ -11,7 +11,7 @@ import hashlib
 from sqlalchemy import Connection, insert, select, update
 
 from feature_store.journal.database import Database
-from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares, rounds
+from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares, live_round, rounds
 from feature_store.journal.joining import reading, writing
 from labeler.errors import NotFound, NotReady, PrivacyRefusal
 
@@ -43,7 +43,7 @@ class AggregateStore:
                     f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
                     "once, so the second is refused for ever. Find out why its journal forgot the first"
                 )
-            state = joined.execute(select(rounds.c.state).where(rounds.c.round_digest == round_digest)).scalar()
+            state = joined.execute(select(rounds.c.state).where(live_round(round_digest))).scalar()
             if state is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             if state != "posted":

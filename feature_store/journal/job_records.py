@@ -105,7 +105,8 @@ class RoundRecord:
         first_query: number of its first query within the task.
         num_queries: how many it asks.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the queries are embedded, then for ever the same.
+        batch_digest, round_digest: empty until the queries are embedded, then the same as long as the job lasts; for
+            ever once they were asked.
         contributors: the agents that are summed, sorted; empty until agreed on, then for ever the same.
         holdings: tallier id -> agent id -> sharing id in hexadecimal, as last reported.
         refusals: agent id -> its reason.

@@ -2,6 +2,7 @@
 
 jobs                one row per job; a finished one never changes
 idempotency_keys    (token, key) -> the job it made, for ever
+planned_batches     what a round that waits will ask
 rounds              batches of a job; each step forward, none back, what was fixed stays fixed
 round_participants  whose shares a round takes, and the key each signs with; fixed before anybody is asked
 round_holdings      what each tallier last reported to hold
@@ -15,6 +16,7 @@ from __future__ import annotations
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    ColumnElement,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -22,6 +24,9 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    and_,
+    or_,
+    select,
 )
 
 from feature_store.journal.columns import WHOLE, Json, Moment, one_of
@@ -145,6 +150,22 @@ forbid(
 )
 forbid(rounds, "begin", on="INSERT", when="NEW.state <> 'waiting'", because="a round begins as waiting")
 
+planned_batches = Table(
+    "planned_batches",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", WHOLE, primary_key=True, autoincrement=False),
+    Column("batch_digest", Text, nullable=False),
+    Column("round_digest", Text, nullable=False),
+    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
+    Index(None, "round_digest"),
+    sqlite_strict=True,
+)
+"""What a round that waits will ask; it becomes the round's own, for good, in the step that asks. So of a job that ends
+before, no digest is used up, and the same questions can be asked again in the same place."""
+stay(planned_batches, ("job_id", "number", "batch_digest", "round_digest"))
+remain(planned_batches)
+
 round_participants = Table(
     "round_participants",
     metadata,
@@ -237,6 +258,7 @@ JOB_TABLES = (
     jobs,
     idempotency_keys,
     rounds,
+    planned_batches,
     round_participants,
     round_shares,
     round_holdings,
@@ -245,3 +267,18 @@ JOB_TABLES = (
     aggregate_shares,
 )
 """With the ledger's, which the rules above look into."""
+
+
+def live_round(round_digest: str) -> ColumnElement[bool]:
+    """The condition of being the round of a digest: for good, or by the plan of a job that is not finished."""
+    planned = (
+        select(planned_batches.c.number)
+        .join(jobs, jobs.c.job_id == planned_batches.c.job_id)
+        .where(
+            planned_batches.c.round_digest == round_digest,
+            planned_batches.c.job_id == rounds.c.job_id,
+            planned_batches.c.number == rounds.c.number,
+            jobs.c.state.not_in(FINISHED),
+        )
+    )
+    return or_(rounds.c.round_digest == round_digest, and_(rounds.c.round_digest.is_(None), planned.exists()))

@@ -24,7 +24,15 @@ from feature_store.journal.job_records import (
     RoundState,
     check_rounds,
 )
-from feature_store.journal.job_tables import FINISHED, JOB_STATES, JOB_TABLES, idempotency_keys, jobs, rounds
+from feature_store.journal.job_tables import (
+    FINISHED,
+    JOB_STATES,
+    JOB_TABLES,
+    idempotency_keys,
+    jobs,
+    live_round,
+    rounds,
+)
 from feature_store.journal.joining import before, check_limit, reading, writing
 from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, ProtocolViolation, TryAgain
@@ -96,7 +104,7 @@ class JobStore:
         with reading(self._database, connection) as joined:
             row = joined.execute(select(jobs).where(jobs.c.job_id == job_id)).first()
         if row is None:
-            raise NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
+            raise no_such_job(job_id)
         return JobRecord(**row._mapping)
 
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
@@ -164,6 +172,31 @@ class JobStore:
         with reading(self._database, connection) as joined:
             return steps.read_rounds(joined, rounds.c.job_id == job_id)
 
+    def rounds_of(
+        self, job_ids: Collection[str], *, connection: Connection | None = None
+    ) -> dict[str, list[RoundRecord]]:
+        """The rounds of several jobs at once, by job; an empty list where there is no such job."""
+        found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
+        with reading(self._database, connection) as joined:
+            for one in steps.read_rounds(joined, rounds.c.job_id.in_(sorted(found))):
+                found[one.job_id].append(one)
+        return found
+
+    def unasked(self, job_id: str, *, connection: Connection) -> list[tuple[int, int]]:
+        """Queries (first number, how many) of the rounds of a job that were never tied to their questions for good.
+
+        Rounds that an earlier version had tied to them before they were asked are left out.
+        """
+        waiting = (rounds.c.job_id == job_id, rounds.c.state == "waiting", rounds.c.round_digest.is_(None))
+        query = select(rounds.c.first_query, rounds.c.num_queries).where(*waiting).order_by(rounds.c.number)
+        return [(row.first_query, row.num_queries) for row in connection.execute(query)]
+
+    def creators(self, job_ids: Collection[str]) -> dict[str, str]:
+        """Token ids of who made some jobs, by job; those that are not there are left out."""
+        query = select(jobs.c.job_id, jobs.c.created_by).where(jobs.c.job_id.in_(sorted(set(job_ids))))
+        with self._database.read() as connection:
+            return {row.job_id: row.created_by for row in connection.execute(query)}
+
     def round_of(self, round_digest: str, *, connection: Connection | None = None) -> RoundRecord:
         """The round of a digest.
 
@@ -171,7 +204,7 @@ class JobStore:
             NotFound: there is none.
         """
         with reading(self._database, connection) as joined:
-            found = steps.read_rounds(joined, rounds.c.round_digest == round_digest)
+            found = steps.read_rounds(joined, live_round(round_digest))
         if not found:
             raise NotFound(f"there is no round {round_digest[:12]!r}")
         return found[0]
@@ -275,7 +308,12 @@ class JobStore:
             return steps.read_release(joined, job_id, number)
 
     def list(
-        self, *, after: str | None = None, limit: int = 100, states: Collection[JobState] | None = None
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        states: Collection[JobState] | None = None,
+        created_by: str | None = None,
     ) -> list[JobRecord]:
         """Jobs, newest first.
 
@@ -283,6 +321,7 @@ class JobStore:
             after: `cursor` of the last job of the page before.
             limit: most jobs returned, 1 to 1000.
             states: only jobs in one of these.
+            created_by: only those that this token made.
 
         Raises:
             InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
@@ -292,6 +331,8 @@ class JobStore:
             query = query.where(before(after, jobs.c.created_at, jobs.c.job_id))
         if states is not None:
             query = query.where(jobs.c.state.in_(sorted(states)))
+        if created_by is not None:
+            query = query.where(jobs.c.created_by == created_by)
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
 
@@ -319,3 +360,8 @@ class JobStore:
                 f"this idempotency key made job {known.job_id!r} out of another request; use a new one for this"
             )
         raise TryAgain(f"the same request made job {known.job_id!r} at this moment; send it again to get that job")
+
+
+def no_such_job(job_id: str) -> NotFound:
+    """Said of a job that is not there, and in the same words of one that is somebody else's."""
+    return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")

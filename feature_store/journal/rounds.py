@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Text, cast, insert, or_, select, update
 
 from feature_store.journal.aggregates import drop_sums
 from feature_store.journal.job_records import RoundCharge, RoundRecord
@@ -25,6 +25,8 @@ from feature_store.journal.job_tables import (
     FINISHED,
     ROUND_STATES,
     jobs,
+    live_round,
+    planned_batches,
     releases,
     round_holdings,
     round_participants,
@@ -48,6 +50,10 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
     for row in connection.execute(select(round_participants).where(round_participants.c.job_id.in_(in_jobs))):
         participants[row.job_id, row.number] = row.verify_keys
     charges = _charges(connection, condition)
+    planned = {
+        (row.job_id, row.number): row
+        for row in connection.execute(select(planned_batches).where(planned_batches.c.job_id.in_(in_jobs)))
+    }
     of_shares = select(round_shares).where(round_shares.c.job_id.in_(in_jobs))
     with_shares = {(row.job_id, row.number) for row in connection.execute(of_shares)}
     for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
@@ -65,8 +71,8 @@ def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[
             first_query=row.first_query,
             num_queries=row.num_queries,
             state=row.state,
-            batch_digest=row.batch_digest or "",
-            round_digest=row.round_digest or "",
+            batch_digest=row.batch_digest or _planned(planned.get((row.job_id, row.number)), "batch_digest"),
+            round_digest=row.round_digest or _planned(planned.get((row.job_id, row.number)), "round_digest"),
             contributors=tuple(row.contributors or ()),
             participants=participants.get((row.job_id, row.number), {}),
             holdings=holdings[row.job_id, row.number],
@@ -101,30 +107,23 @@ def _charges(connection: Connection, condition: ColumnElement[bool]) -> dict[tup
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
-    """Tie rounds to the queries that were embedded."""
+    """Tie rounds to the queries that were embedded; for good once they are asked."""
     changed = False
     for number, batch_digest, round_digest in batches:
         row = _row(connection, job_id, number)
-        if row.round_digest is not None:
-            if (row.batch_digest, row.round_digest) != (batch_digest, round_digest):
+        known = row if row.round_digest is not None else _plan(connection, row)
+        if known is not None:
+            if (known.batch_digest, known.round_digest) != (batch_digest, round_digest):
                 raise PrivacyRefusal(
                     f"{_name(job_id, number)} was made of other queries, and stays that way: under one charge only one "
                     "batch is asked. Submit the job again"
                 )
             continue
         _check_live(row)
-        twin = connection.execute(select(rounds.c.job_id).where(rounds.c.round_digest == round_digest)).scalar()
-        if twin is not None:
-            raise PrivacyRefusal(
-                f"{_name(job_id, number)} would be the same as one of job {twin!r}: its noise would be the same again. "
-                "Take queries of the task that were not asked yet"
-            )
-        changed |= _step(
-            connection,
-            row,
-            rounds.c.round_digest.is_(None),
-            {"batch_digest": batch_digest, "round_digest": round_digest},
-        )
+        _check_no_twin(connection, row, round_digest)
+        digests = {"batch_digest": batch_digest, "round_digest": round_digest}
+        connection.execute(insert(planned_batches), {"job_id": job_id, "number": number} | digests)
+        changed = True
     return changed
 
 
@@ -155,9 +154,12 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
     if _reached(row, "asked"):
         return False
     _check_live(row)
-    if row.round_digest is None:
+    known = row if row.round_digest is not None else _plan(connection, row)
+    if known is None:
         raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
-    return _step(connection, row, rounds.c.state == "waiting", {"state": "asked"})
+    _check_no_twin(connection, row, known.round_digest)
+    digests = {"batch_digest": known.batch_digest, "round_digest": known.round_digest}
+    return _step(connection, row, rounds.c.state == "waiting", {"state": "asked"} | digests)
 
 
 def note_share(connection: Connection, job_id: str, number: int) -> bool:
@@ -279,6 +281,28 @@ def read_release(connection: Connection, job_id: str, number: int) -> bytes | No
     query = select(releases.c.data).where(releases.c.job_id == job_id, releases.c.number == number)
     found = connection.execute(query).scalar()
     return None if found is None else bytes(found)
+
+
+def _plan(connection: Connection, row: Any) -> Any:
+    table = planned_batches.c
+    return connection.execute(
+        select(planned_batches).where(table.job_id == row.job_id, table.number == row.number)
+    ).first()
+
+
+def _planned(row: Any, column: str) -> str:
+    return "" if row is None else str(getattr(row, column))
+
+
+def _check_no_twin(connection: Connection, row: Any, round_digest: str) -> None:
+    """Refuse a round that is another one's twin: asked before, or waiting to be."""
+    another = or_(rounds.c.job_id != row.job_id, rounds.c.number != row.number)
+    twin = connection.execute(select(rounds.c.job_id).where(live_round(round_digest), another)).scalar()
+    if twin is not None:
+        raise PrivacyRefusal(
+            f"{_name(row.job_id, row.number)} would be the same as one of job {twin!r}: its noise would be the same "
+            "again. Take queries of the task that were not asked yet"
+        )
 
 
 def _row(connection: Connection, job_id: str, number: int) -> Any:

@@ -1,16 +1,37 @@
-"""Tasks as they were made, and how many of their queries are taken: each query of a task is given out once."""
+"""Tasks as they were made, and how many of their queries are taken: each query of a task is asked once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, Column, Connection, Index, Row, Table, Text, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    Row,
+    Table,
+    Text,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
+from feature_store.journal.returned_queries import (
+    give_back,
+    returned_counts,
+    returned_queries,
+    returned_ranges,
+    take_again,
+)
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.task import Task, parse_task
@@ -38,6 +59,17 @@ forbid(
     when="NEW.next_query < OLD.next_query",
     because="a query of a task is given out once",
 )
+
+task_shares = Table(
+    "task_shares",
+    metadata,
+    Column("task_digest", Text, ForeignKey("tasks.digest"), primary_key=True),
+    Column("token_id", Text, primary_key=True),
+    Column("shared_at", Moment, nullable=False),
+    Index(None, "token_id"),
+    sqlite_strict=True,
+)
+"""See feature_store.journal.task_shares."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +108,7 @@ class TaskRecord:
 
     @property
     def queries_left(self) -> int:
-        """How many can still be asked."""
+        """How many were never given out; those that came back are beside them (`TaskStore.returned`)."""
         return self.task.max_queries - self.next_query
 
     @property
@@ -90,7 +122,7 @@ class TaskStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        database.create(tasks)
+        database.create(tasks, task_shares, returned_queries)
 
     def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
         """Keep a task; the same task again changes nothing.
@@ -135,15 +167,26 @@ class TaskStore:
         with reading(self._database, connection) as joined:
             row = joined.execute(select(tasks).where(tasks.c.digest == digest)).first()
         if row is None:
-            raise NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
+            raise no_such_task(digest)
         return _record(row)
 
-    def list(self, *, after: str | None = None, limit: int = 100) -> list[TaskRecord]:
+    def get_all(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, TaskRecord]:
+        """Several tasks at once, by digest; those that are not there are left out.
+
+        Raises:
+            JournalBroken: see `get`.
+        """
+        query = select(tasks).where(tasks.c.digest.in_(sorted(set(digests))))
+        with reading(self._database, connection) as joined:
+            return {row.digest: _record(row) for row in joined.execute(query).all()}
+
+    def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
         """Tasks, newest first.
 
         Args:
             after: `cursor` of the last task of the page before.
             limit: most tasks returned, 1 to 1000.
+            open_to: only those that this token made, or that are shared with it.
 
         Raises:
             InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
@@ -151,11 +194,14 @@ class TaskStore:
         query = select(tasks).order_by(tasks.c.created_at.desc(), tasks.c.digest.desc()).limit(check_limit(limit))
         if after is not None:
             query = query.where(before(after, tasks.c.created_at, tasks.c.digest))
+        if open_to is not None:
+            shared = select(task_shares.c.task_digest).where(task_shares.c.token_id == open_to)
+            query = query.where(or_(tasks.c.created_by == open_to, tasks.c.digest.in_(shared)))
         with self._database.read() as connection:
             return [_record(row) for row in connection.execute(query)]
 
     def claim_queries(self, digest: str, count: int, *, connection: Connection | None = None) -> int:
-        """Give out the next queries of a task, each once for ever.
+        """Give out queries of a task in one run: such as came back, or the next. Each is asked once for ever.
 
         Args:
             digest: of the task.
@@ -172,19 +218,40 @@ class TaskStore:
         if type(count) is not int or count < 1:
             raise InvalidSetting("a job takes at least 1 query of its task")
         with writing(self._database, connection) as joined:
-            taken = joined.execute(
-                update(tasks)
-                .where(tasks.c.digest == digest, tasks.c.next_query + count <= tasks.c.max_queries)
-                .values(next_query=tasks.c.next_query + count)
-                .returning(tasks.c.next_query)
-            ).scalar()
-            if taken is not None:
-                return int(taken) - count
             record = self.get(digest, connection=joined)
-        raise InvalidSetting(
-            f"{count} queries were asked for, and only {record.queries_left} of the {record.task.max_queries} of task "
-            f"{digest[:12]!r} are left; ask fewer, or make a new task (another nonce), which is priced by itself"
-        )
+            returned = returned_ranges(joined, digest)
+            tail = returned[-1][1] if returned and sum(returned[-1]) == record.next_query else 0
+            longest = max([record.queries_left + tail, *(size for _, size in returned)])
+            if count > longest:
+                left = record.queries_left + sum(size for _, size in returned)
+                in_a_run = f" ({longest} of them in one run, as a job needs them)" if left != longest else ""
+                raise InvalidSetting(
+                    f"{count} queries were asked for, and only {left} of the {record.task.max_queries} of task "
+                    f"{digest[:12]!r} are left{in_a_run}; ask fewer, or make a new task (another nonce), which is "
+                    "priced by itself"
+                )
+            first, new = take_again(joined, digest, count, next_query=record.next_query) or (record.next_query, count)
+            if new:
+                joined.execute(update(tasks).where(tasks.c.digest == digest).values(next_query=record.next_query + new))
+        return first
+
+    def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
+        """Take back queries that were given out and never asked; see feature_store.journal.returned_queries.
+
+        Raises:
+            JournalBroken: they were asked, or may still be.
+        """
+        give_back(connection, digest, first_query, num_queries)
+
+    def returned(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, int]:
+        """How many queries came back of each of some tasks; they can be asked beside `queries_left`."""
+        with reading(self._database, connection) as joined:
+            return returned_counts(joined, digests)
+
+
+def no_such_task(digest: str) -> NotFound:
+    """Said of a task that is not there, and in the same words of one that is somebody else's."""
+    return NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
 
 
 def _record(row: Row[tuple[object, ...]]) -> TaskRecord:

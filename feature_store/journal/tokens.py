@@ -125,6 +125,13 @@ class TokenStore:
             return None
         return TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
 
+    def is_active(self, token_id: str) -> bool:
+        """Whether a token still opens what it opened: it exists and was not revoked."""
+        query = select(tokens.c.revoked_at).where(tokens.c.token_id == token_id)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return row is not None and row.revoked_at is None
+
     def revoke(self, token_id: str, *, connection: Connection | None = None) -> TokenRecord:
         """End a token for ever; a second time changes nothing.
 

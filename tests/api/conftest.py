@@ -14,6 +14,7 @@ import pytest
 from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.ownership import Owners, Reader
 from api.coordinator.settlement import divide
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
@@ -23,6 +24,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
+from feature_store.journal.task_shares import TaskShares
 from feature_store.journal.tasks import TaskRecord, TaskStore
 
 FINGERPRINT = "f" * 16
@@ -54,6 +56,10 @@ class House:
     jobs: JobStore
     parties: PartyStore
     clock: TestClock
+
+    @property
+    def owners(self) -> Owners:
+        return Owners(self.tasks, self.jobs, TaskShares(self.database, clock=self.clock))
 
     @property
     def stores(self) -> submission.Stores:
@@ -91,12 +97,15 @@ class House:
         vectors = [[1.0 + (start + number) / 7, 2.0, -1.0] for number in range(count)]
         return upload_of_features(vectors, None, folder=self.config.home / "incoming", limits=self.config.limits)
 
-    def submit(self, task: TaskRecord, count: int, *, key: str | None = None, start: int = 0, **fields: Any) -> JobView:
+    def submit(
+        self, task: TaskRecord, count: int, *, key: str | None = None, start: int = 0, by: str = "tok-1", **fields: Any
+    ) -> JobView:
         request = {"task_id": task.digest, "backbone_fingerprint": FINGERPRINT} | fields
         return submission.submit(
             JobRequest.model_validate(request),
             self.upload(count, start=start),
-            by="tok-1",
+            reader=Reader(by, "requester"),
+            owners=self.owners,
             idempotency_key=key,
             config=self.config,
             stores=self.stores,

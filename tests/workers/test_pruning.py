@@ -41,7 +41,7 @@ def stopped(house: House) -> tuple[House, list[str]]:
     )  # fmt: skip
     (house.config.home / "coordinator.toml").write_text(text)
     jobs = [house.submit(house.task(), 2, start=3 * number).job_id for number in range(3)]
-    submission.cancel(jobs[0], by="tok-1", stores=house.stores)
+    submission.cancel(jobs[0], stores=house.stores)
     house.clock.turn(days=2)
     house.jobs.change(jobs[1], "completed", expected=("queued",))
     house.clock.turn(minutes=1)

@@ -36,7 +36,7 @@ FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (submit, status, budget, export):
+    for command in (submit, status, share, budget, export):
         app.command()(command)
 
 
@@ -102,6 +102,27 @@ def status(
         price = _say(found.price.instance_epsilon)
         table.add_row(cell(found.job_id), cell(found.name), found.state, done, price, created)
     Console(highlight=False).print(table)
+
+
+def share(
+    task: Annotated[str, typer.Argument(help="Id of a task that your token made.")],
+    with_token: Annotated[str, typer.Option("--with", help="Id of the other token, as /v1/whoami tells it.")],
+    url: Url,
+    token: Token,
+    stop: Annotated[bool, typer.Option("--stop", help="Let it submit no more instead.")] = False,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are everybody's.
+
+    Example: `labeler share 3f9a... --with tok_4be1d09a --url https://labels.example.org`
+    """
+    with _connect(url, token, ca_file) as service:
+        view = service.unshare_task(task, with_token) if stop else service.share_task(task, with_token)
+    if as_json:
+        print_json(view.model_dump(mode="json"))
+        return
+    typer.echo(f"Task {escaped(view.task_id)} is shared with {', '.join(map(escaped, view.shared_with)) or 'nobody'}")
 
 
 def budget(

@@ -97,7 +97,7 @@ export class JobDialog {
 
   #downloads(job) {
     if (job.forgotten_at) return el("p", {}, "What this job sent and got was deleted. Its charge stays in the ledger.");
-    if (job.state !== "completed") return null;
+    if (job.state !== "completed" || !this.#mayCancel()) return null;
     return el(
       "section",
       {},

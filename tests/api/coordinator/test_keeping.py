@@ -96,7 +96,7 @@ def test_a_job_that_ends_without_labels_takes_its_folder_and_its_requests_with_i
 def test_what_somebody_wrote_into_a_folder_after_it_went_goes_at_the_next_sweep(house: House, keeper: Keeper) -> None:
     """The embedder may be at its last image when the job is cancelled."""
     job_id = house.submit(house.task(), 2).job_id
-    submission.cancel(job_id, by="tok-1", stores=house.stores)
+    submission.cancel(job_id, stores=house.stores)
     keeper.sweep()
     folder = house.config.home / "jobs" / job_id
     (folder / ".public.shard.writing").mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_forgetting_drops_what_nobody_needs_and_leaves_the_chain_and_the_charges
     house.jobs.report_refusal(job_id, 0, "west", "no", True)
     with pytest.raises(NotReady, match="Cancel it first"):
         keeper.forget(job_id)
-    submission.cancel(job_id, by="tok-1", stores=house.stores)
+    submission.cancel(job_id, stores=house.stores)
     spent, head = house.ledger.balance("federation", "instance").spent, house.ledger.head()
     for _ in range(2):
         keeper.forget(job_id)
@@ -171,7 +171,7 @@ def test_the_database_itself_refuses_to_forget_a_job_that_runs_and_to_remember_a
     insert = text("INSERT INTO forgotten_jobs VALUES (:job, '2026-03-01T12:00:00.000000Z', 'asked')")
     with pytest.raises(IntegrityError, match="only a job that has ended"), house.database.write() as connection:
         connection.execute(insert, {"job": job_id})
-    submission.cancel(job_id, by="tok-1", stores=house.stores)
+    submission.cancel(job_id, stores=house.stores)
     with house.database.write() as connection:
         connection.execute(insert, {"job": job_id})
     with pytest.raises(IntegrityError, match="kept for ever"), house.database.write() as connection:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from api.coordinator import preparation
+from api.coordinator.ownership import Reader
 from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
@@ -73,8 +74,8 @@ def submit(house: House, **selection: object) -> JobView:
     task = house.task()
     request = {"task_id": task.digest, "backbone_fingerprint": task.task.backbone_fingerprint, "selection": selection}
     return submission.submit(
-        JobRequest.model_validate(request), upload, by="tok-1", idempotency_key=None, config=house.config,
-        stores=house.stores,
+        JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"), owners=house.owners,
+        idempotency_key=None, config=house.config, stores=house.stores,
     )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def test_a_process_that_chooses_is_ended_when_its_job_is(
         time.sleep(0.05)
     from api.coordinator import submission
 
-    submission.cancel(view.job_id, by="tok-1", stores=house.stores)
+    submission.cancel(view.job_id, stores=house.stores)
     assert told.wait(60)
     assert not (questions(house, job).parent / "failed.json").exists()
     assert not Path(f"/proc/{marker.read_text()}").exists()

@@ -236,11 +236,11 @@ def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(s
     object.__setattr__(house, "config", house.config.model_copy(update={"limits": limits}))
     task = house.task()
     # One that nobody had answered told nothing.
-    submission.cancel(house.submit(task, 1, start=7).job_id, by="tok-1", stores=house.stores)
+    submission.cancel(house.submit(task, 1, start=7).job_id, stores=house.stores)
     for number in range(2):
         job = house.submit(task, 1, start=number)
         say(speaking, job, east="yes")
-        submission.cancel(job.job_id, by="tok-1", stores=house.stores)
+        submission.cancel(job.job_id, stores=house.stores)
     before = spent(house)
     with pytest.raises(PrivacyRefusal, match="2 jobs of this token ended in the last 24 hours after agents had said"):
         house.submit(task, 1, start=5)
@@ -269,7 +269,7 @@ def test_whom_a_job_asks_is_fixed_once_and_a_job_that_ended_is_not_divided(house
     with pytest.raises(InvalidSetting, match="at least one"):
         house.jobs.willingness.fix_asked(job.job_id, ())
     ended = house.submit(house.task(), 2)
-    submission.cancel(ended.job_id, by="tok-1", stores=house.stores)
+    submission.cancel(ended.job_id, stores=house.stores)
     with pytest.raises(NotReady, match="has ended meanwhile"):
         house.begin(ended.job_id)
     assert house.ledger.state(f"{ended.job_id}/0") is None

@@ -51,7 +51,14 @@ class Service:
             store.report(job_id, agent, AgentAnswer("willing", until=datetime.now(UTC) + timedelta(hours=1)))
         self.coordinator.conductor.wake(job_id)
 
-    def task(self, **changes: object) -> TaskView:
+    def holder(self, role: Role) -> str:
+        """Id of the token of a role."""
+        record = self.coordinator.tokens.find(self.tokens[role])
+        assert record is not None
+        return record.token_id
+
+    def task(self, *, by: str | None = None, **changes: object) -> TaskView:
+        """A task, of the requester unless another token's id is given."""
         fields: dict[str, object] = {
             "name": "tools",
             "classes": CLASSES,
@@ -61,7 +68,9 @@ class Service:
             "max_queries": 100,
             "backbone_fingerprint": FINGERPRINT,
         }
-        return self.coordinator.create_task(TaskRequest.model_validate(fields | changes), by="test")
+        return self.coordinator.create_task(
+            TaskRequest.model_validate(fields | changes), by=by or self.holder("requester")
+        )
 
 
 @pytest.fixture(scope="session")

@@ -216,8 +216,7 @@ def test_another_requester_cannot_cancel_a_job_and_an_administrator_can(own: Ser
     _, secret = own.coordinator.tokens.create("other requester", "requester")
     with own.http(None) as http, own.http("admin") as admin:
         refused = http.delete(f"/v1/jobs/{job_id}", headers={"Authorization": f"Bearer {secret}"})
-        assert (refused.status_code, refused.json()["type"]) == (403, "urn:labeler:problem:not-allowed")
-        assert "another token" in refused.json()["detail"]
+        assert (refused.status_code, refused.json()["type"]) == (404, "urn:labeler:problem:not-found")
         assert admin.delete(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
 
 

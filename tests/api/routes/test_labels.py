@@ -89,7 +89,7 @@ def completed(service: Service, task: TaskView) -> JobView:
 
 def test_a_completed_job_is_downloaded_in_every_format(service: Service, completed: JobView) -> None:
     path = f"/v1/jobs/{completed.job_id}/labels"
-    with service.http("viewer") as http:
+    with service.http("requester") as http:
         lines = http.get(path)
         assert lines.headers["Content-Type"] == "application/jsonl"
         assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
@@ -110,7 +110,7 @@ def test_a_completed_job_is_downloaded_in_every_format(service: Service, complet
 def test_the_client_downloads_a_file_and_what_was_paid_stands_in_the_ledger(
     service: Service, completed: JobView, tmp_path: Path
 ) -> None:
-    with Client(service.url, service.tokens["viewer"]) as client:
+    with Client(service.url, service.tokens["requester"]) as client:
         target = client.labels(completed.job_id, tmp_path / "labels.parquet")
         assert pq.read_table(target).num_rows == 3
         entries = list(client.ledger(search=completed.job_id))

@@ -37,7 +37,7 @@ def test_square_brackets_in_a_name_are_no_markup_in_a_list_of_jobs(
     with service.http("requester") as http:
         assert http.post("/v1/jobs", json=body | {"name": "[/x] :bomb:"}).status_code == 202
     monkeypatch.setenv("LABELER_URL", service.url)
-    monkeypatch.setenv("LABELER_TOKEN", service.tokens["viewer"])
+    monkeypatch.setenv("LABELER_TOKEN", service.tokens["requester"])
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.argv", ["labeler", "status"])
     with pytest.raises(SystemExit) as ended:

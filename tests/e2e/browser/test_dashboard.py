@@ -208,7 +208,7 @@ def test_it_reads_in_the_dark_and_on_a_phone(
     assert visit.script_errors == []
 
 
-def test_a_viewer_sees_everything_and_is_offered_nothing_to_stop(
+def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
     open_page: OpenPage, federation: Federation, client: Client
 ) -> None:
     made = client.create_token("privacy office", "viewer")

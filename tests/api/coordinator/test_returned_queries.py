@@ -1,0 +1,177 @@
+"""Queries that nobody was asked about come back to their task, and no query is ever asked twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from api.coordinator import submission
+from api.coordinator.settlement import settle_rounds
+from api.schema import JobView
+from feature_store.journal.tasks import TaskRecord
+from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
+from tests.api.conftest import House
+
+KEYS = {"north": "0" * 64}
+
+
+def place(house: House, view: JobView) -> tuple[int, int]:
+    job = house.jobs.get(view.job_id)
+    return job.first_query, job.num_queries
+
+
+def left(house: House, task: TaskRecord) -> int:
+    return house.tasks.get(task.digest).queries_left + house.tasks.returned([task.digest])[task.digest]
+
+
+def plan(house: House, view: JobView, word: str = "same") -> None:
+    """Tie the rounds of a job to questions, as the conductor does once they are embedded."""
+    batches = [
+        (one.number, f"{word} {one.first_query} {one.num_queries}", f"round {word} {one.first_query} {one.num_queries}")
+        for one in house.jobs.rounds(view.job_id)
+    ]
+    house.jobs.set_batches(view.job_id, batches)
+    house.jobs.change(view.job_id, "collecting", expected={"queued"})
+
+
+def ask(house: House, view: JobView, number: int) -> None:
+    house.jobs.fix_participants(view.job_id, number, KEYS)
+    house.jobs.set_asked(view.job_id, number)
+
+
+def cancel(house: House, view: JobView) -> None:
+    submission.cancel(view.job_id, stores=house.stores)
+
+
+def test_a_cancelled_job_gives_back_what_nobody_was_asked(house: House) -> None:
+    task = house.task(max_queries=20)
+    view = house.submit(task, 15)
+    assert left(house, task) == 5
+    cancel(house, view)
+    assert left(house, task) == 20
+    assert place(house, house.submit(task, 18)) == (0, 18), "in one run with those that were never given out"
+    assert left(house, task) == 2
+
+
+def test_what_was_asked_stays_given_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "round_sizes", lambda _, queries: (5,) * (queries // 5))
+    task = house.task(max_queries=20)
+    view = house.submit(task, 15)
+    plan(house, view)
+    ask(house, view, 0)
+    cancel(house, view)
+    assert left(house, task) == 15
+    assert place(house, house.submit(task, 5)) == (5, 5)
+    assert place(house, house.submit(task, 10)) == (10, 10)
+    with pytest.raises(InvalidSetting, match="only 0 of the 20"):
+        house.submit(task, 1)
+
+
+@pytest.mark.parametrize("state", ["failed", "expired"])
+def test_a_job_that_ends_in_another_way_gives_them_back_too(house: House, state: str) -> None:
+    task = house.task(max_queries=20)
+    view = house.submit(task, 15)
+    settle_rounds(
+        house.jobs.get(view.job_id), state, LabelerError("x"),  # type: ignore[arg-type]
+        database=house.database, ledger=house.ledger, jobs=house.jobs, tasks=house.tasks,
+    )  # fmt: skip
+    assert left(house, task) == 20
+
+
+def test_the_same_questions_can_be_asked_in_the_place_where_they_were_only_planned(house: House) -> None:
+    task = house.task(max_queries=10)
+    first = house.submit(task, 10)
+    plan(house, first)
+    cancel(house, first)
+    again = house.submit(task, 10)
+    plan(house, again)
+    ask(house, again, 0)
+    digest = house.jobs.rounds(again.job_id)[0].round_digest
+    assert house.jobs.round_of(digest).job_id == again.job_id
+    cancel(house, again)
+    assert left(house, task) == 0, "this time they were asked"
+
+
+def test_two_rounds_that_live_are_never_twins(house: House) -> None:
+    task = house.task(max_queries=20)
+    one, other = house.submit(task, 5), house.submit(task, 5)
+    house.jobs.set_batches(one.job_id, [(0, "b", "r")])
+    with pytest.raises(PrivacyRefusal, match="its noise would be the same again"):
+        house.jobs.set_batches(other.job_id, [(0, "b", "r")])
+
+
+def test_a_task_that_is_asked_at_once_can_be_asked_again_as_a_whole(house: House) -> None:
+    task = house.task(method="reverse-knn", max_queries=10, k=1, sigma_votes=400.0)
+    view = house.submit(task, 10)
+    plan(house, view)
+    cancel(house, view)
+    assert place(house, house.submit(task, 10)) == (0, 10)
+
+
+def test_a_second_ending_gives_nothing_back_a_second_time(house: House) -> None:
+    task = house.task(max_queries=20)
+    view = house.submit(task, 10)
+    before = house.jobs.get(view.job_id)
+    cancel(house, view)
+    taken = house.submit(task, 10)
+    settle_rounds(
+        before, "cancelled", None, database=house.database, ledger=house.ledger, jobs=house.jobs, tasks=house.tasks
+    )
+    assert left(house, task) == 10
+    assert place(house, taken) == (0, 10)
+
+
+def test_the_database_itself_refuses_what_was_asked_or_may_still_be(house: House) -> None:
+    task = house.task(max_queries=20)
+    waiting, asked = house.submit(task, 5), house.submit(task, 5)
+    plan(house, asked)
+    ask(house, asked, 0)
+    cancel(house, asked)
+    for first, count in ((0, 5), (5, 5), (9, 1), (4, 2), (10, 5)):
+        with (
+            pytest.raises((IntegrityError, LabelerError)),
+            house.database.write() as connection,
+        ):
+            house.tasks.give_back(task.digest, first, count, connection=connection)
+    cancel(house, waiting)
+    assert left(house, task) == 15
+    with pytest.raises((IntegrityError, LabelerError)), house.database.write() as connection:
+        house.tasks.give_back(task.digest, 2, 1, connection=connection)
+
+
+def test_a_job_needs_its_queries_in_one_run_and_is_told_so(house: House) -> None:
+    task = house.task(max_queries=20)
+    jobs = [house.submit(task, 5) for _ in range(4)]
+    for number in (0, 2):
+        cancel(house, jobs[number])
+    with pytest.raises(InvalidSetting, match=r"only 10 of the 20 .* \(5 of them in one run"):
+        house.submit(task, 6)
+
+
+def test_however_jobs_come_and_go_no_query_is_asked_twice(house: House) -> None:
+    chance = random.Random(20270301)
+    task = house.task(max_queries=40)
+    open_jobs: list[JobView] = []
+    asked: list[int] = []
+    for _ in range(60):
+        move = chance.choice(("submit", "submit", "cancel", "ask"))
+        if move == "submit":
+            try:
+                view = house.submit(task, chance.randint(1, 9))
+            except InvalidSetting:
+                continue
+            open_jobs.append(view)
+            plan(house, view)
+        elif open_jobs:
+            view = open_jobs.pop(chance.randrange(len(open_jobs)))
+            first, count = place(house, view)
+            if move == "ask":
+                ask(house, view, 0)
+                asked += range(first, first + count)
+            cancel(house, view)
+        held = [number for view in open_jobs for number in range(place(house, view)[0], sum(place(house, view)))]
+        assert len(set(asked + held)) == len(asked + held)
+        assert left(house, task) == 40 - len(asked) - len(held), "none is lost either"
+    assert len(asked) > 20
