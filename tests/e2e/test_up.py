@@ -254,17 +254,26 @@ def test_an_agent_that_cannot_start_does_not_stop_the_others(tmp_path: Path) -> 
     assert "agent-2 ended (exit code 1)" in (tmp_path / "federation.err").read_text()
 
 
-def test_a_coordinator_that_cannot_start_is_a_failure_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_refused_before_anything_starts(tmp_path: Path) -> None:
     home = made(tmp_path, agents=1)
     settings = home / "coordinator" / "coordinator.toml"
     settings.write_text(settings.read_text() + "speling = 1\n")
     process = start(home)
     out, _ = process.communicate(timeout=START_S)
+    assert process.returncode == 2
+    assert "speling" in (tmp_path / "federation.err").read_text()
+    assert "Ready" not in out
+
+
+def test_a_coordinator_that_cannot_start_is_a_failure_with_the_end_of_its_log(tmp_path: Path) -> None:
+    home = made(tmp_path, agents=1)
+    (home / "coordinator" / "keys.json").write_text("no keys")
+    process = start(home)
+    out, _ = process.communicate(timeout=START_S)
     told = (tmp_path / "federation.err").read_text()
     assert process.returncode == 75
-    # The embedder reads the same settings, and may be the first to end.
-    assert "coordinator cannot start" in told or "embedder cannot start" in told
-    assert "speling" in told
+    assert "coordinator cannot start" in told
+    assert "keys.json" in told
     assert "Ready" not in out
 
 
