@@ -60,7 +60,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         classes=_class_rows(report),
         meaning=words.what_epsilon_means(report),
         price_rows=_price_rows(report),
-        price_lines=(*words.noise_in_words(report.task), *report.notes),
+        price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report), *report.notes),
         kept=words.never_revealed(report),
         released=words.was_released(report),
         curve=[
@@ -111,7 +111,8 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         {
             "name": "epsilon, whole agent",
             "figure": say_epsilon(agent.epsilon),
-            "unit": agent.reason or "everything one agent sent",
+            # The first half says what is missing; the whole of it stands where the price is explained.
+            "unit": agent.reason.split(";")[0] or "everything one agent sent",
         }
     )
     return cards

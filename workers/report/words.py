@@ -163,6 +163,12 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def without_a_bound(report: JobReport) -> tuple[str, ...]:
+    """Why the whole of an agent has no bound, and what would give it one."""
+    reason = report.privacy.agent.reason
+    return (f"For a whole agent: {reason.rstrip('.')}.",) if reason else ()
+
+
 def never_revealed(report: JobReport) -> tuple[str, ...]:
     """What the protocol keeps with its owner."""
     return (

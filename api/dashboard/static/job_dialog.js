@@ -175,8 +175,7 @@ function facts(job, by) {
   const rows = [
     ["Price, one image", `epsilon ${epsilon(job.price.instance_epsilon)}`],
     ...(statesPerson(job.price) ? [["Price, one person", `epsilon ${personWords(job.price)}, at most ${count(job.price.records_per_person, "image")} of whom vote`]] : []),
-    ["Price, a whole agent", job.price.agent_epsilon === null ? job.price.reason || "no finite bound" : `epsilon ${epsilon(job.price.agent_epsilon)}`],
-    ...(job.price.holds_against ? [["For whom the price holds", job.price.holds_against]] : []),
+    ["Price, a whole agent", job.price.agent_epsilon === null ? "no finite bound" : `epsilon ${epsilon(job.price.agent_epsilon)}`],
     ["Images", `${whole(job.images)}; ${how}`],
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],
@@ -185,7 +184,13 @@ function facts(job, by) {
     ["Job", el("span", { class: "mono" }, job.job_id)],
     ["Task", el("span", { class: "mono" }, job.task_id)],
   ];
-  return el("dl", { class: "facts wide" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  // Sentences take the whole width: beside short facts they would make a row as high as themselves.
+  const sentences = [
+    ["For whom the price holds", job.price.holds_against],
+    ["Why a level has no price", sentence(job.price.reason)],
+  ].filter(([, words]) => words);
+  const entry = (kind) => ([name, value]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value));
+  return el("dl", { class: "facts wide" }, sentences.map(entry("whole")), rows.map(entry("")));
 }
 
 function rounds(job) {

@@ -7,7 +7,7 @@ import { accountName, epsilon, levelName, listed, sentence } from "./words.js";
 const NEXT = {
   "budget-exceeded":
     "Raising a cap is a decision of whoever answers for privacy; the change stays in the ledger.",
-  "quorum-not-reached": "Bring enough agents back (see Agents and talliers) and submit the job again. Agents were asked, so its charge stands.",
+  "quorum-not-reached": "Bring enough agents back (see Agents and talliers) and submit the job again.",
   "policy-refusal": "The site's policy decides; talk to the people who own the records there.",
   "awaiting-approval": "A person at the site has to run: labeler agent approve.",
   "not-enrolled": "An administrator has to enrol the party, or its new keys.",

@@ -55,6 +55,7 @@ export class Refusals {
       el("h3", {}, icon(...stateLook(job.state)), ` ${jobTitle(job)}: ${job.problem.title}`),
       el("p", { class: "small" }, `${job.state}${where}, ${count(job.queries, "question")}, by ${this.#jobs.by(job)}, `, timeAgo(job.updated_at)),
       explain(job.problem, job.price.delta),
+      job.ledger ? el("p", { class: "small" }, `Ledger: ${job.ledger}.`) : null,
       el("p", {}, el("button", { type: "button", class: "quiet", "aria-haspopup": "dialog", "aria-label": `Details of ${jobTitle(job)}`, onclick: () => this.onOpen(job.job_id) }, "Details")),
     );
   }

@@ -121,11 +121,13 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     os.kill(agent, signal.SIGSTOP)
     try:
         job = submit(client, federation, "watched live", epsilon=0.5, count=200)
-        expect(row(page, "watched live")).to_contain_text("collecting", timeout=SLOW_MS)
+        # It has not said yet whether it will, so nobody is asked and nothing is charged for good.
+        expect(row(page, "watched live")).to_contain_text("to say whether they will: agent-2", timeout=SLOW_MS)
         row(page, "watched live").get_by_role("button", name="Details").click()
         dialog = page.get_by_role("dialog")
         awaited = dialog.locator("td[data-label=Awaited]").first
-        expect(awaited).to_have_text("agent-2", timeout=SLOW_MS)
+        expect(awaited).to_contain_text("agent-2", timeout=SLOW_MS)
+        expect(dialog).to_contain_text(f"Reserved {client.job(job.job_id).ledger.removeprefix('reserved ')}")
         expect(page.locator("#budget-federation .meter").first).to_have_attribute("aria-label", RESERVED)
         page.screenshot(path=screenshots / "dashboard-job.png")
         assert visit.contrast_problems() == []
@@ -145,6 +147,9 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     expect(page.locator("#charts .plot canvas").first).to_be_visible()
 
     row(page, "watched live").get_by_role("button", name="Details").click()
+    told = client.job(job.job_id)
+    expect(dialog).to_contain_text(told.ledger, ignore_case=True)
+    expect(dialog).to_contain_text(told.price.holds_against)
     with page.expect_download() as download:
         dialog.get_by_role("button", name="JSONL").click()
     ours = client.labels(job.job_id, screenshots / "labels.jsonl", format="jsonl")
@@ -167,6 +172,39 @@ def test_a_refusal_is_shown_with_account_level_asked_and_left(
         expect(card).to_contain_text(words)
     assert visit.script_errors == []
     assert visit.failed_loads == []
+
+
+def test_a_job_that_agents_refuse_is_told_alike_by_the_page_and_the_command(
+    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+) -> None:
+    policy = next(federation.home.rglob("agent-1/policy.toml"))
+    before = policy.read_text()
+    policy.write_text(re.sub(r"(?m)^methods = .*$", 'methods = ["ensemble"]', before))
+    try:
+        job = client.wait(submit(client, federation, "not with agent-1", epsilon=0.4, count=200).job_id)
+    finally:
+        policy.write_text(before)
+    assert job.state in ("refused", "failed")
+    assert [one.party_id for one in job.refusals] == ["agent-1"]
+    visit = open_page(federation.dashboard)
+    card = visit.page.locator("#refusals-list article", has_text="not with agent-1")
+    expect(card).to_contain_text(job.ledger, timeout=SLOW_MS)
+    said = visit.page.locator("#refusals-list tbody tr", has_text="not with agent-1")
+    expect(said).to_have_count(len(job.refusals))
+    card.get_by_role("button", name="Details").click()
+    dialog = visit.page.get_by_role("dialog")
+    expect(dialog).to_contain_text(job.ledger, ignore_case=True)
+    expect(dialog.locator("td[data-label=State]")).to_have_text(re.compile("never asked|given up"))
+    expect(dialog).not_to_contain_text("none yet")
+    assert ("charge stands" in dialog.inner_text()) is False
+    visit.page.screenshot(path=screenshots / "dashboard-refused.png")
+    command = [sys.executable, "-m", "workers.cli", "status", job.job_id, "--url", federation.url]
+    shown = subprocess.run(
+        command, env=os.environ | {"LABELER_TOKEN": federation.token}, capture_output=True, text=True, check=False
+    ).stdout
+    assert shown.count("Refused ") == len(job.refusals)
+    assert f"Ledger     {job.ledger}" in shown
+    assert visit.script_errors == []
 
 
 def test_the_price_slider_names_price_accounts_and_how_many_such_jobs_are_left(
