@@ -1,0 +1,404 @@
+"""Whether an agent answers, and all that can be seen of an answer but its numbers, says nothing of its records.
+
+Every way to answer is driven over pairs of neighbouring shards, under ordinary and extreme settings: both answer or
+both refuse in the same words, before anything is charged, and what they send has the same kinds, shapes and lengths.
+Warnings are errors here, as everywhere in this suite, so a learner that only complains is found, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from feature_store.erasable import KeysInMemory
+from feature_store.index.memory import rows_at_once
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.quantize import quantize
+from feature_store.query_selection import model_rows
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.contribution import input_shares
+from labeler.errors import LabelerError
+from labeler.methods import METHODS
+from labeler.randomness import seeded_source
+from labeler.share_bodies import share_to_bytes
+from labeler.tally import round_of
+from labeler.task import Task, parse_task
+from workers.agent import Agent
+from workers.agent_ledger import InMemoryLedger
+from workers.durable_ledger import DurableLedger
+from workers.policy import Policy
+from workers.voting.aux_distill import soft_ballots
+from workers.voting.blind_average import weight_ballots
+from workers.voting.ensemble import ensemble_ballots
+from workers.voting.model_store import InMemoryModels
+from workers.voting.neighbors import NeighborVotes
+from workers.voting.records import Records
+
+DIMENSION, QUERIES = 4, 30
+CLASSES = ("a", "b", "c")
+LIMIT = 560_000
+"""The least memory limit that an agent starts under, rounded up: tables of 2,916 records."""
+
+Feature = NDArray[np.int16]
+RNG = np.random.default_rng(20261122)
+PUBLIC = quantize(RNG.normal(size=(QUERIES, DIMENSION)))
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "knn": {"method": "knn", "k": 5},
+    "knn, winner": {"method": "knn", "k": 5, "release": "winner"},
+    "knn, more neighbours than records": {"method": "knn", "k": 10_000, "sigma_votes": 1e4},
+    "ensemble": {"method": "ensemble"},
+    "ensemble, winner": {"method": "ensemble", "release": "winner", "abstain_below": 1},
+    "reverse-knn": {"method": "reverse-knn", "k": 5},
+    "reverse-knn, capped": {"method": "reverse-knn", "k": 5, "max_agent_records": 20},
+    "reverse-knn, winner": {"method": "reverse-knn", "k": 30, "max_agent_records": 20, "release": "winner"},
+    "blind-average": {"method": "blind-average", "training": {"min_records": 20, "regularisation": 0.1}},
+    "blind-average, svm": {
+        "method": "blind-average",
+        "training": {"min_records": 20, "regularisation": 0.3, "learner": "svm", "radius": 0.7, "iterations": 9},
+    },
+    "blind-average, hardly regularised": {
+        "method": "blind-average", "training": {"min_records": 1, "regularisation": 1e-6, "clip_norm": 1e-3},
+    },
+    "aux-distill": {"method": "aux-distill", "training": {"min_records": 20, "regularisation": 0.1, "dimension": 3}},
+    "aux-distill, hardly regularised": {
+        "method": "aux-distill",
+        "training": {"min_records": 20, "regularisation": 1e-6, "clip_norm": 1e-3, "dimension": 3},
+    },
+    "aux-distill, regularised to nothing": {
+        "method": "aux-distill",
+        "training": {"min_records": 1, "regularisation": 1e6, "clip_norm": 1e-6, "dimension": 1, "score_share": 0.999},
+    },
+}  # fmt: skip
+
+
+def task_of(**fields: Any) -> Task:
+    is_model = fields["method"] == "blind-average"
+    given_fields = {
+        "name": "t", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+        "max_queries": DIMENSION + 1 if is_model else QUERIES, "backbone_fingerprint": "backbone",
+    }  # fmt: skip
+    return parse_task(given_fields | fields)
+
+
+def batch_of(task: Task) -> QueryBatch:
+    return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC)
+
+
+def shard_of(path: Path, features: Feature, labels: NDArray[np.int16]) -> Shard:
+    """A real private shard; ids are the same in both of a pair, and random."""
+    with ShardWriter(
+        path, classes=CLASSES, fingerprint="backbone", dimension=features.shape[1], public=False,
+        random_bytes=seeded_source(b"ids").bytes,
+    ) as writer:  # fmt: skip
+        writer.append(features, labels, [f"{number}.png" for number in range(len(labels))])
+        writer.finish()
+    return Shard.open(path)
+
+
+def outcome(
+    shard: Shard,
+    task: Task,
+    *,
+    limit: int | None = None,
+    batch: QueryBatch | None = None,
+) -> tuple[Any, ...]:
+    """All that anybody outside can see of an agent's answer, but for the numbers; and that no refusal was charged."""
+    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**18)})
+    agent = Agent(
+        "a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine="numpy", memory_limit_bytes=limit,
+    )  # fmt: skip
+    try:
+        shares = agent.answer(task, batch or batch_of(task))
+    except LabelerError as error:
+        assert ledger.accounts["instance"].spent == 0, "an agent that was charged has refused"
+        return ("refused", type(error), str(error))
+    assert ledger.accounts["instance"].spent > 0
+    return ("answered", *(seen(share.share) for share in shares))
+
+
+def seen(share: Any) -> tuple[Any, ...]:
+    """Its kind, its length as it is sent, and its shape."""
+    return (type(share), len(share_to_bytes(share)), share.shape)
+
+
+def records_of(kind: str, count: int) -> tuple[Feature, NDArray[np.int16]]:
+    rng = np.random.default_rng(count)
+    features = quantize(rng.normal(size=(max(1, count), DIMENSION)))[:count]
+    labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
+    if kind == "ties":
+        features[:] = PUBLIC[0]
+    if kind == "one class":
+        labels[:] = 1
+    if kind == "two classes of equal images":
+        features[:], labels[:] = PUBLIC[0], np.arange(count) % 2
+    if kind == "opposites":
+        features[1::2] = -features[:-1:2] if count % 2 == 0 else -features[: count // 2 * 2 : 2]
+    return features, labels
+
+
+SIZES = {
+    "one and two": 2,
+    "k - 1 and k": 5,
+    "four classes' worth": 7,
+    "min_records and the cap": 20,
+    "beyond min_records and the cap": 21,
+}
+KINDS = (
+    "any",
+    "ties",
+    "one class",
+    pytest.param("two classes of equal images", marks=pytest.mark.long),
+    pytest.param("opposites", marks=pytest.mark.long),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", SETTINGS)
+def test_neighbouring_shards_answer_alike(tmp_path: Path, way: str, kind: str) -> None:
+    """Each pair: some records, and the same less one, which its owner deleted."""
+    task = task_of(**SETTINGS[way])
+    for name, count in SIZES.items():
+        whole = shard_of(tmp_path / name, *records_of(kind, count))
+        one = outcome(whole, task)
+        whole.delete(whole.record_ids[:1])
+        other = outcome(Shard.open(whole.path), task)
+        assert one == other
+        assert one[0] == "answered"
+
+
+@pytest.mark.parametrize("way", SETTINGS)
+def test_nobody_and_one_record_answer_alike(way: str) -> None:
+    """A shard always has a record; what votes is asked without any all the same."""
+    task = task_of(**SETTINGS[way])
+    batch = batch_of(task)
+    answers = []
+    for count in (0, 1):
+        features, labels = records_of("any", count)
+        records = Records(features, np.arange(count), labels, f"version {count}")
+        ballots = CAST[task.method](task, batch, records)
+        source = seeded_source(b"noise")
+        shares = input_shares(ballots, task, round_of(task, batch), agent_id="a", source=source)
+        answers.append([seen(share.share) for share in shares])
+    assert answers[0] == answers[1]
+
+
+def _neighbors() -> NeighborVotes:
+    return NeighborVotes(dimension=DIMENSION, engine="numpy", memory_limit_bytes=LIMIT)
+
+
+CAST: dict[str, Callable[[Task, QueryBatch, Records], NDArray[np.int64]]] = {
+    "knn": lambda task, batch, records: _neighbors().knn(task, batch, records),
+    "reverse-knn": lambda task, batch, records: _neighbors().reverse_knn(task, batch, records),
+    "ensemble": lambda task, batch, records: ensemble_ballots(task, batch, records, InMemoryModels()),
+    "blind-average": lambda task, batch, records: weight_ballots(task, batch, records, InMemoryModels()),
+    "aux-distill": lambda task, batch, records: soft_ballots(
+        task, batch, records, InMemoryModels(), source=seeded_source(b"local")
+    ),
+}
+
+
+def test_no_way_to_answer_is_forgotten_here() -> None:
+    driven = {(fields["method"], fields.get("release", "histogram")) for fields in SETTINGS.values()}
+    assert driven == {(name, release) for name, traits in METHODS.items() for release in traits.releases}
+    assert CAST.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("way", SETTINGS)
+def test_a_tiny_memory_limit_tells_no_number_of_records(tmp_path: Path, way: str) -> None:
+    """27,290 were answered under one limit and 27,291 refused; here around the size at which tables stop fitting."""
+    most, task = rows_at_once(LIMIT), task_of(**SETTINGS[way])
+    outcomes = set()
+    for count in (most, most + 1):
+        shard = shard_of(tmp_path / str(count), *records_of("any", count))
+        outcomes.add(outcome(shard, task, limit=LIMIT))
+    assert len(outcomes) == 1
+    assert outcomes.pop()[0] == "answered"
+
+
+@pytest.mark.parametrize("way", [way for way in SETTINGS if SETTINGS[way]["method"] not in ("knn", "reverse-knn")])
+def test_a_cap_that_begins_to_bind_is_not_seen(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public caps of all learners, made small: one less, equal, one more, and twice as many."""
+    for module in ("ensemble", "blind_average", "aux_distill"):
+        monkeypatch.setattr(f"workers.voting.{module}.MOST_RECORDS", 20)
+    monkeypatch.setattr("workers.learning.linear.block_rows", lambda _: 6)
+    monkeypatch.setattr("workers.learning.private_heads.block_rows", lambda _: 6)
+    task = task_of(**SETTINGS[way])
+    outcomes = {outcome(shard_of(tmp_path / str(n), *records_of("any", n)), task) for n in (19, 20, 21, 40)}
+    assert len(outcomes) == 1
+
+
+def test_a_capped_learner_uses_the_records_of_the_smallest_ids_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.voting.blind_average.MOST_RECORDS", 20)
+    task = task_of(**SETTINGS["blind-average"])
+    shard = shard_of(tmp_path / "all", *records_of("any", 40))
+    first = np.argsort(shard.record_ids)[:20]
+    kept = Records(shard.features[first], shard.record_ids[first], shard.labels[first], "first")
+    whole = Records(shard.features, shard.record_ids, shard.labels, "whole")
+    ballots = [weight_ballots(task, batch_of(task), one, InMemoryModels()) for one in (kept, whole)]
+    # Equal but for the order of summation.
+    assert np.abs(ballots[0] - ballots[1]).max() <= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", SETTINGS)
+def test_three_hundred_thousand_records_and_one_more_answer_alike(large: list[Shard], way: str) -> None:
+    """261,494 were answered and 261,495 refused."""
+    one, other = (outcome(shard, task_of(**SETTINGS[way]), limit=LIMIT) for shard in large)
+    assert one == other
+    assert one[0] == "answered"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> list[Shard]:
+    folder = tmp_path_factory.mktemp("large")
+    return [shard_of(folder / str(count), *records_of("any", count)) for count in (300_000, 300_001)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["blind-average", "aux-distill"]),
+    min_records=st.one_of(st.integers(1, 40), st.sampled_from([10**4, 10**6, 2**40])),
+    regularisation=st.floats(-12, 6).map(lambda exponent: min(10.0**exponent, 1e6)),
+    clip_norm=st.floats(-12, 6).map(lambda exponent: min(10.0**exponent, 1e6)),
+    radius=st.floats(-12, 9).map(lambda exponent: min(10.0**exponent, 1e9)),
+    learner=st.sampled_from(["softmax", "svm"]),
+    iterations=st.integers(1, 40),
+    sigma=st.floats(-6, 12).map(lambda exponent: min(max(1e-6, 10.0**exponent), 1e12)),
+    share=st.floats(1e-9, 1 - 1e-9),
+)
+def test_whatever_a_requester_may_ask_neighbours_answer_alike(
+    pair: tuple[Shard, Shard],
+    method: str,
+    min_records: int,
+    regularisation: float,
+    clip_norm: float,
+    radius: float,
+    learner: str,
+    iterations: int,
+    sigma: float,
+    share: float,
+) -> None:
+    """All that a task can say of training; what is refused costs nothing (`outcome`), and neighbours hear the same."""
+    training = {
+        "min_records": min_records, "regularisation": regularisation, "clip_norm": clip_norm, "radius": radius,
+        "learner": learner, "iterations": iterations, "dimension": 2, "score_share": share,
+    }  # fmt: skip
+    try:
+        task = task_of(method=method, training=training, sigma_votes=sigma)
+    except LabelerError:
+        return  # No such task.
+    one, other = (outcome(shard, task) for shard in pair)
+    assert one == other
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shard, Shard]:
+    """Equal images of one class, and the same with one opposite of another: the worst for whatever has to converge."""
+    folder = tmp_path_factory.mktemp("pair")
+    features, labels = records_of("ties", 12)
+    labels[:] = 0
+    more = np.vstack([features, -features[:1]])
+    return shard_of(folder / "one", features, labels), shard_of(
+        folder / "two", more, np.append(labels, 1).astype(np.int16)
+    )
+
+
+def test_an_ensemble_that_does_not_converge_votes_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning would be in the site's log for some records and not for others; as an error it would be a refusal."""
+    task = task_of(**SETTINGS["ensemble"])
+    shard = shard_of(tmp_path / "one", *records_of("any", 21))
+    converged = outcome(shard, task)
+    monkeypatch.setattr("workers.voting.ensemble.MOST_ITERATIONS", 1)
+    assert outcome(shard, task) == converged
+
+
+def test_queries_without_axes_are_refused_before_the_charge(tmp_path: Path) -> None:
+    """No public map can be made of them: a fact of the question, said in the same words to everybody."""
+    task = task_of(**SETTINGS["aux-distill"])
+    shard = shard_of(tmp_path / "one", *records_of("any", 9))
+    found = outcome(shard, task, batch=QueryBatch(np.repeat(PUBLIC[:1], QUERIES, axis=0)))
+    assert found[0] == "refused"
+    assert "no axes" in found[2]
+
+
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.long) for way in ("knn", "ensemble", "blind-average")), "aux-distill"]
+)
+def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: str) -> None:
+    """The journal may not grow beyond a limit; at each both get equally far, have paid as much, and raise alike."""
+    task = task_of(**SETTINGS[way])
+    met: list[list[tuple[Any, ...]]] = [[], []]
+    for number, step in itertools.product(range(2), range(0, 64_000, 4_000)):
+        shard = shard_of(tmp_path / f"{number}" / f"{step}", *records_of("any", 20 + number))
+        with closing(
+            open_database(tmp_path / f"{number}" / f"{step}.db", anchor=None, allow_unsynced=True)
+        ) as database:
+            journal = Ledger(database, clock=lambda: NOW)
+            rounds = JournalRounds(database, KeysInMemory())
+            ledger = DurableLedger(
+                database, AgentMemory(database, journal), rounds, journal, account="agent:a",
+                read_policy=lambda: POLICY, clock=lambda: NOW,
+            )  # fmt: skip
+            ledger.open_accounts()
+            largest = max(file.stat().st_size for file in (tmp_path / f"{number}").glob(f"{step}.db*"))
+            agent = Agent("a", shard, rounds=rounds, ledger=ledger, is_seeded=True, engine="numpy")
+            batch = batch_of(task)
+            try:
+                with files_of_at_most(largest + step):
+                    found: tuple[Any, ...] = tuple(seen(share.share) for share in agent.answer(task, batch))
+            except Exception as error:
+                found = (type(error), str(error))
+            met[number].append((step, found, journal.balance("agent:a", "instance").spent))
+    assert met[0] == met[1]
+    # All are met: a disk full before the charge, full after it, and not full.
+    assert {(len(found), spent > 0) for _, found, spent in met[0]} >= {(2, False), (3, True)}
+
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+POLICY = Policy.model_validate(
+    {
+        "budget": {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited", "delta": 1e-5},
+        "allow": {
+            "backbones": ["backbone"], "tasks": "any", "methods": list(METHODS), "max_queries_per_day": 100,
+            "releases": ["histogram"], "max_noise_contributors": 3, "approval": False,
+        },
+        "talliers": {},
+        "coordinator": {"verify_key": "0" * 64},
+    }
+)  # fmt: skip
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: what a full disk looks like to whoever writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
