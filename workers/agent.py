@@ -257,7 +257,7 @@ class Agent:
         if task.traits.asks_for_a_model and any(size != self._shard.dimension + 1 for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
-                f"one row more than that, found {sizes[0]}"
+                f"one row more than that, found {sizes[0]}; make a task with max_queries = {self._shard.dimension + 1}"
             )
         if task.method == "aux-distill" and training_of(task).dimension > self._shard.dimension:
             raise PrivacyRefusal(

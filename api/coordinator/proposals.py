@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from api.coordinator.facts import facts_of
 from api.coordinator.pace import Pace
 from api.coordinator.post_office import PostOffice
+from api.coordinator.views import printable
 from feature_store.faults import fault_point
 from feature_store.journal.jobs import FINISHED, JobRecord, JobStore, RoundRecord
 from feature_store.journal.parties import PartyRecord
@@ -107,7 +108,8 @@ class Proposals:
         if fixed is not None:
             return fixed
         parties = self._post_office.agents(task.participants)
-        standing = stand(task, self._jobs.willingness.answers(job.job_id), parties, now=self._clock())
+        answers = self._jobs.willingness.answers(job.job_id)
+        standing = stand(task, answers, parties, now=self._clock())
         self._propose(job, rounds, task, [one for one in standing.open if takes_proposals(parties[one])])
         quorum = task.task.quorum
         is_lost = len(standing.willing) + len(standing.open) < quorum
@@ -121,8 +123,7 @@ class Proposals:
         if is_lost:
             raise QuorumNotReached(
                 f"{len(standing.declined)} of {len(task.participants)} agents will not take part, so the quorum of "
-                f"{quorum} cannot be reached; nobody was asked, and nothing is charged. Their reasons stand beside the "
-                "job"
+                f"{quorum} cannot be reached; nobody was asked, and nothing is charged. {_why(standing, answers)}"
             )
         return tuple(standing.willing)
 
@@ -194,6 +195,16 @@ def stand(task: TaskRecord, answers: Answers, parties: Mapping[str, PartyRecord]
         else:
             found.silent.append(agent)
     return found
+
+
+def _why(standing: Standing, answers: Answers) -> str:
+    """The first reason in its own words, and where the others stand."""
+    reasons = {one: answers[one].sentence for one in standing.declined if one in answers and answers[one].sentence}
+    if not reasons:
+        return "Their keys were revoked"
+    first, more = next(iter(reasons)), len(reasons) - 1
+    also = f" (and {more} more, beside the job)" if more else ""
+    return f"{first} says: {printable(reasons[first])}{also}"
 
 
 def takes_proposals(party: PartyRecord) -> bool:

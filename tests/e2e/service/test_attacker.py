@@ -17,6 +17,7 @@ from api.schema import KeysRequest, PartyRequest
 from feature_store.keys import PartyKeys
 from labeler.bodies import Ask, Poll
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
+from labeler.proposals import Proposal, Willing
 from labeler.randomness import keyed_source, seeded_source
 from labeler.share_bodies import share_to_bytes
 from labeler.sharing import ShareVector, split
@@ -36,6 +37,7 @@ class Attacker:
         self.keys = PartyKeys.generate()
         self.http = httpx2.Client(base_url=url, headers={"Content-Type": "application/octet-stream"}, timeout=60)
         self.facts = {"backbone_fingerprint": fingerprint, "classes": list(classes)}
+        self.version = "labeler/0.1"  # which takes no proposals, and is asked all the same
         self.ask: Ask | None = None
         self._number = 0
         self._after = ""
@@ -57,7 +59,7 @@ class Attacker:
             journal_hash="",
             coordinator_seq=0,
             coordinator_hash="",
-            version="labeler/0.1",
+            version=self.version,
             facts=self.facts,
         ).encode()
         asking = self.message("poll", body, task_digest="", round_digest="")
@@ -75,6 +77,19 @@ class Attacker:
                     self.ask = Ask.decode(self.keys.open(message))
                     return self.ask
         raise AssertionError("nobody asked")
+
+    def await_proposal(self) -> Proposal:
+        """Poll until it is asked whether it will."""
+        for _ in range(20):
+            for message in self.poll(wait_s=5.0):
+                if message.header.kind == "proposal":
+                    return Proposal.decode(self.keys.open(message))
+        raise AssertionError("nobody proposed")
+
+    def agree(self, proposal: Proposal) -> None:
+        """Say yes."""
+        body = Willing(proposal.job_id, proposal.expires_at).encode()
+        self.taken(self.message("willing", body, task_digest=proposal.task.digest, round_digest=""))
 
     def share(self, tallier: int, share: ShareVector | bytes) -> Message:
         """A share, or any bytes in its place, sealed to a tallier."""
@@ -127,9 +142,15 @@ def test_attacks_of_an_enrolled_agent_are_refused_by_name_and_the_round_goes_on(
 ) -> None:
     with harmed.client() as client:
         before = posted(client)
-        # One honest agent is held up, so that the round waits until every attack was made.
+        attacker.version = "labeler/0.2"
+        attacker.poll()
+        job = submit(client, new_task(client, "attacked", max_dropouts=1), digit_features)
+        proposal = attacker.await_proposal()
+        awaited = lambda: [one.agent_id for one in client.job(job.job_id).waiting_for]  # noqa: E731
+        wait_until(lambda: awaited() == [attacker.name], what="the word of the honest agents")
+        # One honest agent is held up once it has agreed, so that the round waits until every attack was made.
         with paused(harmed.pid("agent-3")):
-            job = submit(client, new_task(client, "attacked", max_dropouts=1), digit_features)
+            attacker.agree(proposal)
             attacker.await_ask()
             send_what_is_refused(attacker, harmed.url)
             send_two_different_shares(attacker, harmed)
