@@ -28,6 +28,7 @@ from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -359,8 +360,8 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
             journal = Ledger(database, clock=lambda: NOW)
             rounds = JournalRounds(database, KeysInMemory())
             ledger = DurableLedger(
-                database, AgentMemory(database, journal), rounds, journal, account="agent:a",
-                read_policy=lambda: POLICY, clock=lambda: NOW,
+                database, AgentMemory(database, journal), rounds, journal, PromiseStore(database, journal),
+                account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
             )  # fmt: skip
             ledger.open_accounts()
             largest = max(file.stat().st_size for file in (tmp_path / f"{number}").glob(f"{step}.db*"))
