@@ -54,6 +54,8 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
             "They can",
             examples.READY,
             is_open=True,
+            status_401=problem(401),
+            status_429=problem(429),
             status_503={
                 "description": "They cannot; the checks say why",
                 "model": ReadinessView,

@@ -1,0 +1,29 @@
+"""One federation of real processes that strangers and requesters attack; `labeler bench attacks` measures the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.service.conftest import Service, digit_features, running
+from workers.federation import Plan, make_federation
+from workers.settings_file import COORDINATOR_FILE
+
+__all__ = ["digit_features"]
+
+PER_ADDRESS = 40
+"""Connections of one address, so that a few hundred are an attack."""
+
+
+@pytest.fixture(scope="session")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A federation of two agents, for all attacks of this folder."""
+    home = tmp_path_factory.mktemp("attacked") / "federation"
+    home.mkdir(mode=0o700)
+    settings = make_federation(home, Plan(agents=2)).coordinator / COORDINATOR_FILE
+    text = settings.read_text()
+    assert "[limits]" not in text
+    settings.write_text(f"{text}\n[limits]\nmax_connections_per_address = {PER_ADDRESS}\n")
+    with running(home, agents=2) as service:
+        yield service

@@ -1,0 +1,75 @@
+"""Strangers at the door: connections that never finish their headers, addresses that somebody claims to have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+
+from tests.e2e.attacks.conftest import PER_ADDRESS
+from tests.e2e.service.conftest import Service
+from tests.e2e.service.harm import new_task, submit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+HELD = 300
+ADDRESSES = 3
+MOST_LOG_BYTES = 100_000
+
+
+def hold(service: Service, source: str) -> socket.socket:
+    host, port = service.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    return connection
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  # a count, no paths
+
+
+def test_connections_that_never_finish_their_headers_hold_nobody_up(
+    attacked: Service, digit_features: np.ndarray
+) -> None:
+    pid = attacked.pid("coordinator")
+    log = attacked.home / "logs" / "coordinator.log"
+    files, written = open_files(pid), log.stat().st_size
+    with contextlib.ExitStack() as held, attacked.client() as client:
+        job = submit(client, new_task(client, "during slow headers"), digit_features)
+        for number in range(HELD):
+            held.enter_context(hold(attacked, f"127.0.0.{2 + number % ADDRESSES}"))
+            if number % 50 == 0:
+                assert client.readiness().ready
+        assert open_files(pid) - files <= ADDRESSES * PER_ADDRESS + 20
+        with httpx2.Client(trust_env=False, transport=httpx2.HTTPTransport(local_address="127.0.0.2")) as neighbour:
+            assert neighbour.get(f"{attacked.url}/healthz").status_code == 200, "from the attacker's own address"
+        assert client.wait(job.job_id).state == "completed"
+    quiet = [line for line in log.read_bytes()[written:].splitlines() if b'"INFO"' not in line]
+    assert sum(map(len, quiet)) < MOST_LOG_BYTES
+    assert sum(b"to make room" in line and b"more times" not in line for line in quiet) <= 10
+
+
+def test_claiming_ever_other_addresses_does_not_lift_the_limit_on_wrong_tokens(attacked: Service) -> None:
+    with httpx2.Client(base_url=attacked.url, trust_env=False, timeout=30) as stranger, attacked.client() as client:
+        answers = []
+        for number in range(640):
+            headers = {
+                "Authorization": f"Bearer lab_wrong{number}",
+                "X-Forwarded-For": f"203.0.{number // 250}.{number % 250}",
+            }
+            answers.append(stranger.get("/v1/budget", headers=headers).status_code)
+        first = answers.index(429)
+        assert first <= 600
+        assert set(answers[:first]) == {401}
+        assert 401 not in answers[first : first + 20]
+        assert client.budget().accounts, "a good token from the same address is heard"
+
+
+def test_logs_of_the_coordinator_stay_where_only_their_owner_reads_them(attacked: Service) -> None:
+    for path in Path(attacked.home / "logs").iterdir():
+        assert path.parent.stat().st_mode & 0o077 == 0
