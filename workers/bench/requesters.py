@@ -32,7 +32,7 @@ QUIET_S: Final = 60.0
 DEADLINE_S: Final = 300.0
 """A job that takes longer is an error."""
 
-SHORT_DEADLINE_S: Final = 60.0
+SHORT_DEADLINE_S: Final = 20.0
 """Of a job whose time is compared with that of the same job in quiet."""
 
 Answer = TypeVar("Answer")
