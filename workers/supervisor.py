@@ -262,11 +262,15 @@ def put_aside(log_file: Path, *, most: int = MAX_LOG_BYTES) -> None:
     os.truncate(log_file, 0)
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """A hook for between fork and exec: the kernel kills the child when this thread ends. None where it cannot."""
+def die_with_parent(parent: int | None = None) -> Callable[[], None] | None:
+    """A hook for right after a fork: the kernel kills the child when its parent's thread ends. None where it cannot.
+
+    Args:
+        parent: process id of the parent; this process where absent.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    parent = os.getpid()
+    parent = os.getpid() if parent is None else parent
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask_the_kernel() -> None:

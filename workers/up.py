@@ -29,6 +29,7 @@ from feature_store.journal.tokens import TokenStore
 from labeler.errors import InvalidSetting, JournalInUse, Unavailable
 from workers.federation import LocalFederation, Plan, make_federation
 from workers.key_care import journal_of
+from workers.nursery import CAN_FORK, role_launcher
 from workers.party_home import ANCHOR_FILE
 from workers.redis_server import RedisServer
 from workers.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
@@ -235,8 +236,10 @@ def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> 
     single = {name: "1" for name in _ONE_THREAD if name not in os.environ}
 
     def role(name: str, stage: int, *arguments: str) -> Program:
-        command = (sys.executable, "-P", "-m", "workers.cli", *arguments)
         output = federation.logs / f"{name}.log"
+        if CAN_FORK:
+            return Program(name, stage, role_launcher(name, arguments, output=output, environment=single), output)
+        command = (sys.executable, "-P", "-m", "workers.cli", *arguments)
         return Program(name, stage, launcher(name, command, output=output, environment=single), output)
 
     def launch_redis() -> Process:

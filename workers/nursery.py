@@ -1,0 +1,122 @@
+"""Roles as forks of one warmed process: what all of them load is loaded once, not once in each.
+
+`labeler up` starts nine processes on one machine, and each spends more than a second of a core on importing the same
+libraries. On Linux the standard library's fork server (`multiprocessing`) imports them once, in a process that does
+nothing else and has one thread, and forks each role from it. A role is a process of its own all the same: its own
+session, its own memory (what it writes is its alone), its own end. It dies with the fork server, by the kernel, and
+with the supervisor, which it watches. Nothing that is drawn is shared: keys, noise and nonces come from the operating
+system, never from a generator whose state a fork would copy.
+
+Elsewhere, and for everything that is no role of ours, a program is started as a command
+(`workers.supervisor.launcher`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+from labeler.errors import Unavailable
+from workers.supervisor import Process, die_with_parent, put_aside
+
+CAN_FORK: Final = sys.platform.startswith("linux")
+
+WARMED: Final = (
+    "workers.cli",
+    "workers.agent_service",
+    "workers.tallier_service",
+    "workers.serve",
+    "workers.logs",
+    "api.app",
+    "api.server",
+    "api.coordinator.service",
+)
+"""What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
+
+
+class Role:
+    """A forked role as its supervisor sees it; see `workers.supervisor.Process`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for the signal that killed it; None while it runs."""
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait until it has ended; its exit code."""
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+def role_launcher(
+    name: str, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str]
+) -> Callable[[], Process]:
+    """How to start a command of `labeler` as a fork; the twin of `workers.supervisor.launcher`.
+
+    Args:
+        name: for messages.
+        arguments: of the command line, without the program.
+        output: file that takes what it prints.
+        environment: added to the supervisor's own.
+    """
+    context = multiprocessing.get_context("forkserver")
+
+    def launch() -> Process:
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put_aside(output)
+        # Before the server starts: what is set after numerical libraries were imported comes too late for them.
+        os.environ.update(environment)
+        context.set_forkserver_preload(list(WARMED))
+        process = context.Process(target=_play, args=(tuple(arguments), str(output), dict(os.environ)), name=name)
+        try:
+            process.start()
+        except OSError as error:
+            raise Unavailable(f"cannot start {name}: {error.strerror}") from None
+        return Role(process)
+
+    return launch
+
+
+def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:
+    """In the fork: become a program like any other, and run its command to the end."""
+    os.setsid()
+    ask_the_kernel = die_with_parent(os.getppid())
+    if ask_the_kernel is not None:
+        ask_the_kernel()
+    threading.Thread(target=_die_with_supervisor, name="supervisor's end", daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    with Path(output).open("ab", buffering=0) as file, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["labeler", *arguments]
+    from workers.cli import main
+
+    main()
+
+
+def _die_with_supervisor() -> None:
+    """The fork server outlives a supervisor that was killed as long as a fork lives, so each fork looks for itself."""
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        supervisor.join()
+        os.kill(os.getpid(), signal.SIGKILL)
