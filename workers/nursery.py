@@ -29,7 +29,9 @@ from workers.supervisor import Process, die_with_parent, put_aside
 CAN_FORK: Final = sys.platform.startswith("linux")
 
 WARMED: Final = (
-    "workers.cli",
+    "workers.commands.client",
+    "workers.commands.jobs",
+    "workers.commands.parties",
     "workers.agent_service",
     "workers.tallier_service",
     "workers.serve",
