@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("labeler.server")
 
-GRACE_S = 4
+GRACE_S = 3
 """Less than whoever started this process waits before killing it: 5 s in `labeler up`, 10 s in most others."""
 
 FILES_FOR_OURSELVES = 256

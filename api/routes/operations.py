@@ -89,7 +89,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         "/openapi.json",
         summary="This document",
         description="Every route with its schema, its problems and examples.",
-        responses=answers("OpenAPI 3.1", {"openapi": "3.1.0", "info": {"title": "private-labeler"}}, is_open=True),
+        responses=answers(
+            "OpenAPI 3.1", {"openapi": "3.1.0", "info": {"title": "private-labeler"}}, is_open=True, problems=(429,)
+        ),
         response_class=Response,
     )
     def openapi(request: Request) -> Response:
@@ -130,4 +132,4 @@ def _file(assets: dict[str, Path], name: str) -> Response:
 
 def _page(media_type: str, example: str) -> dict[int | str, dict[str, object]]:
     content = {media_type: {"schema": {"type": "string"}, "example": example}}
-    return {200: {"description": "The file", "content": content}}
+    return {200: {"description": "The file", "content": content}, 429: problem(429)}

@@ -13,7 +13,7 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,17 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def unfinished_upload(up: Up) -> socket.socket:
+    """A request under way that will not end by itself."""
+    host, port = up.told["url"].removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {up.told['token']}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
+    connection.sendall(head.encode())
+    assert connection.recv(1000).startswith(b"HTTP/1.1 100")
+    return connection
+
+
 def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -202,8 +213,9 @@ def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up
 
 def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_the_same_token(tmp_path: Path) -> None:
     home = tmp_path / "federation"
-    with running(home, "--agents", 1) as first:
+    with ExitStack() as held_up, running(home, "--agents", 1) as first:
         pids = list(first.pids.values())
+        held_up.enter_context(unfinished_upload(first))
         first.process.send_signal(signal.SIGINT)
         assert first.process.wait(timeout=30) == 0
         assert all(is_gone(pid) for pid in pids)
