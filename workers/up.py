@@ -202,8 +202,9 @@ class _Run:
         """Before everything was ready once, a program that cannot start is a reason to stop; a single agent is not."""
         if death.code not in (1, 2) and death.deaths < _MOST_EARLY_DEATHS:
             return
-        if death.name in self._federation.agents and len(self._given_up) + 1 < len(self._federation.agents):
-            self._given_up.add(death.name)
+        given_up = self._given_up | {death.name}  # which it may have been before: it dies again at every start
+        if death.name in self._federation.agents and len(given_up) < len(self._federation.agents):
+            self._given_up = given_up
             return
         output = self._federation.logs / f"{death.name}.log"
         raise Unavailable(f"{death.name} cannot start (exit code {death.code}); the end of {output}:\n{_tail(output)}")
