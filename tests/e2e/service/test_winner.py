@@ -19,7 +19,7 @@ from api.client import Client
 from api.schema import TaskRequest, TaskView
 from labeler.batch import QueryBatch
 from tests.e2e.service.conftest import Service, running, wait_until
-from tests.e2e.service.test_crash_matrix import expected_release
+from tests.e2e.service.test_crash_matrix import Thief, expected_release
 
 AGENTS = 3
 AT_ONCE = 8
@@ -33,6 +33,12 @@ def winning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
+@pytest.fixture(scope="module")
+def thief(winning: Service) -> Iterator[Thief]:
+    with Thief(winning.home) as thief:
+        yield thief
+
+
 def make_task(client: Client, queries: int, **fields: Any) -> TaskView:
     request = {"name": "w", "method": "knn", "k": 5, "sigma_votes": 20.0, "delta": 1e-5, "max_queries": queries}
     return client.create_task(TaskRequest.model_validate(request | {"release": "winner"} | fields))
@@ -43,7 +49,7 @@ def submit(client: Client, task: TaskView, features: np.ndarray) -> str:
     return client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint).job_id
 
 
-def expected(service: Service, task: TaskView, job_id: str) -> list[int]:
+def expected(service: Service, thief: Thief, task: TaskView, job_id: str) -> list[int]:
     """The labels of the reference, for the questions that the service made of what it was sent, batch by batch."""
     questions = load((service.home / "coordinator" / "jobs" / job_id / "questions.safetensors").read_bytes())
     with service.client() as client:
@@ -51,7 +57,7 @@ def expected(service: Service, task: TaskView, job_id: str) -> list[int]:
     labels: list[int] = []
     for size in sizes:
         batch = QueryBatch(questions["features"][len(labels) : len(labels) + size], first_query=len(labels))
-        labels += expected_release(service, task.task, batch).labels.tolist()
+        labels += expected_release(service, thief, task.task, batch).labels.tolist()
     return labels
 
 
@@ -65,7 +71,7 @@ def posted(client: Client) -> dict[str, int]:
 
 @pytest.mark.parametrize("queries", [500, pytest.param(5_000, marks=pytest.mark.long)])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
-    winning: Service, digit_features: np.ndarray, tmp_path: Path, queries: int
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int
 ) -> None:
     features = np.resize(digit_features, (queries, digit_features.shape[1]))
     with winning.client() as client:
@@ -73,7 +79,7 @@ def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(winning, task, job)
+    reference = expected(winning, thief, task, job)
     assert table["label"].to_pylist() == reference
     assert set(table["status"].to_pylist()) == {"answered"}
     assert set(table["release"].to_pylist()) == {"winner"}
@@ -81,7 +87,7 @@ def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
 
 
 def test_queries_whose_best_noisy_sum_is_below_the_threshold_are_abstained(
-    winning: Service, digit_features: np.ndarray, tmp_path: Path
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[500:620]
     with winning.client() as client:
@@ -89,14 +95,14 @@ def test_queries_whose_best_noisy_sum_is_below_the_threshold_are_abstained(
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    reference = expected(winning, task, job)
+    reference = expected(winning, thief, task, job)
     assert table["label"].to_pylist() == reference
     assert table["status"].to_pylist() == ["abstained" if label < 0 else "answered" for label in reference]
     assert 0 < reference.count(-1) < len(features)
 
 
 def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
-    winning: Service, digit_features: np.ndarray, tmp_path: Path
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[620:660]
     with winning.client() as client:
@@ -104,7 +110,7 @@ def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         table = labels_of(client, job, tmp_path)
-    assert table["label"].to_pylist() == expected(winning, task, job)
+    assert table["label"].to_pylist() == expected(winning, thief, task, job)
 
 
 def children(pid: int) -> list[int]:
@@ -116,7 +122,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
-    winning: Service, digit_features: np.ndarray, tmp_path: Path
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[:1500]
     with winning.client() as client:
@@ -133,29 +139,33 @@ def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothin
         charged = {name: after - before[name] for name, after in posted(client).items()}
         assert set(charged.values()) == {done.price.instance_charge_nano}
         table = labels_of(client, job, tmp_path)
-        assert table["label"].to_pylist() == expected(winning, task, job)
+        assert table["label"].to_pylist() == expected(winning, thief, task, job)
         # The service stays up: the next job is answered.
         another = make_task(client, 5)
         assert client.wait(submit(client, another, digit_features[:5])).state == "completed"
 
 
-def outcome(service: Service, features: np.ndarray, sigma_votes: float, folder: Path) -> tuple[list[int], list[int]]:
+def outcome(
+    service: Service, thief: Thief, features: np.ndarray, sigma_votes: float, folder: Path
+) -> tuple[list[int], list[int]]:
     """The labels of one job, and those of its reference."""
     with service.client() as client:
         task = make_task(client, len(features), sigma_votes=sigma_votes)
         job = submit(client, task, features)
         assert client.wait(job).state == "completed"
         found = labels_of(client, job, folder)["label"].to_pylist()
-    return found, expected(service, task, job)
+    return found, expected(service, thief, task, job)
 
 
 @pytest.mark.long
 def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
-    winning: Service, digit_features: np.ndarray, tmp_path: Path
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         pairs = pool.map(
-            lambda number: outcome(winning, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path),
+            lambda number: outcome(
+                winning, thief, digit_features[20 * number : 20 * number + 20], 20.0 + number, tmp_path
+            ),
             range(AT_ONCE),
         )
         outcomes = list(pairs)
@@ -168,14 +178,16 @@ def test_eight_jobs_submitted_at_once_each_get_their_own_winners(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_jobs_in_a_row_eight_at_a_time_do_not_mix(winning: Service, digit_features: np.ndarray, tmp_path: Path) -> None:
+def test_jobs_in_a_row_eight_at_a_time_do_not_mix(
+    winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
+) -> None:
     """As many as the time allows, at most LABELER_WINNER_JOBS."""
     most, until = int(os.environ.get("LABELER_WINNER_JOBS", "40")), time.monotonic() + 240
 
     def one(number: int) -> bool:
         if time.monotonic() > until:
             return False
-        found, labels = outcome(winning, np.roll(digit_features, -number, axis=0)[:20], 20.0, tmp_path)
+        found, labels = outcome(winning, thief, np.roll(digit_features, -number, axis=0)[:20], 20.0, tmp_path)
         assert found == labels
         return True
 
