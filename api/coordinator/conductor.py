@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from api.coordinator.holdings import check_still_held, held_by_all
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.pace import Pace
 from api.coordinator.post_office import PostOffice
@@ -419,7 +420,7 @@ class Conductor:
         talliers = [one.party_id for one in self._post_office.talliers(task.task.talliers)]
         missing = [one for one in talliers if one not in stored]
         if missing:
-            _check_still_held(current, missing)
+            check_still_held(current, missing)
             self._ask_for_sums(current, task, self._whom_to_ask(current, task, talliers, missing))
             return False
         answers = [stored[one] for one in talliers]
@@ -545,34 +546,6 @@ class Conductor:
             self._asks.pop(digest, None)
         self._rekeyed_since = {what: when for what, when in self._rekeyed_since.items() if what[0] not in digests}
         self._schedule.forget(job.job_id)
-
-
-def held_by_all(current: RoundRecord, tallier_ids: Collection[str]) -> set[str]:
-    """Agents of which every tallier holds a share of the same split; nobody while a tallier has not reported."""
-    reports = [current.holdings.get(tallier_id) for tallier_id in tallier_ids]
-    if not reports or any(report is None for report in reports):
-        return set()
-    common = set((reports[0] or {}).items())
-    for report in reports[1:]:
-        common &= set((report or {}).items())
-    return {agent for agent, _ in common}
-
-
-def _check_still_held(current: RoundRecord, tallier_ids: Collection[str]) -> None:
-    """End a round whose sum can never be made: a tallier that reported a contributor has shut it out since.
-
-    That is what an agent achieves that sends a second, different share behind its first. The contributors are fixed
-    for ever, so waiting would not help anybody.
-    """
-    for tallier_id in tallier_ids:
-        report = current.holdings.get(tallier_id)
-        lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
-        if lost:
-            raise ProtocolViolation(
-                f"{tallier_id} shut out {', '.join(lost[:5])}, who sent it two different shares after the contributors "
-                "were agreed on, so their sum cannot be made. What was charged stands; ask that site what happened, or "
-                "revoke its keys, then submit the job again"
-            )
 
 
 def _round(task: TaskRecord, current: RoundRecord) -> Round:
