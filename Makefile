@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-long install lint types imports bench clean
+.PHONY: demo test test-all test-long install lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
@@ -38,5 +38,9 @@ imports: install
 bench: install  ## the speed table of BENCHMARKS.md
 	$(BIN)/labeler bench speed --full
 
+mutation: install  ## which changes of the code that decides about budgets no test notices; see docs/mutation.md
+	OMP_NUM_THREADS=1 nice $(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
+
 clean:
-	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants

@@ -25,7 +25,7 @@ from labeler.budget import (
     budget_for,
     nano_units,
 )
-from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PrivacyRefusal, ProtocolViolation
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -261,3 +261,71 @@ def test_charges_add_up_to_at_least_the_exact_sum_and_at_most_one_unit_more_each
 def test_a_malformed_budget_is_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(InvalidSetting):
         budget_for(epsilon, delta)
+
+
+def test_what_an_account_refuses_it_says_word_for_word() -> None:
+    """People read these sentences when nothing is released any more."""
+    account = Account("agent-1", "instance", 10).reserve("job-1", 4)
+    void = account.void("job-1", NothingLeft("job-1", "refused"))
+    posted = account.post("job-1")
+    said = {
+        "id": (lambda: account.post(""), "a reservation id is a text of at least one character"),
+        "amount": (
+            lambda: account.reserve("job-2", 2.0),  # type: ignore[arg-type]
+            "an amount is a positive whole number of nano-units of mu^2, found 2.0 (float)",
+        ),
+        "nobody": (
+            lambda: Account("new", "agent", 3).reserve("job-1", 4),
+            "account 'new', agent level: 4 nano-units of mu^2 were asked for and 3 of 3 are left. Last spenders: "
+            "nobody yet. Ask fewer queries, raise sigma_votes, or raise the budget.",
+        ),
+        "unknown": (
+            lambda: account.post("job-2"),
+            "account 'agent-1' has no reservation 'job-2'; reserve it first",
+        ),
+        "other amount": (
+            lambda: account.reserve("job-1", 5),
+            "account 'agent-1': reservation 'job-1' is for 4 nano-units and was asked for again with 5; a different "
+            "request needs a different id",
+        ),
+        "void again": (
+            lambda: void.reserve("job-1", 4),
+            "account 'agent-1': reservation 'job-1' was voided and pays for nothing; use a new id",
+        ),
+        "void released": (
+            lambda: void.post("job-1"),
+            "account 'agent-1': reservation 'job-1' was voided with a proof that nothing left, and is now reported as "
+            "released; do not release, and find out which of the two is true",
+        ),
+        "released void": (
+            lambda: posted.void("job-1", NothingLeft("job-1", "refused")),
+            "account 'agent-1': reservation 'job-1' was released and stays charged for ever",
+        ),
+        "no proof": (
+            lambda: account.void("job-1", NothingLeft("job-2", "refused")),
+            "account 'agent-1': voiding reservation 'job-1' needs a NothingLeft about it",
+        ),
+        "truth": (lambda: budget_for(True, 1e-5), "epsilon and delta must be numbers, found a truth value"),
+    }
+    for what, (step, sentence) in said.items():
+        with pytest.raises(LabelerError) as refusal:
+            step()
+        assert str(refusal.value) == sentence, what
+
+
+def test_an_overdrawn_account_is_refused_with_its_numbers() -> None:
+    spent = {f"job-{number}": Reservation(5) for number in range(5)}
+    with pytest.raises(BudgetExceeded) as refusal:
+        Account("agent-1", "agent", 24, spent)
+    found = refusal.value
+    assert str(found) == "account 'agent-1', agent level: 25 is spent of 24"
+    assert (found.account, found.level, found.asked, found.left, found.cap) == ("agent-1", "agent", 25, 0, 24)
+    assert found.last_spenders == (("job-2", 5), ("job-3", 5), ("job-4", 5))
+
+
+def test_a_step_that_was_taken_gives_back_the_same_account() -> None:
+    account = Account("agent-1", "instance", 10).reserve("job-1", 4)
+    void, posted = account.void("job-1", NothingLeft("job-1", "refused")), account.post("job-1")
+    assert account.reserve("job-1", 4) is account
+    assert posted.post("job-1") is posted
+    assert void.void("job-1", NothingLeft("job-1", "refused")) is void

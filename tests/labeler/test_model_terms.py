@@ -11,10 +11,19 @@ import pytest
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import check_round_fits, round_sizes
 from labeler.contribution import check_ballots, contribution, largest_sum, longest_weights_grid
+from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import released_model
 from labeler.model_file import privacy_card
-from labeler.model_terms import head_terms, linear_terms, training_of, weight_sum
+from labeler.model_terms import (
+    answer_sum,
+    head_terms,
+    largest_distance,
+    linear_terms,
+    model_event,
+    training_of,
+    weight_sum,
+)
 from labeler.planning import price, solve_k, solve_sigma
 from labeler.randomness import seeded_source
 from labeler.release import Release
@@ -181,3 +190,44 @@ def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -
     with pytest.raises(InvalidSetting, match="does not say how agents train"):
         training_of(task("ensemble", training=None))
     assert task("one-hot", training=None).method == "ensemble"
+
+
+def test_a_model_has_no_more_weights_than_rounding_is_bounded_for() -> None:
+    """The largest that fits is taken; one weight more is refused with its numbers."""
+    fits = task(max_queries=MOST_WEIGHTS // 3, classes=["a", "b", "c"]).model_copy
+    assert linear_terms(fits(update={"max_queries": MOST_WEIGHTS // 3})).num_classes == 3
+    rows = MOST_WEIGHTS // 3 + 1
+    with pytest.raises(InvalidSetting) as refusal:
+        linear_terms(fits(update={"max_queries": rows}))
+    assert str(refusal.value) == (
+        f"a model of {rows} rows and 3 classes has more than {MOST_WEIGHTS} weights, for which rounding is bounded; "
+        "use a backbone of fewer numbers"
+    )
+
+
+def test_the_mechanisms_are_those_of_the_task_field_by_field() -> None:
+    training = {
+        "min_records": 300, "regularisation": 0.04, "dimension": 10, "clip_norm": 0.7, "score_share": 0.2,
+    }  # fmt: skip
+    heads = head_terms(task("aux-distill", training=training, colluding_agents=1, max_dropouts=1))
+    assert (heads.head_dimension, heads.score_dimension) == (11, 11)
+    assert (heads.head_regularisation, heads.score_regularisation, heads.clip_norm) == (0.04, 0.04, 0.7)
+    assert (heads.min_records, heads.num_classes) == (300, 3)
+    assert heads.sigma_head**-2 + heads.sigma_scores**-2 == pytest.approx(4.0**-2)
+    assert heads.sigma_scores**-2 == pytest.approx(0.2 * 4.0**-2)
+    summed = weight_sum(task(colluding_agents=2, max_dropouts=1))
+    assert (summed.agents, summed.colluding_agents, summed.max_dropouts, summed.sigma) == (5, 2, 1, 4.0)
+    assert (summed.dimension, summed.sensitivity) == (65 * 3, 1.0)
+
+
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+def test_distances_are_in_units_of_sigma_and_grow_with_the_records_of_a_person(method: str) -> None:
+    """One record moves the answer by one unit, since sigma is the noise multiplier; m records by m; an agent by all."""
+    asked = task(method, sigma_votes=6.0, records_per_person=3)
+    spec = answer_sum(asked)
+    assert largest_distance(asked, "instance") == pytest.approx(1.0)
+    assert largest_distance(asked, "person") == pytest.approx(3.0)
+    assert largest_distance(asked, "agent") == pytest.approx(spec.largest_norm * 6.0 / spec.sigma)
+    assert largest_distance(asked, "agent") > 3.5
+    ratio = model_event(asked, "person").mu_squared / model_event(asked, "instance").mu_squared
+    assert float(ratio) == pytest.approx(9.0, rel=0.02)

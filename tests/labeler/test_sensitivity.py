@@ -129,3 +129,46 @@ def test_the_release_makes_no_difference() -> None:
 def test_a_number_of_queries_that_is_not_a_positive_integer_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidSetting, match="queries"):
         squared_sensitivity(_task("knn"), "instance", bad)
+
+
+CAPS = {"max_agent_records": 7, "records_per_person": 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "caps", "squared", "largest"),
+    [
+        # Of a whole batch of 6 queries with k = 3, at the levels instance, person, agent; see the table of the module.
+        ("knn", {}, (12, None, 54), (1, None, 3)),
+        ("knn", {"records_per_person": 2}, (12, 48, 54), (1, 2, 3)),
+        ("knn", {"records_per_person": 4}, (12, 108, 54), (1, 3, 3)),
+        ("ensemble", {}, (12, None, 6), (1, None, 1)),
+        ("ensemble", {"records_per_person": 4}, (12, 12, 6), (1, 1, 1)),
+        ("reverse-knn", {}, (3, None, None), (1, None, None)),
+        ("reverse-knn", {"max_agent_records": 7}, (6, None, 147), (1, None, 7)),
+        ("reverse-knn", {"records_per_person": 4}, (6, 48, None), (1, 4, None)),
+        ("reverse-knn", CAPS, (6, 96, 147), (1, 4, 7)),
+        ("reverse-knn", {"max_agent_records": 7, "records_per_person": 9}, (6, 294, 147), (1, 7, 7)),
+    ],
+)
+def test_what_is_charged_is_what_the_table_says(
+    method: Method, caps: dict[str, int], squared: tuple[int | None, ...], largest: tuple[int | None, ...]
+) -> None:
+    asked = _task(method, k=1 if method == "ensemble" else 3, **caps)
+    for level, votes, change in zip(("instance", "person", "agent"), squared, largest, strict=True):
+        if level == "person" and "records_per_person" not in caps:
+            for step in (lambda: squared_sensitivity(asked, "person", 6), lambda: largest_change(asked, "person")):
+                with pytest.raises(InvalidSetting) as refusal:
+                    step()
+                assert str(refusal.value) == (
+                    "a price is stated for a person only where the task says with how many records of one person an "
+                    "agent answers at most; give the task records_per_person"
+                )
+            continue
+        assert squared_sensitivity(asked, level, 6) == votes, level
+        assert largest_change(asked, level) == change, level
+
+
+def test_fewer_queries_than_neighbours_are_the_places_of_a_record() -> None:
+    assert squared_sensitivity(_task("reverse-knn", k=3), "instance", 2) == 2
+    assert squared_sensitivity(_task("reverse-knn", k=3, **CAPS), "person", 2) == 64
+    assert squared_sensitivity(_task("reverse-knn", k=3, **CAPS), "agent", 2) == 98

@@ -16,10 +16,20 @@ from feature_store.quantize import quantize
 from labeler.batch import QueryBatch
 from labeler.bodies import Ask, TallierKey
 from labeler.budget import budget_for
+from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, PolicyRefusal
 from labeler.planning import price
 from labeler.task import parse_task
-from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy, policy_toml, read_policy
+from workers.policy import (
+    MAX_POLICY_BYTES,
+    AllowTable,
+    BudgetTable,
+    CoordinatorTable,
+    Policy,
+    policy_toml,
+    read_policy,
+    toml_value,
+)
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
 TABLES = {"budget": BudgetTable, "allow": AllowTable, "coordinator": CoordinatorTable}
@@ -240,3 +250,75 @@ def test_two_talliers_with_one_key_are_one_party_and_refused(tmp_path: Path) -> 
     (tmp_path / "policy.toml").write_text(text)
     with pytest.raises(PolicyRefusal, match="two talliers have one key"):
         read_policy(tmp_path / "policy.toml")
+
+
+def person_price(records: int, k: int, delta: float) -> float:
+    person = price(ask(records_per_person=records, k=k).task.model_copy(update={"delta": delta})).person
+    assert person is not None
+    return person.epsilon
+
+
+def digests(count: int) -> list[str]:
+    return [f"{number:x}" * 64 for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "field", "bound", "found"),
+    [
+        ({"allow__backbones": digests(3)}, ask, "allow.backbones", "1111111111111111, 2222222222222222, "
+         "3333333333333333", "f" * 16),
+        ({"allow__backbones": digests(4)}, ask, "allow.backbones", "1111111111111111, 2222222222222222, "
+         "3333333333333333 and 1 more", "f" * 16),
+        ({"allow__backbones": digests(5)}, lambda: ask(backbone_fingerprint=""), "allow.backbones",
+         "1111111111111111, 2222222222222222, 3333333333333333 and 2 more", "none"),
+        ({"allow__tasks": []}, ask, "allow.tasks", "none", ask().task.digest),
+        ({"allow__methods": []}, ask, "allow.methods", "none", "knn"),
+        ({"allow__methods": ["ensemble", "reverse-knn"]}, ask, "allow.methods", "ensemble, reverse-knn", "knn"),
+        ({"allow__releases": []}, ask, "allow.releases", "none", "histogram"),
+        ({"allow__person_epsilon": 2.5}, ask, "allow.person_epsilon", "epsilon 2.5 per person",
+         "a task without records_per_person, so no bound"),
+        ({"allow__person_epsilon": 0.25, "budget__delta": 1e-7}, lambda: ask(records_per_person=2, k=5),
+         "allow.person_epsilon", "epsilon 0.25 per person (delta 1e-07)",
+         f"epsilon {say_epsilon(person_price(2, 5, 1e-7))}"),
+        ({}, lambda: ask(talliers={"tallier-1": "9" * 64}), "talliers.tallier-1",
+         f"the key {TALLIERS['tallier-1'].seal_key[:16]}", "9" * 16),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_field_bound_and_what_was_asked_word_for_word(
+    allowed: dict[str, Any], asked: Callable[[], Ask], field: str, bound: str, found: str
+) -> None:
+    with pytest.raises(PolicyRefusal) as refusal:
+        check(policy(**allowed), asked())
+    assert str(refusal.value) == (
+        f"{field}: the site's policy allows {bound}, and {found} was asked for; only the site can change its policy"
+    )
+
+
+def test_as_many_queries_as_a_day_may_have_are_no_more_than_that() -> None:
+    check(policy(allow__max_queries_per_day=4), ask(queries=4))
+    with pytest.raises(PolicyRefusal, match="5 at once"):
+        check(policy(allow__max_queries_per_day=4), ask(queries=5))
+
+
+def test_a_policy_may_have_as_many_bytes_as_are_read_and_not_one_more(tmp_path: Path) -> None:
+    path, text = tmp_path / "policy.toml", policy_toml(policy())
+    path.write_text(text + "#" * (MAX_POLICY_BYTES - len(text)))
+    assert read_policy(path) == policy()
+    path.write_text(text + "#" * (MAX_POLICY_BYTES - len(text) + 1))
+    with pytest.raises(PolicyRefusal) as refusal:
+        read_policy(path)
+    assert str(refusal.value) == (
+        "the site's policy policy.toml allows nothing as it is: it is not valid TOML: it has more than "
+        f"{MAX_POLICY_BYTES} bytes"
+    )
+
+
+def test_a_refused_field_stands_beside_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "our policy.toml").write_text(policy_toml(policy()) + "x = 1\n")
+    with pytest.raises(PolicyRefusal, match=r"our policy\.toml.*our policy\.toml"):
+        read_policy(tmp_path / "our policy.toml")
+
+
+def test_only_what_toml_must_not_hold_is_escaped() -> None:
+    assert toml_value('X "q" \\ \n x') == '"X \\U00000022q\\U00000022 \\U0000005c \\U0000000a x"'
+    assert toml_value((True, False, 1.5, 2)) == "[true, false, 1.5, 2]"

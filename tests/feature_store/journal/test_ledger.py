@@ -324,3 +324,26 @@ def test_the_database_itself_refuses_to_change_or_drop_an_entry(ledger: Ledger, 
         with pytest.raises(Exception, match=reason), database.write() as connection:
             connection.execute(text(change))
     assert ledger.verify().seq == 2
+
+
+def test_a_cap_below_what_is_spent_is_refused_with_its_numbers(ledger: Ledger) -> None:
+    ledger.reserve("job", [Charge("federation", "instance", 40)])
+    with pytest.raises(BudgetExceeded) as refusal:
+        ledger.open_account("federation", "instance", 39)
+    found = refusal.value
+    assert str(found) == (
+        "account 'federation', instance level: 40 nano-units of mu^2 are spent, and a cap of 39 is below that; what is "
+        "spent stays spent"
+    )
+    assert (found.account, found.level, found.asked, found.left, found.cap) == ("federation", "instance", 40, 0, 39)
+    assert found.last_spenders == (("job", 40),)
+
+
+def test_both_entries_of_a_write_off_say_why(ledger: Ledger) -> None:
+    assert ledger.write_off("federation", "instance", "the disk died") == 100
+    assert [(entry.kind, dict(entry.detail)) for entry in ledger.entries(after=1)] == [
+        ("reserve", {"written_off": "the disk died"}),
+        ("post", {"written_off": "the disk died"}),
+    ]
+    with pytest.raises(InvalidSetting, match="a reason"):
+        ledger.write_off("federation", "instance", "")
