@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from labeler.accounting.composition import compose, compose_all, poisson
+from labeler.accounting.composition import compose, compose_all, from_profile, poisson
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.tradeoff import (
     SampledGaussian,
@@ -152,3 +152,26 @@ def test_numbers_out_of_bounds_are_refused() -> None:
         composed.epsilon(0.0)
     with pytest.raises(InvalidSetting, match="epsilon"):
         composed.delta(-1.0)
+
+
+@given(mu=st.floats(0.1, 3.0), gaps=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), is_from_zero=st.booleans())
+def test_a_profile_is_the_highest_of_its_lines_and_of_their_mirror_images(
+    mu: float, gaps: list[float], is_from_zero: bool
+) -> None:
+    """f(alpha) = max over (epsilon, delta) of 0, 1 - delta - e^epsilon alpha and e^-epsilon (1 - delta - alpha)."""
+    epsilons = np.cumsum([0.0, *gaps] if is_from_zero else gaps)
+    deltas = np.array([delta_of_epsilon(epsilon, mu) for epsilon in epsilons])
+    curve = from_profile(epsilons, deltas)
+    alphas = np.linspace(0, 1, 401)
+    lines = [1 - d - np.exp(e) * alphas for e, d in zip(epsilons, deltas, strict=True)]
+    mirrored = [np.exp(-e) * (1 - d - alphas) for e, d in zip(epsilons, deltas, strict=True)]
+    expected = np.maximum(0, np.max([*lines, *mirrored], axis=0))
+    assert np.abs(np.interp(alphas, curve.alphas, curve.betas) - expected).max() < 1e-12
+    assert (curve.alphas[0], curve.alphas[-1]) == (0.0, 1.0)
+    assert curve.betas[-1] == 0.0
+
+
+def test_an_epsilon_that_is_no_finite_number_is_refused() -> None:
+    for bad in (math.inf, math.nan, -1.0):
+        with pytest.raises(InvalidSetting, match="epsilon must be a finite number of at least 0"):
+            compose(gaussian(1.0), 2).delta(bad)

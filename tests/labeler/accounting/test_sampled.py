@@ -153,3 +153,91 @@ def test_what_is_not_covered_is_refused() -> None:
         epsilon_bound(SampledRounds(event, 0.5, 5), 0.0)
     with pytest.raises(InvalidSetting):
         noise_multiplier_of(math.inf, 1e-3, sampling_probability=0.5, rounds=3)
+
+
+def coarse(shares: int, rounds: int, *, failure_probability: float = 0.0, share: float = 0.8) -> SampledRounds:
+    """Rounds on a grid so coarse that the sum of shares is visibly no discrete Gaussian."""
+    return SampledRounds(IntegerSum(1, 1, 1, share, shares, 7), 0.25, rounds, failure_probability)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_the_errors_of_all_kinds_of_rounds_are_added_and_paid_for(delta: float) -> None:
+    """The module's formula, term by term: tau and kappa per coordinate and round, in delta and twice in epsilon."""
+    kinds = [coarse(12, 3), coarse(20, 5)]
+    kappa = 2 * sum(math.exp(-6 * math.pi**2 * j**2) for j in range(1, 9))
+    tau = {h: 10 * (h - 1) * math.exp(-((math.pi * 0.8) ** 2)) for h in (12, 20)}
+    error = 3 * 7 * (tau[12] + 2 * kappa) + 5 * 7 * (tau[20] + 2 * kappa)
+    assert error > 1.0
+    left = (delta * (1 - 1e-6) - 1e-11) * math.exp(-error)
+    multipliers = [(1 - 1e-12) / math.sqrt(kind.event.mu_squared) for kind in kinds]
+    interval = min(5e-4, *(0.05 * 0.25 / multiplier for multiplier in multipliers))
+    losses = [
+        privacy_loss_distribution.from_gaussian_mechanism(
+            multiplier, sampling_prob=0.25, value_discretization_interval=interval, pessimistic_estimate=True
+        ).self_compose(kind.rounds)
+        for multiplier, kind in zip(multipliers, kinds, strict=True)
+    ]
+    exact = losses[0].compose(losses[1]).get_epsilon_for_delta(left) + 2 * error
+    assert epsilon_bound(kinds, delta, total_variation=0.0) == pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+
+
+def test_smoothing_is_paid_for_in_every_round_and_coordinate() -> None:
+    """One share, so no tau: what is left of the difference to a perfect Gaussian is twice kappa, everywhere."""
+    few, many = coarse(1, 1, share=3.0), coarse(1, 1, share=3.0)
+    event = IntegerSum(1, 1, 1, 3.0, 1, 10**24)
+    error = 1e24 * integer.smoothing_error()
+    assert 0.01 < error < 1.0
+    loss = epsilon_bound(SampledRounds(event, 0.25, 1), 1e-3, total_variation=0.0)
+    assert loss > epsilon_bound(few, 1e-3, total_variation=0.0) + 1.9 * error
+    assert epsilon_bound(few, 1e-3) == epsilon_bound(many, 1e-3)
+
+
+def test_what_may_fail_is_added_over_kinds_and_weighed_against_what_is_set_aside() -> None:
+    """(1 + e^epsilon) times all that may fail is at most a millionth of delta; a little more proves nothing."""
+    delta = 1e-3
+    epsilon = epsilon_bound([coarse(2, 3, share=9.0), coarse(2, 4, share=9.0)], delta, total_variation=0.0)
+    room = 1e-6 * delta / (1 + math.exp(epsilon / (1 + 1e-6)))
+    for first, second, variation, fits in (
+        (room / 3, 0.0, 0.0, True),
+        (0.0, room / 4, 0.0, True),
+        (room / 6, room / 8, 0.0, True),
+        (1.0001 * room / 6, 1.0001 * room / 8, 0.0, False),
+        (0.0, 0.0, room / (2 * 7 * 7), True),
+        (0.0, 0.0, 1.0001 * room / (2 * 7 * 7), False),
+    ):
+        kinds = [
+            coarse(2, 3, failure_probability=first * 0.99999, share=9.0),
+            coarse(2, 4, failure_probability=second * 0.99999, share=9.0),
+        ]
+        found = epsilon_bound(kinds, delta, total_variation=variation * 0.99999)
+        assert found == (pytest.approx(epsilon, rel=1e-12) if fits else math.inf), (first, second, variation)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.0, 2.0])
+def test_a_failure_that_is_no_probability_is_refused(bad: float) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        coarse(12, 3, failure_probability=bad)
+    assert str(refusal.value) == f"failure_probability must be in [0, 1), found {bad}"
+
+
+def test_what_is_refused_is_said_word_for_word() -> None:
+    said = {
+        "there are no rounds to account for": lambda: epsilon_bound([], 1e-5),
+        "delta must be strictly between 0 and 1, found 1.0": lambda: epsilon_bound(coarse(12, 3), 1.0),
+        "sampling_probability must be in (0, 1], found 0.0": lambda: SampledRounds(_event(3.0), 0.0, 1),
+        "rounds must be a whole number of at least 1, found 0": lambda: SampledRounds(_event(3.0), 0.5, 0),
+        "sampling is proved for an IntegerSum, found int": lambda: SampledRounds(3, 0.5, 1),  # type: ignore[arg-type]
+        "instance-level and agent-level events do not compose; account for each level by itself": lambda: epsilon_bound(
+            [SampledRounds(_event(3.0), 0.5, 1), SampledRounds(_event(3.0, level="agent"), 0.5, 1)], 1e-5
+        ),
+        "epsilon must be positive and finite, found inf": lambda: noise_multiplier_of(
+            math.inf, 1e-5, sampling_probability=0.1, rounds=3
+        ),
+        "epsilon must be positive and finite, found 0.0": lambda: noise_multiplier_of(
+            0.0, 1e-5, sampling_probability=0.1, rounds=3
+        ),
+    }
+    for sentence, step in said.items():
+        with pytest.raises((InvalidSetting, PrivacyRefusal)) as refusal:
+            step()
+        assert str(refusal.value) == sentence
