@@ -283,6 +283,7 @@ def digests(count: int) -> list[str]:
         ({}, lambda: ask(talliers={"tallier-1": "9" * 64}), "talliers.tallier-1",
          f"the key {TALLIERS['tallier-1'].seal_key[:16]}", "9" * 16),
     ],
+    ids=[f"rule {number}" for number in range(10)],  # the keys are drawn anew in each process
 )  # fmt: skip
 def test_a_refusal_says_field_bound_and_what_was_asked_word_for_word(
     allowed: dict[str, Any], asked: Callable[[], Ask], field: str, bound: str, found: str
