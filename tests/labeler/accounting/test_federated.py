@@ -19,7 +19,7 @@ from labeler.accounting.federated import (
     weak_trade_off,
 )
 from labeler.accounting.gaussian import delta_of_epsilon
-from labeler.accounting.tradeoff import Curve, distance, epsilon_delta, identity, of_pair, product
+from labeler.accounting.tradeoff import Curve, distance, epsilon_delta, identity, lower_hull, of_pair, product
 from labeler.errors import InvalidSetting
 
 GRID = np.linspace(0, 1, 501)
@@ -170,3 +170,42 @@ def test_numbers_out_of_bounds_are_refused() -> None:
         one_round_with_client_sampling(NO_PRIVACY, 1.5)
     with pytest.raises(InvalidSetting, match="victim"):
         weak_trade_off(np.ones((1, 1)), np.ones((1, 1)), 2)
+
+
+@pytest.mark.parametrize("field", ["records", "batch", "iterations", "rounds"])
+def test_training_of_nothing_is_refused(field: str) -> None:
+    fields = {"records": 10, "batch": 2, "iterations": 3, "rounds": 4}
+    LocalTraining(noise_multiplier=1.0, **fields | {"batch": 10})
+    with pytest.raises(InvalidSetting) as refusal:
+        LocalTraining(noise_multiplier=1.0, **fields | {field: 0})
+    assert str(refusal.value) == ("local training needs at least one record, iteration and round, and batches within n")
+    for bad in (math.inf, 0.0):
+        with pytest.raises(InvalidSetting, match="must be positive and finite"):
+            LocalTraining(noise_multiplier=bad, **fields)
+
+
+def test_wider_cells_of_loss_cost_more_in_every_account_of_local_training() -> None:
+    training = LocalTraining(records=100, batch=10, noise_multiplier=2.0, iterations=2, rounds=2)
+    for account in (training.as_printed, training.exact, training.replaced):
+        narrow, wide = account(interval=1e-3).epsilon(1e-3), account(interval=0.05).epsilon(1e-3)
+        assert narrow < wide < narrow + 0.2
+    whole = LocalTraining(records=10, batch=10, noise_multiplier=2.0, iterations=2, rounds=2)
+    assert training.replaced(interval=1e-3).epsilon(1e-3) < 0.6 * whole.replaced(interval=1e-3).epsilon(1e-3)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.55, 0.9, 1.0])
+def test_a_round_of_sampled_clients_is_the_higher_of_two_curves_everywhere(p: float) -> None:
+    """Also between the corners of both, where they cross."""
+    f = lower_hull(np.array([0.0, 0.2, 0.6, 1.0]), np.array([0.7, 0.35, 0.1, 0.0]))
+    alphas = np.linspace(0, 1, 2001)
+    found = one_round_with_client_sampling(f, p)
+    expected = np.maximum(f(alphas), np.maximum(0.0, 1 - p**2 - alphas))
+    assert np.abs(found(alphas) - expected).max() < 1e-12
+
+
+def test_views_without_a_client_or_of_two_shapes_are_refused() -> None:
+    good = np.full((2, 2), 0.25)
+    for first, second, victim in ((good, np.full((2, 3), 1 / 6), 0), (good, good, 2), (good, good, -1),
+                                  (np.array([0.5, 0.5]), np.array([0.5, 0.5]), 0)):  # fmt: skip
+        with pytest.raises(InvalidSetting, match=r"^views need one axis per client, the same on both inputs"):
+            weak_trade_off(first, second, victim)

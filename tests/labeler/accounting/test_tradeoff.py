@@ -211,3 +211,22 @@ def test_numbers_out_of_bounds_are_refused() -> None:
         of_pair([0.5, 0.6], [0.5, 0.5])
     with pytest.raises(InvalidSetting, match="epsilon"):
         epsilon_delta(-1.0, 0.1)
+
+
+def test_a_mechanism_that_tells_nothing_costs_nothing_and_its_profile_is_that_of_the_identity() -> None:
+    levels = np.array([-2.0, -0.5, 0.0, 0.5, 3.0])
+    assert SampledGaussian(0.0, 0.5).delta(levels).tolist() == np.maximum(0.0, 1 - np.exp(levels)).tolist()
+    assert identity().delta(levels) == pytest.approx(np.maximum(0.0, 1 - np.exp(levels)))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.0, 0.3), (2.0, 0.0), (2.0, 1.0), (0.5, 0.25)])
+def test_the_curve_of_a_pair_is_its_definition_up_to_the_ends_of_its_range(epsilon: float, delta: float) -> None:
+    expected = np.maximum(0, np.maximum(1 - delta - math.exp(epsilon) * GRID, math.exp(-epsilon) * (1 - delta - GRID)))
+    assert np.abs(epsilon_delta(epsilon, delta)(GRID) - expected).max() < 1e-12
+    assert epsilon_delta(epsilon, delta).delta(int(epsilon) + 3) == pytest.approx(delta)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(math.inf, 0.1), (-0.1, 0.1), (1.0, -0.1), (1.0, 1.5), (math.nan, 0.1)])
+def test_a_pair_outside_its_range_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(InvalidSetting, match="epsilon must be at least 0 and delta in"):
+        epsilon_delta(epsilon, delta)
