@@ -26,6 +26,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.DamagedShard: (500, "A shard is damaged"),
     errors.MixedShards: (409, "Agents do not agree on classes or backbone"),
     errors.UnreadableImage: (422, "An image cannot be read"),
+    errors.IdenticalImages: (422, "Private images are there more than once"),
     errors.JournalBroken: (503, "The journal does not hold"),
     errors.JournalBehind: (503, "The journal is older than what is known of it"),
     errors.UnsafeStorage: (503, "The storage could lose a charge"),

@@ -23,7 +23,7 @@ from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_rows import RowLimits, read_rows
 from api.coordinator.uploads import Upload, UploadWriter, on_grid, sweep, tidy_name
 from feature_store.quantize import quantize
-from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
+from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
 
 LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
 ROW_LIMITS = RowLimits(50, 10 * 2**20, 2**20, LIMITS.max_feature_dimension)
@@ -391,7 +391,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    with pytest.raises(Unavailable, match="No space left on device"):
+    with pytest.raises(StorageFull, match="the disk is full"):
         uploaded(tmp_path, lambda writer: writer.add_image("a", png()))
     assert list(tmp_path.iterdir()) == []
 
