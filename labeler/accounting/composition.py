@@ -147,10 +147,12 @@ def from_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Curve:
     # Lines b - e^eps a, steep ones first: the maximum's corners are where neighbours on the upper envelope meet.
     kept: list[int] = []
     for line in range(len(slopes) - 1, -1, -1):
+        # A line that is flatter and no lower lies above everywhere; far out all deltas are one in double precision.
+        while kept and heights[line] >= heights[kept[-1]]:
+            kept.pop()
         while len(kept) > 1 and _meet(slopes, heights, kept[-1], line) <= _meet(slopes, heights, kept[-2], kept[-1]):
             kept.pop()
-        if not kept or heights[line] < heights[kept[-1]]:
-            kept.append(line)
+        kept.append(line)
     corners = np.array([_meet(slopes, heights, *pair) for pair in pairwise(kept)])
     values = heights[kept[1:]] - slopes[kept[1:]] * corners
     start = (0.0, float(heights[kept[0]]))

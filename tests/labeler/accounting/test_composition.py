@@ -175,3 +175,9 @@ def test_an_epsilon_that_is_no_finite_number_is_refused() -> None:
     for bad in (math.inf, math.nan, -1.0):
         with pytest.raises(InvalidSetting, match="epsilon must be a finite number of at least 0"):
             compose(gaussian(1.0), 2).delta(bad)
+
+
+def test_of_two_epsilons_at_one_delta_the_smaller_counts() -> None:
+    """Far out all deltas are one number in double precision, and the largest epsilon would say nearly nothing."""
+    assert distance(from_profile([1.0, 2.0, 30.0], [0.0, 0.0, 0.0]), epsilon_delta(1.0, 0.0)) < 1e-12
+    assert distance(from_profile([1.0, 2.0], [0.2, 0.2]), epsilon_delta(1.0, 0.2)) < 1e-12
