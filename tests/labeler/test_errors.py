@@ -5,8 +5,14 @@ from __future__ import annotations
 import labeler.errors
 from labeler.errors import LabelerError
 
-ADORNED = {"api.client_http", "api.message_intake", "api.rate_limit", "workers.party_http"}
-"""Modules whose errors are errors of the tree that carry what HTTP needs beside it."""
+ADORNED = {
+    "api.client_http",
+    "api.message_intake",
+    "api.rate_limit",
+    "feature_store.decode_process",
+    "workers.party_http",
+}
+"""Modules whose errors are errors of the tree that carry something beside it: what HTTP needs, which image it was."""
 
 
 def every_error(root: type[LabelerError] = LabelerError) -> list[type[LabelerError]]:
