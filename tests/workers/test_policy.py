@@ -295,6 +295,30 @@ def test_a_refusal_says_field_bound_and_what_was_asked_word_for_word(
     )
 
 
+def test_a_task_without_any_bound_for_a_person_is_refused_in_words() -> None:
+    """Noise so small against so many records that nothing can be proved; the price is infinite, not a number."""
+    hopeless = ask(records_per_person=10**9, k=10**6, sigma_votes=1.0)
+    person = price(hopeless.task).person
+    assert person is None or person.epsilon == float("inf")
+    with pytest.raises(PolicyRefusal, match=r"and no bound was asked for"):
+        check(policy(allow__person_epsilon=1000.0), hopeless)
+
+
+def test_what_only_a_person_or_a_restart_can_settle_is_said_word_for_word() -> None:
+    digest = ask().task.digest
+    with pytest.raises(AwaitingApproval) as waiting:
+        check(policy(allow__approval=True), ask())
+    assert str(waiting.value) == (
+        f"allow.approval: a person at the site has to approve task {digest} first (labeler agent approve "
+        f"{digest[:12]}); it is asked again by itself"
+    )
+    with pytest.raises(PolicyRefusal) as other:
+        check(policy(coordinator__verify_key="2" * 64), ask())
+    assert str(other.value) == (
+        "coordinator.verify_key: the policy names another coordinator since this agent was started; restart it"
+    )
+
+
 def test_as_many_queries_as_a_day_may_have_are_no_more_than_that() -> None:
     check(policy(allow__max_queries_per_day=4), ask(queries=4))
     with pytest.raises(PolicyRefusal, match="5 at once"):

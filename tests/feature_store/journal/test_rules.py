@@ -115,21 +115,32 @@ def test_a_kind_of_change_that_is_forbidden_without_a_condition_never_happens(da
 
 
 def test_rules_can_be_asked_for_by_database_in_the_order_they_were_given() -> None:
+    """Statement by statement: what both databases are told, and the names under which a later version finds it."""
     table = a_table()
-    assert rules_of(table, "sqlite") == []
+    assert rules_of(table, "sqlite") == rules_of(table, "postgresql") == []
+    stay(table, ("number", "word"))
     remain(table)
     add_rule(table, "sqlite", "a third statement")
     assert rules_of(table, "sqlite") == [
+        "CREATE TRIGGER things_stay BEFORE UPDATE ON things WHEN NEW.number IS NOT OLD.number OR NEW.word IS NOT "
+        "OLD.word BEGIN SELECT RAISE(ABORT, 'what was written to things stays'); END",
         "CREATE TRIGGER things_remain BEFORE DELETE ON things WHEN 1 "
         "BEGIN SELECT RAISE(ABORT, 'rows of things are kept for ever'); END",
         "a third statement",
     ]
-    assert [rule.split("(")[0] for rule in rules_of(table, "postgresql")] == [
-        "CREATE OR REPLACE FUNCTION things_remain",
-        "CREATE TRIGGER things_remain BEFORE DELETE ON things FOR EACH ROW EXECUTE FUNCTION things_remain",
-        "CREATE OR REPLACE FUNCTION things_remain_all",
+    code = "USING ERRCODE = 'integrity_constraint_violation';"
+    kept = f"RAISE EXCEPTION 'rows of things are kept for ever' {code}"
+    assert rules_of(table, "postgresql") == [
+        "CREATE OR REPLACE FUNCTION things_stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.number IS "
+        "DISTINCT FROM OLD.number OR NEW.word IS DISTINCT FROM OLD.word THEN RAISE EXCEPTION 'what was written to "
+        f"things stays' {code} END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER things_stay BEFORE UPDATE ON things FOR EACH ROW EXECUTE FUNCTION things_stay()",
+        "CREATE OR REPLACE FUNCTION things_remain() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF TRUE THEN "
+        f"{kept} END IF; RETURN OLD; END $$",
+        "CREATE TRIGGER things_remain BEFORE DELETE ON things FOR EACH ROW EXECUTE FUNCTION things_remain()",
+        f"CREATE OR REPLACE FUNCTION things_remain_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {kept} END $$",
         "CREATE TRIGGER things_remain_all BEFORE TRUNCATE ON things FOR EACH STATEMENT EXECUTE FUNCTION "
-        "things_remain_all",
+        "things_remain_all()",
     ]
 
 
