@@ -16,7 +16,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.methods import METHODS, MethodTraits
 from labeler.model_terms import answer_sum, largest_distance, model_event
 from labeler.planning import has_finite_price, integer_event, price, solve_queries, solve_sigma
-from labeler.sensitivity import largest_change, squared_sensitivity
+from labeler.sensitivity import largest_change, squared_sensitivity, votes_of_a_person
 from labeler.task import Task, Training
 
 SIXTH = {
@@ -81,6 +81,17 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
             model(numbers, level)
     with pytest.raises(PrivacyRefusal, match="no stated sensitivity"):
         answer_sum(numbers)
+
+
+def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = sixth(monkeypatch, SIXTH["one that counts"])
+    for ask in (lambda: votes_of_a_person(counting), lambda: squared_sensitivity(counting, "instance", 5)):
+        with pytest.raises(PrivacyRefusal) as refusal:
+            ask()
+        assert str(refusal.value) == (
+            "method 'sixth' has no stated sensitivity, so it has no price; state and prove what one record, one person "
+            "and one agent change, in labeler.sensitivity for votes or labeler.model_terms for numbers"
+        )
 
 
 def test_every_method_that_there_is_has_one() -> None:
