@@ -131,7 +131,7 @@ def digit_features() -> np.ndarray:
     return quantize(backbone.embed(images))
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 30.0, what: str = "it") -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 90.0, what: str = "it") -> None:
     """Wait for something that other processes do."""
     end = time.monotonic() + seconds
     while not condition():
