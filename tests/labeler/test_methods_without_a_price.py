@@ -71,15 +71,15 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
     counting, numbers = sixth(monkeypatch, SIXTH["one that counts"]), sixth(monkeypatch, SIXTH["one of numbers"])
     monkeypatch.setitem(METHODS, "sixth", SIXTH["one that counts"])
     for ask in (squared_sensitivity, largest_change):
-        with pytest.raises(PrivacyRefusal, match="no stated sensitivity"):
+        with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
             ask(counting, level, *([5] if ask is squared_sensitivity else []))
-    with pytest.raises(PrivacyRefusal, match="no stated sensitivity"):
+    with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
         check_ballots(np.zeros((5, 3), dtype=np.int64), counting)
     monkeypatch.setitem(METHODS, "sixth", SIXTH["one of numbers"])
     for model in (model_event, largest_distance):
-        with pytest.raises(PrivacyRefusal, match="no stated sensitivity"):
+        with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
             model(numbers, level)
-    with pytest.raises(PrivacyRefusal, match="no stated sensitivity"):
+    with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
         answer_sum(numbers)
 
 

@@ -270,6 +270,7 @@ def test_a_step_becomes_part_of_the_callers_transaction(ledger: Ledger, database
         with pytest.raises(BudgetExceeded):
             ledger.reserve("other", [charge(96)], connection=connection)
         assert ledger.head(connection=connection).seq == 3
+        assert ledger.balance("federation", "instance", connection=connection).posted == 5
     assert (ledger.state("job"), ledger.state("other"), left(ledger)) == ("posted", None, 95)
     ledger.verify()
 
@@ -347,3 +348,26 @@ def test_both_entries_of_a_write_off_say_why(ledger: Ledger) -> None:
     ]
     with pytest.raises(InvalidSetting, match="a reason"):
         ledger.write_off("federation", "instance", "")
+
+
+def test_another_request_under_one_id_names_three_charges_and_counts_the_rest(ledger: Ledger) -> None:
+    names = [f"agent-{number}" for number in range(1, 6)]
+    for name in names:
+        ledger.open_account(name, "instance", 100)
+    for count, more in ((3, ""), (4, " and 1 more"), (5, " and 2 more")):
+        ledger.reserve(f"job-{count}", [charge(7, name) for name in names[:count]])
+        with pytest.raises(ProtocolViolation) as refusal:
+            ledger.reserve(f"job-{count}", [charge(8)])
+        assert str(refusal.value) == (
+            f"reservation 'job-{count}' charges agent-1 (instance) 7, agent-2 (instance) 7, agent-3 (instance) 7{more} "
+            "and was asked for again with other charges; a different request needs a different id"
+        )
+
+
+def test_a_charge_beyond_what_is_left_is_refused_word_for_word(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceeded) as refusal:
+        ledger.reserve("job", [charge(101)])
+    assert str(refusal.value) == (
+        "account 'federation', instance level: 101 nano-units of mu^2 were asked for and 100 of 100 are left. Last "
+        "spenders: nobody yet. Ask fewer queries, raise sigma_votes, or raise the budget."
+    )
