@@ -24,6 +24,7 @@ from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys, seal_body
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -120,7 +121,7 @@ class World:
             self.rounds: Any = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
             site = DurableLedger(
                 self.database, AgentMemory(self.database, ledger), self.rounds, ledger,
-                account="agent:a", read_policy=policy, clock=lambda: self.now,
+                PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
             )  # fmt: skip
             site.open_accounts()
             self.rounds.sweep()
