@@ -335,8 +335,11 @@ def test_more_pixels_than_a_job_may_have_are_refused_before_anything_is_decoded(
 def test_the_memory_of_the_embedder_does_not_grow_with_what_it_is_sent(office: Office, embedder: Embedder) -> None:
     small = office.job("small", images_table([black(50)] * 4))
     embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    sent = images_table([black(7900)] * 4)
+    large = office.job("large", sent)
     before = resident_bytes()
-    large = office.job("large", images_table([black(7900)] * 4))
+    # The highest mark of this process starts anew: tests before this one may have reached higher.
+    Path("/proc/self/clear_refs").write_text("5")
     embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
     assert (small / "public.shard").exists()
     assert (large / "public.shard").exists()
