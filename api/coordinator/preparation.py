@@ -200,6 +200,8 @@ class _Chooser:
             finally:
                 with self._bell:
                     self._busy.pop(lane, None)
+                    if lane in self._lanes:
+                        self._lanes.move_to_end(lane)  # what it sent meanwhile comes behind everybody else
                     self._bell.notify()
             self._on_end(job_id)
 

@@ -17,7 +17,7 @@ DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
 SETTINGS = {
     "ensemble": {"sigma_votes": 0.3},
-    "blind-average": {"epsilon": 16.0},
+    "blind-average": {"epsilon": 48.0},
     "aux-distill": {"epsilon": 16.0},
 }
 

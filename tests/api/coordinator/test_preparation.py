@@ -146,27 +146,38 @@ def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_fo
     assert board.all_jobs() == []
 
 
+@pytest.mark.parametrize("begun", [True, False], ids=["the first has begun", "all lie there at once"])
 def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     """Three jobs of one and one of another, one process: the other is second, and a job that ended is not begun."""
     monkeypatch.setattr(preparation, "PROCESSES", 1)
     order: list[str] = []
-    gate = threading.Event()
+    gate, taken = threading.Event(), threading.Event()
     ended = {"a-2"}
     done = threading.Semaphore(0)
 
     class Noting(_Chooser):
         def _choose(self, job_id: str, *_: object) -> None:
+            taken.set()
             gate.wait(30)
             if self._is_wanted(job_id):
                 order.append(job_id)
 
     chooser = Noting(tmp_path, is_wanted=lambda job_id: job_id not in ended, on_end=lambda _: done.release())
     request = QuestionRequest(strategy="clustered", count=2, seed=0, fingerprint="f", source="features")
-    for job_id in ("a-0", "a-1", "a-2"):
+    if begun:
+        chooser.want("a", "a-0", request, 0)
+        assert taken.wait(30)
+        others = ["a-1", "a-2"]
+    else:
+        chooser._bell.acquire()  # nobody takes one before all are there
+        others = ["a-0", "a-1", "a-2"]
+    for job_id in others:
         chooser.want("a", job_id, request, 0)
     chooser.want("b", "b-0", request, 0)
+    if not begun:
+        chooser._bell.release()
     chooser.want("a", "a-1", request, 0)  # asked again: no second place in the line
     gate.set()
     for _ in range(4):
