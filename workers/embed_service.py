@@ -35,6 +35,7 @@ from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
 from feature_store.embedding import Loaded, Loader, embed_source
 from feature_store.faults import fault_point
 from feature_store.mailbox import Mailbox, Work
+from feature_store.mailbox.redis import RedisMailbox
 from feature_store.question_files import FAILURE, SHARD, UPLOAD, write_failure
 from feature_store.room import is_full, storage_full
 from labeler.errors import (
@@ -96,7 +97,7 @@ def run_embedder(
     """
     consumer = f"embedder-{socket.gethostname()[:50]}-{os.getpid()}"
     embedder = Embedder(coordinator_home, backbones, stop=stop)
-    mailbox = Mailbox(redis_url)
+    mailbox = RedisMailbox(redis_url)
     log.info("embedder ready", extra={"backbones": len(backbones)})
     is_reached = True
     try:

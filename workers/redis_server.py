@@ -2,7 +2,7 @@
 
 It listens on a socket in a folder that only its owner may enter, or, where the path of that folder is too long
 for a socket, on a loopback port with a password drawn at random. It keeps nothing on disk and throws nothing
-away (feature_store.mailbox says why neither matters, and why the second does). A deployment with its own Redis
+away (feature_store.mailbox.protocol says why neither matters, and why the second does). A deployment with its own Redis
 names that instead and never comes here.
 """
 
@@ -175,7 +175,7 @@ class RedisServer:
                 time.sleep(0.01)
 
     def _say(self, words: bytes) -> bytes:
-        """Speak to the server without its client library, which has one door (feature_store.mailbox)."""
+        """Speak to the server without its client library, which has one door (feature_store.mailbox.redis)."""
         family = socket.AF_UNIX if self._socket_path is not None else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(1.0)

@@ -75,6 +75,7 @@ from feature_store.journal.tokens import TokenStore
 from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import JournalBehind, NotAuthenticated, NotFound, TryAgain
 from labeler.messages import Header
 
@@ -242,7 +243,7 @@ class Coordinator:
             keys = PartyKeys.load(path) if path.exists() else PartyKeys.generate()
             if not path.exists():
                 keys.save(path)
-            mailbox = Mailbox(config.redis_url)
+            mailbox = RedisMailbox(config.redis_url)
             try:
                 mailbox.check()
             except TryAgain:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone
 from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -45,7 +45,7 @@ class Office:
     """A coordinator's home with jobs in it, and the mailbox through which it asks for questions."""
 
     home: Path
-    mailbox: Mailbox
+    mailbox: RedisMailbox
     server: RedisServer
     start: Callable[..., Any]
 
@@ -87,7 +87,7 @@ def wait_for(path: Path, *, seconds: float = 30.0) -> None:
 
 @pytest.fixture
 def office(tmp_path: Path, server: RedisServer, start: Any) -> Iterator[Office]:
-    mailbox = Mailbox(server.url)
+    mailbox = RedisMailbox(server.url)
     mailbox._redis.flushall()
     yield Office(tmp_path / "coordinator", mailbox, server, start)
     mailbox.close()
@@ -187,7 +187,7 @@ def test_progress_is_published(office: Office) -> None:
     office.finish(office.job("job-1", images_table([png(image) for image in pictures(3)])))
 
     async def events() -> list[dict[str, Any]]:
-        watching = Mailbox(office.server.url)
+        watching = RedisMailbox(office.server.url)
         try:
             return [event for _, event in await watching.watch("job-1", "", 1.0)]
         finally:
@@ -236,7 +236,7 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
 
 def test_a_redis_that_goes_away_is_waited_for(tmp_path: Path, start: Any) -> None:
     with RedisServer(tmp_path / "redis", use_port=True) as server:
-        mailbox = Mailbox(server.url)
+        mailbox = RedisMailbox(server.url)
         office = Office(tmp_path / "coordinator", mailbox, server, start)
         running = office.run()
         server.stop()
@@ -301,14 +301,14 @@ def test_requesters_take_turns_however_many_images_one_of_them_sent(
     monkeypatch.setattr(embed_service, "SLICE_S", 0.0)
     monkeypatch.setattr(embed_service, "BATCH_IMAGES", 1)
     done: list[str] = []
-    publish = Mailbox.publish
+    publish = RedisMailbox.publish
 
-    def noting(mailbox: Mailbox, job_id: str, event: dict[str, Any]) -> None:
+    def noting(mailbox: RedisMailbox, job_id: str, event: dict[str, Any]) -> None:
         if "done" in event:
             done.append(job_id)
         publish(mailbox, job_id, event)
 
-    monkeypatch.setattr(Mailbox, "publish", noting)
+    monkeypatch.setattr(RedisMailbox, "publish", noting)
     picture = png(pictures(1)[0])
     many = [office.job(f"many-{number}", images_table([picture] * 40), owner="hog") for number in range(3)]
     few = office.job("few", images_table([picture] * 2), owner="somebody else")

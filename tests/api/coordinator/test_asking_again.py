@@ -10,16 +10,16 @@ import pytest
 
 from api.coordinator.pace import Pace
 from api.coordinator.schedule import LONGEST_PAUSE_S
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from workers.redis_server import RedisServer
 
 PAUSE_S = 5.0
 
 
 @pytest.fixture
-def mailbox(tmp_path: Path) -> Iterator[Mailbox]:
+def mailbox(tmp_path: Path) -> Iterator[RedisMailbox]:
     with RedisServer(tmp_path / "redis") as server:
-        mailbox = Mailbox(server.url)
+        mailbox = RedisMailbox(server.url)
         yield mailbox
         mailbox.close()
 
@@ -30,7 +30,7 @@ def now() -> list[float]:
     return [time.monotonic()]
 
 
-def test_a_party_without_mail_is_asked_again_after_the_pause(mailbox: Mailbox, now: list[float]) -> None:
+def test_a_party_without_mail_is_asked_again_after_the_pause(mailbox: RedisMailbox, now: list[float]) -> None:
     pace = Pace(mailbox, ask_again_s=PAUSE_S, now=lambda: now[0])
     assert pace.is_due(("round", "east"), through=["east"])
     assert not pace.is_due(("round", "east"), through=["east"])
@@ -38,7 +38,7 @@ def test_a_party_without_mail_is_asked_again_after_the_pause(mailbox: Mailbox, n
     assert pace.is_due(("round", "east"), through=["east"])
 
 
-def test_mail_on_its_way_makes_the_pause_longer_but_never_endless(mailbox: Mailbox, now: list[float]) -> None:
+def test_mail_on_its_way_makes_the_pause_longer_but_never_endless(mailbox: RedisMailbox, now: list[float]) -> None:
     pace = Pace(mailbox, ask_again_s=PAUSE_S, now=lambda: now[0])
     assert pace.is_due(("round", "east"), through=["east", "t0"])
     mailbox.send("t0", b"a share", message_id="east:1")
@@ -54,7 +54,7 @@ def test_mail_on_its_way_makes_the_pause_longer_but_never_endless(mailbox: Mailb
     assert pace.is_due(("round", "east"), through=["east", "t0"])
 
 
-def test_mail_that_is_gone_is_asked_for_at_the_usual_pace(mailbox: Mailbox, now: list[float]) -> None:
+def test_mail_that_is_gone_is_asked_for_at_the_usual_pace(mailbox: RedisMailbox, now: list[float]) -> None:
     """As after a Redis that forgot everything: what waited is lost, so nobody is waited for."""
     pace = Pace(mailbox, ask_again_s=PAUSE_S, now=lambda: now[0])
     mailbox.send("east", b"an ask", message_id="coordinator:1")

@@ -20,7 +20,7 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.jobs import RoundRecord
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from labeler.bodies import Ask, OpenRound
 from labeler.errors import QuorumNotReached, WrongDigest
@@ -44,7 +44,7 @@ class Desk:
 
     house: House
     url: str
-    mailbox: Mailbox
+    mailbox: RedisMailbox
     keys: PartyKeys = field(default_factory=PartyKeys.generate)
     patience_s: float = 0.0
 
@@ -89,7 +89,7 @@ class Desk:
 
     def mail(self, party: str) -> list[Message]:
         async def read() -> list[Message]:
-            mailbox = Mailbox(self.url)
+            mailbox = RedisMailbox(self.url)
             try:
                 found = await mailbox.receive(party, "", 0.0)
             finally:
@@ -104,7 +104,7 @@ class Desk:
 
 @pytest.fixture
 def desk(house: House, server: RedisServer) -> Iterator[Desk]:
-    mailbox = Mailbox(server.url)
+    mailbox = RedisMailbox(server.url)
     mailbox._redis.flushall()
     for number, name in enumerate(TALLIERS):
         house.parties.enrol(name, "tallier", secrets.token_hex(32), secrets.token_hex(32), tallier=number)
@@ -127,7 +127,7 @@ def test_a_tallier_is_told_the_same_round_again_after_an_agents_keys_were_rotate
 def test_whose_shares_are_taken_is_durable_before_anybody_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job = desk.job()
     seen: list[RoundRecord] = []
-    monkeypatch.setattr(Mailbox, "send", lambda *_, **__: seen.append(desk.round(job)))
+    monkeypatch.setattr(RedisMailbox, "send", lambda *_, **__: seen.append(desk.round(job)))
     desk.conductor().advance(job.job_id)
     assert seen
     assert all(set(one.participants) == set(AGENTS) and one.state == "asked" for one in seen)

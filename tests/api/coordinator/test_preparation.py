@@ -19,7 +19,7 @@ from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
 from feature_store.journal.jobs import JobRecord
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.question_files import QuestionRequest
@@ -36,15 +36,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def mailbox(server: RedisServer) -> Iterator[Mailbox]:
-    box = Mailbox(server.url)
+def mailbox(server: RedisServer) -> Iterator[RedisMailbox]:
+    box = RedisMailbox(server.url)
     box._redis.flushall()
     yield box
     box.close()
 
 
 @pytest.fixture
-def prepare(house: House, mailbox: Mailbox) -> Iterator[Callable[..., Preparation]]:
+def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Preparation]]:
     made: list[Preparation] = []
 
     def make(on_end: Callable[[str], None] = lambda _: None) -> Preparation:
@@ -91,7 +91,7 @@ def questions(house: House, job: JobRecord) -> Path:
 
 @pytest.mark.parametrize("selection", [{}, {"strategy": "random", "count": 7, "seed": 5}])
 def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
-    house: House, mailbox: Mailbox, prepare: Callable[..., Preparation], selection: dict[str, object]
+    house: House, mailbox: RedisMailbox, prepare: Callable[..., Preparation], selection: dict[str, object]
 ) -> None:
     job = ask(prepare(), house, submit(house, **selection))
     found = load_file(questions(house, job))
@@ -128,7 +128,7 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
 
 
 def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_forgot(
-    house: House, mailbox: Mailbox, prepare: Callable[..., Preparation]
+    house: House, mailbox: RedisMailbox, prepare: Callable[..., Preparation]
 ) -> None:
     view = submit(house)
     job = house.jobs.get(view.job_id)

@@ -15,7 +15,7 @@ from api.coordinator.labels import release_from_bytes
 from api.schema import JobView
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from labeler.bodies import Settled
 from labeler.errors import ProtocolViolation, Unavailable
@@ -36,7 +36,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def desk(house: House, redis: RedisServer) -> Iterator[Desk]:
-    mailbox = Mailbox(redis.url)
+    mailbox = RedisMailbox(redis.url)
     mailbox._redis.flushall()
     for number, name in enumerate(TALLIERS):
         house.parties.enrol(name, "tallier", secrets.token_hex(32), secrets.token_hex(32), tallier=number)
@@ -197,6 +197,6 @@ def test_a_mailbox_that_cannot_be_reached_does_not_undo_what_was_opened(
     def away(*_: object, **__: object) -> None:
         raise Unavailable("redis is away")
 
-    monkeypatch.setattr(Mailbox, "send", away)
+    monkeypatch.setattr(RedisMailbox, "send", away)
     desk.conductor().advance(job.job_id)
     assert desk.house.jobs.get(job.job_id).state == "completed"

@@ -29,7 +29,7 @@ from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
 from api.server import serve
 from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
+from feature_store.mailbox.redis import RedisMailbox
 from labeler.bodies import Poll
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
@@ -77,7 +77,7 @@ def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of
         return check["ok"], check["detail"]
 
     config = config_of(tmp_path / "home")
-    with serve_in(config) as service, service.http(None) as http, closing(Mailbox(config.redis_url)) as mailbox:
+    with serve_in(config) as service, service.http(None) as http, closing(RedisMailbox(config.redis_url)) as mailbox:
         assert embedder(http)[0]
         with Client(service.url, service.tokens["requester"]) as client:
             features = [[1.0] + [0.0] * 7]

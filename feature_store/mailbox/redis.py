@@ -1,4 +1,4 @@
-"""The mailbox: messages in transit, work with leases, and progress for people. The only door to Redis.
+"""The mailbox among processes: streams of Redis. The only door to it.
 
     key                            type     what                                         kept
     mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
@@ -8,15 +8,9 @@
     progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
     alive:ROLE                     string   some process of a role was there lately      seconds
 
-**Nothing here is the truth.** Redis may lose all of it at any time: the journal (SQL) says what is missing, and
-whoever misses something asks again. In return nothing here waits for a disk. So every call works on an empty
-Redis, a message or a piece of work may come twice, and each may be lost; never is one changed or made up.
-
-Positions are ids of streams, "TIME-NUMBER". A reader that comes with a position later than anything in the
-stream has read an earlier Redis (it was emptied, or its clock was set back) and gets all there is.
-
-Redis 6.2 is enough. It must be reachable by nobody but the coordinator and its embedders: whoever can read it
-sees sealed shares and who answers, and whoever can write to it can hold up the service.
+What a mailbox promises is in `feature_store.mailbox.protocol`; positions are ids of streams. Redis 6.2 is enough. It
+must be reachable by nobody but the coordinator and its embedders: whoever can read it sees sealed shares and who
+answers, and whoever can write to it can hold up the service.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -39,8 +32,22 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from labeler.errors import InvalidSetting, NotReady, TooLarge, Unavailable, UnsafeStorage
-from labeler.messages import MAX_MESSAGE_BYTES
+from feature_store.mailbox.protocol import (
+    MAIL_SEEN_S,
+    MAIL_UNUSED_S,
+    MAX_EVENTS,
+    MAX_MAIL,
+    MAX_MAIL_BYTES,
+    MAX_WAIT_S,
+    PROGRESS_UNUSED_S,
+    Work,
+    check_mail,
+    check_wait,
+    check_work,
+    format_position,
+    parse_position,
+)
+from labeler.errors import InvalidSetting, NotReady, Unavailable, UnsafeStorage
 from labeler.untrusted import canonical_json, check_party_id, check_text
 
 MAIL_KEY = "mail:{recipient}"
@@ -49,16 +56,6 @@ WORK_KEY = "work:{queue}"
 WORK_IDS_KEY = "work-ids:{queue}"
 PROGRESS_KEY = "progress:{job_id}"
 ALIVE_KEY = "alive:{role}"
-
-MAX_MAIL = 10_000
-MAX_EVENTS = 1_000
-MAIL_UNUSED_S = 7 * 86_400
-MAIL_SEEN_S = 86_400
-PROGRESS_UNUSED_S = 86_400
-MAX_WAIT_S = 30.0
-
-MAX_MAIL_BYTES = MAX_MESSAGE_BYTES
-"""Of the messages that one call hands out, unless the first alone is larger."""
 
 MAX_WAITING = 9_000
 """Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
@@ -114,31 +111,8 @@ return 1
 """
 
 
-@dataclass(frozen=True)
-class Work:
-    """A piece of work this consumer holds until its lease runs out.
-
-    Attributes:
-        queue: where it was claimed.
-        work_id: what to do; the rest is in the journal.
-        entry: its place in the stream.
-        consumer: who holds it.
-        attempt: how often it was handed out, from 1. A high number says that it kills its workers.
-    """
-
-    queue: str
-    work_id: str
-    entry: str
-    consumer: str
-    attempt: int
-
-
-class Mailbox:
-    """A process's way to Redis; see the module.
-
-    Calls that wait for people and parties are coroutines of one event loop; all others return at once and may be
-    called from any thread. A call that cannot reach Redis raises `Unavailable` within seconds, and the next one
-    connects anew.
+class RedisMailbox:
+    """The `feature_store.mailbox.protocol.Mailbox` of many processes; see the module.
 
     Args:
         url: redis://, rediss:// or unix://, with its password.
@@ -197,21 +171,8 @@ class Mailbox:
     # Mail
 
     def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """Put a message into a party's mail, once: the same id again within a day changes nothing.
-
-        Args:
-            recipient: party id.
-            data: frames (labeler.messages).
-            message_id: `Message.message_id`, SENDER:SEQUENCE.
-
-        Raises:
-            TooLarge: more bytes than a message may have.
-            Unavailable: Redis does not answer, or is full.
-        """
-        check_party_id(recipient, "recipient of mail")
-        check_text(message_id, "message_id of mail", most=300)
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise TooLarge(f"mail has at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
+        """See the protocol: one script, so that no crash leaves the mark without the message."""
+        check_mail(recipient, data, message_id)
         # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
         seen = MAIL_SEEN_KEY.format(length=len(recipient), recipient=recipient, message_id=message_id)
         with _reaching():
@@ -228,22 +189,7 @@ class Mailbox:
         *,
         max_bytes: int = MAX_MAIL_BYTES,
     ) -> list[tuple[str, bytes]]:
-        """The mail after a position, oldest first; waits for it. What lies at or before the position is dropped.
-
-        Args:
-            recipient: party id.
-            after: position of the last message it took, empty for none.
-            wait_s: how long to wait while there is none, 0 to 30.
-            max_messages: most that are returned.
-            max_bytes: of all messages together; one that is larger comes alone. Redis counts, so that no more than
-                this is ever in this process.
-
-        Returns:
-            (position, data) of each message; empty if none came.
-
-        Raises:
-            Unavailable: Redis does not answer.
-        """
+        """See the protocol. Redis counts the bytes, so that no more than `max_bytes` is ever in this process."""
         key = MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))
         entries = await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
         return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
@@ -257,27 +203,12 @@ class Mailbox:
 
     def add_work(self, queue: str, work_id: str) -> None:
         """Ask for a piece of work; while it is not done, asking again changes nothing."""
-        check_text(queue, "name of a queue", most=100)
-        check_text(work_id, "work_id", most=300)
+        check_work(queue, work_id)
         with _reaching():
             self._add_work(keys=_work_keys(queue), args=[work_id])
 
     def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
-        """Take a piece of work, at first one whose lease has run out; wait for one if there is none.
-
-        Args:
-            queue: the queue.
-            consumer: a name no other process has.
-            lease_s: a piece of work nobody gave a sign of life for this long is taken over. All consumers of a
-                queue state the same, several times as long as they take between two heartbeats.
-            wait_s: how long to wait.
-
-        Returns:
-            The work, or None if none came. It may have been done before, once or in part.
-
-        Raises:
-            Unavailable: Redis does not answer.
-        """
+        """See the protocol. Waits in slices, so that a lease that runs out meanwhile is noticed."""
         key, _ = _work_keys(queue)
         deadline = time.monotonic() + wait_s
         with _reaching():
@@ -297,13 +228,7 @@ class Mailbox:
                     return None
 
     def heartbeat(self, work: Work) -> None:
-        """Say that the work goes on; its lease begins anew.
-
-        Raises:
-            NotReady: it is no longer held: taken over, done by another, or forgotten by Redis. The result is
-                welcome all the same, for the same work has the same result.
-            Unavailable: Redis does not answer.
-        """
+        """See the protocol."""
         with _reaching():
             is_held = self._heartbeat(
                 keys=[WORK_KEY.format(queue=work.queue)], args=[_GROUP, work.entry, work.consumer]
@@ -360,14 +285,13 @@ class Mailbox:
         self.close()
 
     def __repr__(self) -> str:
-        return "Mailbox(<redacted>)"
+        return "RedisMailbox(<redacted>)"
 
     async def _read(
         self, key: str, after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
     ) -> list[tuple[str, dict[bytes, bytes]]]:
-        if not 0 <= wait_s <= MAX_WAIT_S:
-            raise InvalidSetting(f"wait_s must lie between 0 and {MAX_WAIT_S:g} seconds, found {wait_s:g}")
-        position = _parse_position(after)
+        check_wait(wait_s)
+        position = parse_position(after)
         with _reaching():
             async with asyncio.timeout(wait_s + 2 * _REPLY_GRACE_S):
                 try:
@@ -376,11 +300,11 @@ class Mailbox:
                     if "no such key" not in str(error):
                         raise
                     last = _START
-                if position > _parse_position(last):
+                if position > parse_position(last):
                     position = (0, 0)
                 elif drop and position > (0, 0):
                     await self._waiting.xtrim(key, minid=f"{position[0]}-{position[1] + 1}", approximate=False)
-                start = f"{position[0]}-{position[1]}"
+                start = format_position(position)
                 found = await self._mail_after(key, start, count, max_bytes, is_first=True)
                 if found or wait_s <= 0:
                     return found
@@ -452,16 +376,6 @@ def _reaching() -> Iterator[None]:
 
 def _work_keys(queue: str) -> tuple[str, str]:
     return WORK_KEY.format(queue=queue), WORK_IDS_KEY.format(queue=queue)
-
-
-def _parse_position(position: str) -> tuple[int, int]:
-    milliseconds, _, number = (position or _START).partition("-")
-    limit = 2**64 - 2
-    if not (
-        milliseconds.isascii() and milliseconds.isdigit() and (not number or (number.isascii() and number.isdigit()))
-    ):
-        raise InvalidSetting("a position must be empty or one that came with a message, TIME-NUMBER")
-    return min(int(milliseconds), limit), min(int(number or 0), limit)
 
 
 def _text(value: bytes | str) -> str:
