@@ -11,7 +11,7 @@ import sys
 import typer
 
 from labeler.errors import Interrupted, LabelerError
-from workers.commands import client, federation, jobs, journal, keys, parties, prices, prune, roles, shards
+from workers.commands import bench, client, federation, jobs, journal, keys, parties, prices, prune, roles, shards
 from workers.commands.console import complain
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for room in (jobs, prices, shards, federation, client, roles, parties, keys, journal, prune):
+for room in (jobs, bench, prices, shards, federation, client, roles, parties, keys, journal, prune):
     room.register(app)
 
 

@@ -31,7 +31,7 @@ from workers.report import (
 from workers.students import NoisyAnswers
 
 POINTS_OF_SPENDING = 100
-PACKAGES = ("private-labeler", "torch", "timm", "numpy", "dp-accounting")
+PACKAGES = ("private-labeler", "torch", "timm", "numpy")
 
 
 def job_report(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from labeler.accounting.federated import LocalTraining
+from workers.studies.accounting.federated import LocalTraining
 
 # records, batch, sigma, iterations, rounds, printed mu
 TABLE_1 = [

@@ -13,10 +13,10 @@ import pytest
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.pld import epsilon_by_pld
 from labeler.accounting.renyi import improved_epsilon, papers_epsilon
 from labeler.planning import price, price_of_paper_shares
 from labeler.task import Task
+from tests.oracles.pld import epsilon_by_pld
 
 # queries, squared sensitivity of one query, sigma in votes, delta, papers' conversion, improved, exact: as printed
 TABLE = [

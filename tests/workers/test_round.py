@@ -22,7 +22,7 @@ from labeler.winner import WinnerTerms
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
 from workers.round import run_round
-from workers.winner.reference import reference_winners
+from workers.studies.winner_reference import reference_winners
 
 QUERIES = 9
 

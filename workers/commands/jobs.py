@@ -1,4 +1,4 @@
-"""Commands that run a whole job in one process: `demo`, `run`, `student`, `bench`."""
+"""Commands that run a whole job in one process: `demo`, `run`, `student`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from workers.bench import NAMES
-from workers.bench.papers import NAMES as PAPERS
 from workers.commands.console import Json, one_of, print_json
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ MemoryLimit = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (demo, run, student, bench):
+    for command in (demo, run, student):
         app.command()(command)
 
 
@@ -140,35 +137,6 @@ def student(
     typer.echo(f"Student {result['kind']}: {score}; saved to {result['path']}")
 
 
-def bench(
-    name: Annotated[str, typer.Argument(help=f"{NAMES}.")],
-    paper: Annotated[str | None, typer.Argument(help=f"For papers: whose table, {PAPERS}; all when left out.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="For papers: folder for JSON documents and pictures.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Reproduce a paper's table or measure speed.
-
-    Examples:
-
-    `labeler bench speed`
-
-    `labeler bench papers dp-helmet --data DATA --full --out tables`
-    """
-    from workers.bench import run_bench
-    from workers.progress import progress_bars
-
-    with progress_bars(quiet=as_json) as progress:
-        result = run_bench(name, paper, data=data, full=full, out=out, progress=progress)
-    if as_json:
-        print_json(result)
-    else:
-        _print_bench(result)
-
-
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
     # To standard error and nowhere else: how long a stage took tells how many private records there are.
     Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
@@ -191,19 +159,3 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     )
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
-
-
-def _print_bench(result: dict[str, Any]) -> None:
-    table = Table(title=result["name"])
-    columns = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("case", "method", "metric", "level") else "right")
-    for row in result["rows"]:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console(width=160).print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

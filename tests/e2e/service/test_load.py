@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from workers.bench import run_bench
+from workers.studies import run_bench
 
 
 @pytest.mark.long

@@ -13,9 +13,9 @@ from feature_store.index.engine_faiss import FaissEngine
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.mapped import unmap_pages
 from feature_store.index.memory import MemoryBudget, check_memory_limit, rows_at_once
-from feature_store.index.memory_probe import measure_search_memory
 from feature_store.index.split import SplitIndex
 from labeler.errors import InvalidSetting
+from workers.studies.search_memory import measure_search_memory
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 

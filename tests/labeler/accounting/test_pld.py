@@ -8,8 +8,8 @@ import pytest
 
 from labeler.accounting.events import GaussianSum, IntegerSum
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.pld import epsilon_by_pld
 from labeler.errors import InvalidSetting, PrivacyRefusal
+from tests.oracles.pld import epsilon_by_pld
 
 
 @pytest.mark.parametrize(("squared", "sigma", "delta"), [(412, 25.0, 1e-4), (2, 30.0, 1e-6), (100, 2.5, 1e-5)])

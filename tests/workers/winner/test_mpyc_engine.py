@@ -30,10 +30,10 @@ from tests.workers.winner.conftest import (
     script,
     shares_of,
 )
+from workers.studies.winner_reference import reference_winners
 from workers.winner.child import MpycEngine
 from workers.winner.engine import WinnerJob
 from workers.winner.party import order_to_bytes
-from workers.winner.reference import reference_winners
 
 ALARM = 1e-6
 

@@ -1,0 +1,82 @@
+"""The command `bench`: the one door from the product to `workers.studies`, opened when somebody runs it.
+
+The names of benches and papers are written here a second time, so that `labeler --help` loads no study;
+tests/workers/studies/test_benches.py holds the two together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labeler.errors import InvalidSetting
+from workers.commands.console import Json, print_json
+
+BENCHES: Final = ("office-caltech", "digits", "speed", "ledger", "service", "attacks", "winner", "winner-delay")
+PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
+EXTRA: Final = frozenset({"dp_accounting"})
+"""Top-level modules of the extra `studies`."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(bench)
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHES)} or papers.")],
+    paper: Annotated[
+        str | None, typer.Argument(help=f"For papers: whose table, {', '.join(PAPERS)}; all when left out.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="For papers: folder for JSON documents and pictures.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a paper's table or measure speed. Papers need the extra `studies`.
+
+    Examples:
+
+    `labeler bench speed`
+
+    `labeler bench papers dp-helmet --data DATA --full --out tables`
+    """
+    from workers.progress import progress_bars
+    from workers.studies import run_bench
+
+    try:
+        with progress_bars(quiet=as_json) as progress:
+            result = run_bench(name, paper, data=data, full=full, out=out, progress=progress)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise InvalidSetting(
+            f"bench {name} needs the package {missing.name}, which is not installed; add the extra: "
+            "pip install 'private-labeler[studies]'"
+        ) from None
+    if as_json:
+        print_json(result)
+    else:
+        _print_bench(result)
+
+
+def _print_bench(result: dict[str, Any]) -> None:
+    table = Table(title=result["name"])
+    columns = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("case", "method", "metric", "level") else "right")
+    for row in result["rows"]:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    Console(width=160).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,125 @@
+"""What measures the product and reproduces the papers: `labeler bench NAME`, and so every number in BENCHMARKS.md.
+
+Studies use the product; nothing of the product uses a study (an import contract), except that the command `bench`
+loads this module when it is run. What only the papers' tables need lives here too: training in simulation
+(`learning`), sampled and federated accounting (`accounting`), votes on many attributes. Packages that only studies need
+are in the extra `studies`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from labeler.errors import InvalidSetting
+from workers.progress import ProgressCallback, silent
+from workers.studies.rows import BenchRow, bench_document
+
+
+def _office_caltech(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.office_caltech import bench_office_caltech
+
+    return bench_office_caltech(data=data, full=full, progress=progress)
+
+
+def _digits(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.digits import bench_digits
+
+    return bench_digits(full=full, progress=progress)
+
+
+def _speed(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.speed import bench_speed
+
+    return bench_speed(full=full, progress=progress)
+
+
+def _ledger(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.ledger import bench_ledger
+
+    return bench_ledger(data=data, full=full, progress=progress)
+
+
+def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.service import bench_service
+
+    return bench_service(data=data, full=full, progress=progress)
+
+
+def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.attacks import bench_attacks
+
+    return bench_attacks(data=data, full=full, progress=progress)
+
+
+def _winner(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.winner import bench_winner
+
+    return bench_winner(full=full, progress=progress)
+
+
+def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.delayed_links import bench_winner_delay
+
+    return bench_winner_delay(full=full, progress=progress)
+
+
+BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
+    "office-caltech": _office_caltech,
+    "digits": _digits,
+    "speed": _speed,
+    "ledger": _ledger,
+    "service": _service,
+    "attacks": _attacks,
+    "winner": _winner,
+    "winner-delay": _winner_delay,
+}
+"""Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
+
+NAMES: Final = f"{', '.join(BENCHES)} or papers"
+"""All names in words, for help and refusals."""
+
+
+def run_bench(
+    name: str,
+    paper: str | None = None,
+    *,
+    data: Path | None = None,
+    full: bool = False,
+    out: Path | None = None,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Run a bench.
+
+    Args:
+        name: one of BENCHES, or "papers".
+        paper: whose table, where name is "papers"; all of them if None.
+        data: folder of the real data sets, or on the disk to measure, where the bench needs one.
+        full: all repetitions; else a quick version of the same.
+        out: papers only: a folder for documents and pictures.
+        progress: told how far it is.
+
+    Returns:
+        {"name", "rows", "seconds", "versions"}; see BenchRow.
+
+    Raises:
+        InvalidSetting: no such bench, or it needs data that is not there.
+    """
+    started = time.perf_counter()
+    if name == "papers":
+        from workers.studies.papers import bench_papers
+
+        rows = bench_papers(paper, data=data, full=full, out=out, progress=progress)
+        name = name if paper is None else f"{name} {paper}"
+    elif name not in BENCHES:
+        raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
+    elif paper is not None or out is not None:
+        raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
+    else:
+        rows = BENCHES[name](data, full, progress)
+    return bench_document(name, rows, time.perf_counter() - started)
+
+
+__all__ = ["BENCHES", "NAMES", "BenchRow", "run_bench"]

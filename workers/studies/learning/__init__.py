@@ -1,0 +1,1 @@
+"""Training in simulation, as the papers do it: many networks at once, noisy gradients, personal models."""

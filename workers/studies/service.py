@@ -1,0 +1,248 @@
+"""The whole service under load: fifty requesters with small jobs against real processes, and the same jobs by `run`.
+
+A federation is started as `labeler up` starts it: coordinator, embedder, five agents, three talliers and redis-server,
+each a process, on this machine, with every limit at its default. The requesters share its cores. The twin is the
+same job in one process, without messages, sealing or SQL: read and check the shards, price, vote, noise, tally,
+release; as in the speed bench, the student and the report are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from feature_store.backbones import load_backbone, read_spec
+from feature_store.embedding import embed_source
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.errors import Unavailable
+from workers.digits import CLASSES, write_digits
+from workers.federation import LocalFederation, Plan, make_federation
+from workers.federation_data import DIGITS_BACKBONE
+from workers.job_folder import open_job_folder
+from workers.labelling import label
+from workers.preparation import LabellingJob, prepare
+from workers.progress import ProgressCallback, silent
+from workers.studies.reconcile import discrepancies
+from workers.studies.requesters import Load, Wanted, put_under_load
+from workers.studies.rows import BenchRow
+from workers.task_file import TaskFile, TaskTable
+
+AGENTS: Final = 5
+REQUESTERS: Final = 50
+QUERIES: Final = 8
+TASK: Final[dict[str, Any]] = {
+    "name": "load",
+    "method": "knn",
+    "k": 5,
+    "sigma_votes": 100.0,
+    "delta": 1e-5,
+    "colluding_agents": 1,
+}
+"""The same for the service and for `run`."""
+
+MAX_QUERIES: Final = 10_000
+BUDGET_EPSILON: Final = 100.0
+"""Finite, so that every charge passes the check of its cap, and more than the jobs of a minute cost."""
+
+_STOP_S = 60.0
+
+
+@dataclass(frozen=True, repr=False)
+class RunningService:
+    """A federation of real processes.
+
+    Attributes:
+        url: of its coordinator.
+        token: of its first administrator.
+        home: its folder.
+    """
+
+    url: str
+    token: str
+    home: Path
+
+    def process_ids(self) -> dict[str, int]:
+        """Which process is which, now."""
+        pids: dict[str, int] = json.loads((self.home / "processes.json").read_bytes())
+        return pids
+
+
+def bench_service(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Measure the service under load, check that every label was charged exactly once, and measure its twin.
+
+    Args:
+        data: folder on whose disk the journals lie; else the system's folder for temporary files.
+        full: a minute of load; else a few seconds.
+        progress: told how far it is.
+
+    Raises:
+        Unavailable: the federation did not start.
+    """
+    seconds, twins = (60.0, 200) if full else (6.0, 20)
+    with tempfile.TemporaryDirectory(dir=data) as name:
+        folder = Path(name)
+        progress("Service", 0, 3)
+        home = folder / "federation"
+        home.mkdir(mode=0o700)
+        federation = make_federation(
+            home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
+        )
+        public = embed_public(folder)
+        with running_service(federation.home) as service:
+            progress("Service", 1, 3)
+            before = service.process_ids()
+            wanted = _wanted(public)
+            load = put_under_load(
+                service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds, folder=folder
+            )
+            errors = load.errors + _complaints(federation)
+            died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
+            errors += [f"{name} died and was started again" for name in died]
+        progress("Service", 2, 3)
+        wrong = discrepancies(federation, load.jobs) + _queries_not_used_once(load)
+        alone_s = _in_process(federation, public, folder, jobs=twins)
+        progress("Service", 3, 3)
+    return _rows(load, errors, wrong, alone_s, seconds=seconds, twins=twins)
+
+
+@contextmanager
+def running_service(home: Path) -> Iterator[RunningService]:
+    """`labeler up` in a process of its own, ready, until the block ends.
+
+    Raises:
+        Unavailable: it did not become ready; the message holds the end of what it said.
+    """
+    said = home.parent / "up.log"
+    command = [sys.executable, "-P", "-m", "workers.cli", "up", "--home", str(home), "--port", "0", "--json"]
+    with said.open("wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+    with process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else b""
+            if not line:
+                raise Unavailable(f"the federation did not start: {said.read_text(errors='replace')[-1000:]}")
+            told = json.loads(line)
+            yield RunningService(told["url"], told["token"], home)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def embed_public(folder: Path) -> Shard:
+    """The public digits, embedded once: requesters bring vectors."""
+    inputs = folder / "inputs"
+    inputs.mkdir()
+    public = write_digits(inputs, seed=0, agents=AGENTS)["public"]
+    backbone = load_backbone(read_spec(DIGITS_BACKBONE))
+    embed_source(public, backbone, folder / "public.shard", classes=CLASSES, public=True)
+    return Shard.open(folder / "public.shard")
+
+
+def _wanted(public: Shard) -> Wanted:
+    fields = TASK | {"max_queries": MAX_QUERIES, "backbone_fingerprint": public.fingerprint}
+    return Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
+
+
+def _complaints(federation: LocalFederation) -> list[str]:
+    """What any process logged as a warning or worse."""
+    found = []
+    for path in sorted(federation.logs.glob("*.log")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                found.append(f"{path.stem}: {line[:300]}")
+                continue
+            if entry.get("level") not in ("DEBUG", "INFO"):
+                found.append(f"{path.stem}: {line[:600]}")
+    return found
+
+
+def _queries_not_used_once(load: Load) -> list[str]:
+    """Of each task as many queries are gone as labels were downloaded."""
+    found = []
+    for task_id, left in load.queries_left.items():
+        labels = sum(job.labels for job in load.jobs if job.task_id == task_id)
+        if MAX_QUERIES - left != labels:
+            found.append(f"task {task_id[:12]}: {MAX_QUERIES - left} queries are used for {labels} labels")
+    return found
+
+
+def _in_process(federation: LocalFederation, public: Shard, folder: Path, *, jobs: int) -> list[float]:
+    """Seconds of each of the same jobs as `labeler run` does them, over the agents' own shards."""
+    shards = tuple(home / "images.shard" for home in federation.agents.values())
+    file = TaskFile(task=TaskTable.model_validate(TASK))
+    features = np.asarray(public.features, dtype=np.float64)
+    choose = np.random.default_rng(0)
+    seconds = []
+    for number in range(jobs):
+        queries = folder / f"queries-{number}.shard"
+        rows = choose.choice(len(features), QUERIES, replace=False)
+        with ShardWriter(
+            queries, classes=CLASSES, fingerprint=public.fingerprint, dimension=features.shape[1], public=True
+        ) as writer:
+            writer.append(features[rows], np.full(QUERIES, -1, np.int16), [f"digit-{row}" for row in rows.tolist()])
+            writer.finish()
+        job = LabellingJob(file=file, shards=shards, queries=queries, out=folder / f"run-{number}", engine="numpy")
+        started = time.perf_counter()
+        with open_job_folder(job.out) as opened:
+            prepared = prepare(job, opened)
+            opened.begin(prepared.plan())
+            label(prepared, opened)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _rows(
+    load: Load, errors: list[str], wrong: list[str], alone_s: list[float], *, seconds: float, twins: int
+) -> list[BenchRow]:
+    case = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents"
+    settings = {
+        "requesters": REQUESTERS,
+        "queries": QUERIES,
+        "agents": AGENTS,
+        "task": TASK,
+        "load_s": seconds,
+        "cores": os.cpu_count(),
+        "jobs_in_process": twins,
+    }
+    rows = []
+
+    def row(method: str, metric: str, value: float, reference: str | None = None, took_s: float | None = None) -> None:
+        rows.append(BenchRow(case, method, metric, value, reference=reference, seconds=took_s, settings=settings))
+
+    for kind in ("price", "submit", "status", "labels", "job"):
+        found = load.seconds[kind] or [0.0]
+        for percent in (50, 99):
+            row(kind, f"p{percent}, milliseconds", 1e3 * float(np.percentile(found, percent)))
+    labels = sum(job.labels for job in load.jobs)
+    together = labels / load.wall_s
+    alone = QUERIES * len(alone_s) / sum(alone_s)
+    requests = sum(len(found) for kind, found in load.seconds.items() if kind != "job")
+    row("requests", "count", requests, took_s=load.wall_s)
+    row("jobs completed", "count", len(load.jobs), took_s=load.wall_s)
+    row("the service, end to end", "labels per second", together, took_s=load.wall_s)
+    row("run, in one process", "labels per second", alone, took_s=sum(alone_s))
+    row("run / the service", "throughput ratio", alone / together if together else float("inf"))
+    settings_found = settings | {"errors": errors[:20], "not_charged_once": wrong[:20]}
+    for method, found_words in (("errors", errors), ("charges that do not add up", wrong)):
+        rows.append(BenchRow(case, method, "count", len(found_words), reference="0", settings=settings_found))
+    return rows
