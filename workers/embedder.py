@@ -23,6 +23,7 @@ def embed_images(
     backbone: str | Path,
     out: Path,
     *,
+    architecture: str | None = None,
     classes: tuple[str, ...] | None = None,
     public: bool = False,
     batch_size: int = 64,
@@ -39,7 +40,7 @@ def embed_images(
     """
     report = embed_source(
         source,
-        load_backbone(backbone),
+        load_backbone(backbone, architecture=architecture),
         out,
         classes=classes,
         public=public,

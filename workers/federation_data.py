@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
+from feature_store.backbones.names import packaged_name
 from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard
@@ -98,7 +99,7 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
     for path, shard in zip(paths[1:], shards[1:], strict=True):
         if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
             raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")
-    spec = _pixels_of(shards[0].backbone) if backbone is None else read_spec(backbone)
+    spec = _named_in(shards[0].backbone) if backbone is None else read_spec(backbone)
     fingerprint = load_backbone(spec).fingerprint
     if fingerprint != shards[0].fingerprint:
         raise MixedShards(
@@ -112,8 +113,11 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
     )
 
 
-def _pixels_of(manifest: dict[str, Any]) -> BackboneSpec:
-    """The backbone of a shard where the manifest says all about it, which it does for pixels only."""
+def _named_in(manifest: dict[str, Any]) -> BackboneSpec:
+    """The backbone of a shard where its manifest says all about it: pixels, and what comes with the program."""
+    packaged = packaged_name(str(manifest.get("weights", "")))
+    if packaged is not None:
+        return BackboneSpec(kind="packaged", architecture=packaged)
     if manifest.get("kind") != "pixels":
         raise InvalidSetting("name the backbone the shards were made with (--backbone), so that images can be embedded")
     transform = manifest["transform"]
@@ -128,7 +132,9 @@ def _describe(spec: BackboneSpec, coordinator: Path) -> str:
     if spec.weights is not None:
         lines.append(f"weights = {toml_value(str(spec.weights.resolve()))}")
     tables = [("options", dict(spec.options))]
-    if spec.transform is not None:
+    if isinstance(spec.transform, str):
+        lines.append(f"transform = {toml_value(spec.transform)}")
+    elif spec.transform is not None:
         tables.append(("transform", spec.transform.model_dump()))
     for name, fields in tables:
         if fields:

@@ -16,6 +16,7 @@ __all__ = ["Backbone", "BackboneSpec", "ImageLike", "Transform", "load_backbone"
 def load_backbone(
     source: BackboneSpec | Path | str,
     *,
+    architecture: str | None = None,
     device: str = "auto",
     half: bool | None = None,
     batch_size: int | None = None,
@@ -23,8 +24,9 @@ def load_backbone(
     """Load a backbone.
 
     Args:
-        source: a spec, a backbone file (TOML), a SimCLR checkpoint, or a short name such as "pixels" or
-            "timm:mobilenetv3_large_100" (see feature_store.backbones.spec).
+        source: a spec, a backbone file (TOML), a SimCLR checkpoint, or a short name such as "efficientnet-lite0",
+            "pixels" or "timm:mobilenetv3_large_100" (see feature_store.backbones.spec).
+        architecture: of the weights, where `source` is a safetensors file of them.
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
         half: float16 arithmetic; by default on a GPU only, and refused on a CPU.
         batch_size: images per forward pass; by default 32 on a CPU and 256 on a GPU.
@@ -35,7 +37,7 @@ def load_backbone(
         TryAgain: published weights could not be fetched.
     """
     # Heavy libraries are imported here and not above, so that the coordinator never loads them.
-    spec = source if isinstance(source, BackboneSpec) else read_spec(source)
+    spec = source if isinstance(source, BackboneSpec) else read_spec(source, architecture=architecture)
     if spec.kind == "pixels":
         from feature_store.backbones.pixels import load_pixels
 

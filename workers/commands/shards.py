@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from feature_store.backbones.names import DEFAULT_BACKBONE
 from labeler.errors import IdenticalImages
 from workers.commands.console import Json, escaped, one_of, print_json
 
@@ -21,8 +22,18 @@ def register(app: typer.Typer) -> None:
 
 def embed(
     source: Annotated[str, typer.Argument(help="Folder of class folders, Parquet file, or torchvision:NAME?root=DIR.")],
-    backbone: Annotated[str, typer.Option(help="Backbone file (TOML), SimCLR checkpoint, timm name, or pixels.")],
     out: Annotated[Path, typer.Option(help="The shard to write.")],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="What makes features: efficientnet-lite0 or -lite2 (no download), timm name, backbone file (TOML), "
+            "a safetensors file with --architecture, a SimCLR checkpoint, or pixels."
+        ),
+    ] = DEFAULT_BACKBONE,
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="timm architecture of the weights, where --backbone is a safetensors file of them."),
+    ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Public class names, comma separated, in label order. Default: folder names.")
     ] = None,
@@ -59,11 +70,13 @@ def embed(
 
     Examples:
 
-    `labeler embed hospital-a/ --backbone resnet50 --out hospital-a.shard --classes healthy,ill`
+    `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill`
 
-    `labeler embed hospital-a/ --backbone resnet50 --out hospital-a.shard --classes healthy,ill --person-level 2`
+    `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill --person-level 2`
 
-    `labeler embed scans.parquet --backbone resnet50 --out a.shard --classes healthy,ill --person-column patient`
+    `labeler embed scans.parquet --out a.shard --classes healthy,ill --person-column patient`
+
+    `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
     from feature_store.embedding import Duplicates
     from feature_store.persons import PersonColumn
@@ -80,6 +93,7 @@ def embed(
                 source,
                 backbone,
                 out,
+                architecture=architecture,
                 classes=names,
                 public=public,
                 batch_size=batch_size,
