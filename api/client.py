@@ -14,13 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel
 
 from api.client_http import Connection, ServiceBusy, ServiceProblem
@@ -55,6 +51,10 @@ from api.schema import (
     TokenView,
 )
 from labeler.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Client", "ServiceBusy", "ServiceProblem"]
 
@@ -165,6 +165,8 @@ class Client:
         """
         if (images is None) == (features is None):
             raise InvalidSetting("give exactly one of images (files) and features (vectors)")
+        import numpy as np  # here: a look at a job needs no arrays, and would wait for them
+
         vectors = np.asarray([] if features is None else features, dtype=np.float64)
         as_json = vectors.size <= MAX_NUMBERS_AS_JSON and sum(map(len, query_ids or ())) <= MAX_NUMBERS_AS_JSON
         request = JobRequest(
@@ -380,6 +382,9 @@ def _job_path(job_id: str) -> str:
 
 def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> bytes:
     """Feature vectors as a Parquet file, named as the service names vectors of a request."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     if features.ndim != 2:
         raise InvalidSetting(f"features have shape (queries, dimension), found {features.shape}")
     if names is not None and len(names) != len(features):

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
@@ -211,6 +210,8 @@ def _thresholds(sigma_grid: float) -> list[int]:
     With q = exp(-1 / (2 sigma^2)): exp(-(m+1)^2 / (2 sigma^2)) = exp(-m^2 / (2 sigma^2)) * q^(2m+1),
     so two multiplications of 256-bit integers give the next weight. Each rounds down by less than one unit.
     """
+    import mpmath  # here: a price is stated without a table
+
     context = mpmath.MPContext()
     context.prec = _FRACTION_BITS + 64
     exact = context.exp(-1 / (2 * context.mpf(sigma_grid) ** 2))

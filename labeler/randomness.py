@@ -21,7 +21,6 @@ import threading
 from typing import NoReturn, Protocol, SupportsIndex
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -66,6 +65,9 @@ class AesCtrSource:
     def __init__(self, key: bytes, *, is_seeded: bool) -> None:
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             raise InvalidSetting(f"the key of a random source must be {KEY_BYTES} bytes; derive_key makes one")
+        # Here: whoever only states a price, or looks at a job, draws nothing.
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
         self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
         self._is_seeded = is_seeded
         self._lock = threading.Lock()

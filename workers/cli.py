@@ -1,30 +1,38 @@
 """The `labeler` command line: the one place that may import everything, and wires it.
 
-The commands live in `workers.commands`, one module per room; here they are put together and their errors become
-sentences and exit codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again (an interrupted run continues).
+The commands live in `workers.commands`, one module per room, loaded when one of its commands is invoked
+(`workers.commands.catalogue`); here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
+setting, 75 try again (an interrupted run continues).
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Final
 
 import typer
 
 from labeler.errors import Interrupted, LabelerError
-from workers.commands import bench, client, federation, jobs, journal, keys, parties, prices, prune, roles, shards
-from workers.commands.console import complain
+from workers.commands.catalogue import Catalogued
+
+COMPLETION: Final = "_LABELER_COMPLETE"
+"""A shell sets it to ask for completions: `eval "$(_LABELER_COMPLETE=source_bash labeler)"`; zsh and fish likewise."""
 
 app = typer.Typer(
     name="labeler",
+    cls=Catalogued,
     help="Label public images with the private images of several organisations, under a proven privacy bound.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=COMPLETION in os.environ,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
-for room in (jobs, bench, prices, shards, federation, client, roles, parties, keys, journal, prune):
-    room.register(app)
+
+@app.callback()
+def labeler() -> None:
+    """Nothing happens before a command: with a callback the command line is a group, whatever it holds."""
 
 
 def main() -> None:
@@ -32,14 +40,20 @@ def main() -> None:
     try:
         app()
     except LabelerError as error:
-        complain(str(error))
+        _complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        complain(f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}")
+        _complain(f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
     except KeyboardInterrupt:
-        complain("interrupted")
+        _complain("interrupted")
         sys.exit(Interrupted.exit_code)
+
+
+def _complain(sentence: str) -> None:
+    from workers.commands.console import complain
+
+    complain(sentence)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ integral below that. Measured against 50 digits: relative error of delta below 1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
+from labeler.accounting.root import crossing
 from labeler.errors import InvalidSetting
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -64,7 +64,7 @@ def epsilon_of_delta(delta: float, mu: float) -> float:
         return 0.0
     target = math.log(delta)
     # delta(x) <= Phi(-x) <= exp(-x^2 / 2) / 2: the upper end of the bracket always satisfies delta.
-    x = _crossing(lambda at: math.log(max(_delta(at, mu), _SMALLEST)) - target, -mu / 2, math.sqrt(-2 * target))
+    x = crossing(lambda at: math.log(max(_delta(at, mu), _SMALLEST)) - target, -mu / 2, math.sqrt(-2 * target))
     while _delta(x, mu) > delta:
         x += _REFINE * max(1.0, abs(x))
     return max(0.0, mu * (x + mu / 2))
@@ -93,7 +93,7 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
         low *= 2
     while excess(high) < 0:
         high *= 2
-    mu = math.exp(_crossing(excess, low, high))
+    mu = math.exp(crossing(excess, low, high))
     while _delta(epsilon / mu - mu / 2, mu) > delta:
         mu *= 1 - _REFINE
     return mu
@@ -112,13 +112,6 @@ def _delta(x: float, mu: float) -> float:
 
 def _mills(t: float | NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2)))
-
-
-def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
-    # Loaded where it is wanted: it takes longer than the rest of an agent's start, and agents rarely solve for a price.
-    from scipy.optimize import brentq
-
-    return float(brentq(function, low, high, xtol=1e-15, rtol=1e-15, maxiter=500))
 
 
 def _check_epsilon(epsilon: float) -> None:

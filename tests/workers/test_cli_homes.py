@@ -429,9 +429,7 @@ def test_a_role_without_a_home_is_told_to_name_one(labeler: Labeler) -> None:
 
 
 def test_every_command_has_a_help_with_an_example() -> None:
-    from typer.main import get_command
-
-    from workers.cli import app
+    from workers.commands.catalogue import load_commands
 
     def leaves(command: Any, path: tuple[str, ...]) -> Any:
         below = getattr(command, "commands", {})
@@ -440,7 +438,7 @@ def test_every_command_has_a_help_with_an_example() -> None:
         if not below or command.invoke_without_command:
             yield " ".join(path), command.help or ""
 
-    found = dict(leaves(get_command(app), ("labeler",)))
+    found = dict(leaf for name, command in load_commands().items() for leaf in leaves(command, ("labeler", name)))
     assert len(found) > 25
     for path, text in found.items():
         assert re.search(rf"`{path}\b", text), path

@@ -1,0 +1,124 @@
+"""A command loads what it needs and nothing else; the command line lists and completes all of them without loading any.
+
+Asserted is what is loaded, not how long it takes: `labeler bench start` measures that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.commands.catalogue import CATALOGUE, load_commands
+
+ROOT = Path(__file__).parent.parent.parent
+
+HEAVY = (
+    "cryptography",
+    "dp_accounting",
+    "faiss",
+    "fastapi",
+    "matplotlib",
+    "mpmath",
+    "mpyc",
+    "nacl",
+    "pandas",
+    "PIL",
+    "pyarrow",
+    "redis",
+    "scipy.optimize",
+    "scipy.stats",
+    "sklearn",
+    "sqlalchemy",
+    "timm",
+    "torch",
+    "torchvision",
+)
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """What a fresh interpreter has loaded once a command has ended."""
+    code = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        f"sys.argv = ['labeler', *{list(arguments)!r}]\n"
+        "from workers.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return set(json.loads(ended.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "also_absent"),
+    [
+        (("--help",), ("numpy", "pydantic", "httpx2", "scipy", "workers.commands.client", "workers.commands.console")),
+        (("status", "--help"), ("scipy",)),
+        (("status", "job_1", "--url", "nowhere", "--token", "x"), ("scipy",)),
+        (("plan", "--sigma", "25"), ("httpx2",)),
+        (("plan", "--epsilon", "1", "--solve", "sigma", "--k", "50"), ("httpx2",)),
+    ],
+    ids=["help", "help of status", "status", "plan", "plan that solves"],
+)
+def test_a_light_command_loads_no_heavy_library(arguments: tuple[str, ...], also_absent: tuple[str, ...]) -> None:
+    loaded = modules_after(*arguments)
+    assert "typer" in loaded
+    assert loaded & {*HEAVY, *also_absent} == set()
+
+
+def test_a_command_loads_its_own_module_and_no_other() -> None:
+    rooms = {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()}
+    assert modules_after("status", "--help") & rooms == {"workers.commands.client"}
+    assert modules_after("--help") & rooms == set()
+
+
+def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> None:
+    commands = load_commands()
+    assert list(commands) == list(CATALOGUE)
+    for name, command in commands.items():
+        assert command.name == name
+        first = inspect.cleandoc(command.short_help or command.help).split("\n\n")[0]
+        assert " ".join(first.split()) == CATALOGUE[name].summary, name
+
+
+def test_every_room_of_commands_is_in_the_catalogue_with_all_it_has() -> None:
+    import typer
+
+    from workers import commands as package
+
+    folder = Path(package.__file__ or "").parent
+    rooms = {path.stem for path in folder.glob("*.py") if "\ndef register(" in path.read_text()}
+    assert rooms == {entry.module for entry in CATALOGUE.values()}
+    for room in rooms:
+        app = typer.Typer()
+        __import__(f"workers.commands.{room}", fromlist=["register"]).register(app)
+        names = set(typer.main.get_group(app).commands)
+        assert names == {name for name, entry in CATALOGUE.items() if entry.module == room}
+
+
+def complete(words: str) -> list[str]:
+    """What a shell is offered for the last of these words."""
+    asked = {"_LABELER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    code = "import sys; sys.argv = ['labeler']; from workers.cli import main; main()"
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | asked)
+    return ended.stdout.split()
+
+
+def test_a_shell_completes_commands_their_parts_and_their_options() -> None:
+    assert complete("labeler st") == ["student", "status"]
+    assert complete("labeler agent ap") == ["approve"]
+    assert "--records-per-person" in complete("labeler plan --rec")
+
+
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant() -> None:
+    command = [sys.executable, "-m", "workers.cli", "statsu"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 2
+    assert "Did you mean 'status'?" in ended.stderr

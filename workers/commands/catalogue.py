@@ -1,0 +1,101 @@
+"""Every command of `labeler`: its name, its first sentence, and its module, which is loaded when the command is used.
+
+`labeler --help` needs names and sentences, `labeler status` one module out of ten: whoever asks waits for nothing
+else. A test compares the sentences with those of the commands, so the two cannot part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or a group of them, as `labeler --help` lists it.
+
+    Attributes:
+        module: of `workers.commands`, which has `register(app)`.
+        summary: the first paragraph of its help.
+    """
+
+    module: str
+    summary: str
+
+
+CATALOGUE: Final[dict[str, Entry]] = {
+    "demo": Entry("jobs", "Run the whole pipeline on real handwritten digits, without any download."),
+    "run": Entry("jobs", "Label public images with private shards: a batch labelling job in one process."),
+    "student": Entry(
+        "jobs", "Train a student on the pseudo-labels of a job, and score it where truth is known. Costs no privacy."
+    ),
+    "bench": Entry("bench", "Reproduce a paper's table or measure speed."),
+    "plan": Entry("prices", "Say what a setting costs before anything is asked, or which setting a price buys."),
+    "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
+    "duplicates": Entry(
+        "shards", "List the images that a shard holds more than once; those under different labels first."
+    ),
+    "pretrain": Entry("shards", "Pretrain a SimCLR backbone on public images. Continues from its last checkpoint."),
+    "up": Entry(
+        "federation",
+        "Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.",
+    ),
+    "submit": Entry(
+        "client", "Send images to a running service to be labelled. The price is reserved before anybody is asked."
+    ),
+    "status": Entry("client", "Show one job, or the newest jobs."),
+    "share": Entry(
+        "client",
+        "Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are everybody's.",
+    ),
+    "budget": Entry("client", "Show what is spent and what is left, per account and level."),
+    "export": Entry(
+        "client", "Download the labels of a completed job, or the model that it released with its privacy card."
+    ),
+    "serve": Entry("roles", "Run the coordinator of a home; with --init make that home first."),
+    "embedder": Entry(
+        "roles",
+        "Run the embedder beside the coordinator: it turns uploaded images into questions. Uses the coordinator's "
+        "home.",
+    ),
+    "prune": Entry(
+        "prune",
+        "Delete what ended jobs have left: images, questions, labels. Charges and digests stay; the journal verifies.",
+    ),
+    "agent": Entry("parties", "Run an agent, and see and decide what it answers."),
+    "tallier": Entry("parties", "Run a tallier, which adds up secret shares."),
+    "keys": Entry("keys", "Make, show, enrol, rotate and revoke keys; make access tokens."),
+    "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
+}
+"""In the order of `labeler --help`."""
+
+
+class Catalogued(TyperGroup):
+    """A group whose commands are stand-ins with a name and a sentence, until one of them is invoked or completed."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings["commands"] = {
+            name: TyperCommand(name=name, help=entry.summary, rich_markup_mode="markdown")
+            for name, entry in CATALOGUE.items()
+        }
+        super().__init__(**settings)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command itself, from its module, where a stand-in was named."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else load_commands([name])[name], rest
+
+
+def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
+    """Commands by their names, each with all of its options; every command where no names are given."""
+    found: dict[str, Any] = {}
+    for module in dict.fromkeys(CATALOGUE[name].module for name in names):
+        room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+        import_module(f"workers.commands.{module}").register(room)
+        found |= typer.main.get_group(room).commands
+    return {name: found[name] for name in names}
