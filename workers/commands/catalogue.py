@@ -34,7 +34,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "student": Entry(
         "jobs", "Train a student on the pseudo-labels of a job, and score it where truth is known. Costs no privacy."
     ),
-    "bench": Entry("bench", "Reproduce a paper's table or measure speed."),
+    "bench": Entry("bench", "Reproduce a paper's table or measure speed. Papers need the extra `studies`."),
     "plan": Entry("prices", "Say what a setting costs before anything is asked, or which setting a price buys."),
     "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
     "duplicates": Entry(
