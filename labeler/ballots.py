@@ -2,7 +2,7 @@
 
 A ballot is a function of an agent's own records and the public queries alone. Each function here is
 the definition of one way to vote, and its docstring proves what one record can change, which is all
-that `labeler.sensitivity` charges for.
+that `labeler.methods` charges for.
 
 All three rest on exact similarities: integer features whose inner products do not depend on the
 order of summation, with ties broken by record id (knn) or by query number (reverse-knn). With

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
-from labeler.planning import has_finite_price, integer_event
+from labeler.methods.sensitivity import integer_event
+from labeler.planning import has_finite_price
 from labeler.task import Level, Task
 from labeler.winner import words_per_query
 

@@ -7,46 +7,24 @@ and for nothing beyond.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
-from labeler.model_terms import weight_sum
+from labeler.methods.sensitivity import bounded_numbers, most_votes_per_cell
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
-from labeler.sensitivity import without_sensitivity
 from labeler.sharing import split
 from labeler.tally import InputShare, Round
 from labeler.task import Task
-from labeler.vector_sum import ROUNDING_MARGIN
 from labeler.wellformed import split_ballots
-
-UNBOUNDED_RECORDS = 2**40
-"""What stands for the number of an agent's records where a reverse-knn task names no bound (as in Task.scale)."""
-
-
-def most_votes_per_cell(task: Task) -> int:
-    """The most votes one agent may cast for one class at one query, before its count is clipped.
-
-    For methods that count votes.
-    """
-    match task.method:
-        case "knn" | "ensemble":
-            return task.k
-        case "reverse-knn":
-            return task.max_agent_records or UNBOUNDED_RECORDS
-        case other:
-            raise without_sensitivity(other)
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:
     """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
-    if task.traits.has_local_noise:
-        return num_contributors * task.scale
-    most = most_votes_per_cell(task) * task.scale if task.traits.counts else longest_weights_grid(task)
-    return num_contributors * (most + DiscreteGaussian(task.share_sigma_grid).reach)
+    traits = task.traits
+    most = most_votes_per_cell(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
+    return num_contributors * (most + (0 if traits.has_local_noise else DiscreteGaussian(task.share_sigma_grid).reach))
 
 
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
@@ -73,7 +51,7 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
     if not 1 <= len(ballots) <= task.max_queries:
         raise InvalidSetting(f"a batch of this task has 1 to {task.max_queries} queries, found {len(ballots)}")
     if not task.traits.counts:
-        _check_numbers(ballots, task)
+        bounded_numbers(task).check(ballots, task)
         return
     most = most_votes_per_cell(task)
     # Entries first: only bounded entries can be summed without wrapping around.
@@ -93,32 +71,12 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
             )
 
 
-def longest_weights_grid(task: Task) -> int:
-    """The largest norm of one agent's weights in a blind-average task, grid units, rounding to the grid included."""
-    spec = weight_sum(task)
-    return math.ceil((spec.scale * spec.largest_norm + math.sqrt(spec.dimension) / 2) * (1 + ROUNDING_MARGIN))
-
-
-def _check_numbers(numbers: NDArray[np.int64], task: Task) -> None:
-    """Refuse real numbers on the grid beyond what the price covers; their own size is private and not told."""
-    if task.traits.has_local_noise:
-        # Entries first: only bounded entries can be summed without wrapping around.
-        if numbers.min() < 0 or numbers.max() > task.scale or numbers.sum(axis=1).max() > task.scale:
-            raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")
-        return
-    bound = longest_weights_grid(task)
-    if np.abs(numbers.astype(np.float64)).max() > bound or np.linalg.norm(numbers.astype(np.float64)) > bound:
-        raise PrivacyRefusal(
-            "the weights of an agent are longer than its learner can make them, which this task's price does not cover"
-        )
-
-
 def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
     """Cut every count at `task.vote_clip`, where the task has one, so that every sum fits its field.
 
     A neighbouring data set gives no larger a difference after clipping than before: for any two counts
     |min(x, M) - min(y, M)| <= |x - y|, cell by cell, so the sum of squares does not grow and the price of the
-    task holds (labeler.sensitivity). M is public: it follows from the task alone.
+    task holds (labeler.methods.reverse_knn). M is public: it follows from the task alone.
 
     Args:
         ballots: int64 counts that `check_ballots` accepts.

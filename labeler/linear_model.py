@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labeler.convex import LinearTerms
 from labeler.errors import BadData, InvalidSetting
-from labeler.model_terms import linear_terms
+from labeler.methods.blind_average import linear_terms
 from labeler.release import Release
 from labeler.task import Task
 
@@ -80,6 +80,6 @@ def released_model(task: Task, release: Release) -> LinearModel:
         InvalidSetting: the task or the release is of another kind.
     """
     terms = linear_terms(task)
-    if task.method != "blind-average" or release.noisy_votes is None:
+    if not task.traits.asks_for_a_model or release.noisy_votes is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model")
     return LinearModel(release.noisy_votes * (terms.sensitivity / len(release.contributors)), terms)

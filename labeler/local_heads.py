@@ -61,7 +61,7 @@ from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
-from labeler.task import Level
+from labeler.setting import Level
 from labeler.vector_sum import VectorSum
 
 Weights = NDArray[np.float64]

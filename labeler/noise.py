@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labeler.errors import InvalidSetting
 from labeler.grid import MAX_SHARE_SIGMA_GRID, NOISE_TAIL_CUT
 from labeler.randomness import ByteSource
-from labeler.task import Task
+from labeler.setting import Setting
 
 MIN_SIGMA_GRID = 0.5
 """Smallest standard deviation the sampler takes; a task asks for at least 100 (labeler.task)."""
@@ -127,7 +127,7 @@ class DiscreteGaussian:
         return noise.reshape(dimensions)
 
 
-def noise_share(task: Task, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
+def noise_share(task: Setting, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
     """Draw one agent's share of the noise for a batch.
 
     Every agent draws one for every query, also where it has nobody near and no vote to cast: without

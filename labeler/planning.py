@@ -34,9 +34,8 @@ from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting, UnsafeGrid
-from labeler.model_terms import largest_distance, model_event
+from labeler.methods.sensitivity import integer_event, largest_distance, squared_sensitivity
 from labeler.noise import DiscreteGaussian
-from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Level, StatedLevel, Task
 
 METHOD = "exact Gaussian DP, integer noise"
@@ -247,25 +246,6 @@ def person_guarantee(price: Price) -> dict[str, Any]:
     return {"person": {"epsilon": epsilon, "method": METHOD, "records_per_person": price.records_per_person}}
 
 
-def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
-    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
-    if not task.traits.counts:
-        return model_event(task, level)
-    squared = squared_sensitivity(task, level, queries)
-    largest = largest_change(task, level)
-    if squared is None or largest is None:
-        return None
-    return IntegerSum(
-        squared_sensitivity=squared,
-        largest_change=largest,
-        grid_scale=task.scale,
-        share_sigma_grid=task.share_sigma_grid,
-        noise_contributors=task.noise_contributors,
-        coordinates=queries * task.num_classes,
-        level=level,
-    )
-
-
 def has_finite_price(task: Task, level: StatedLevel) -> bool:
     """Whether anything is proved of all the task's queries together, so that a charge at this level means something.
 
@@ -362,18 +342,18 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
     """
     _check_target(epsilon)
     asked = task.max_queries if queries is None else queries
-    if task.method not in ("knn", "reverse-knn"):
+    if not task.traits.has_k:
         raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
-    if task.method == "knn" and level == "instance":
+    if not task.traits.records_choose and level == "instance":
         raise InvalidSetting(
-            "k does not change the instance-level price of knn: one record moves one vote per query whatever k is. "
-            "Solve for sigma or queries, or choose the agent level"
+            f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
+            "whatever k is. Solve for sigma or queries, or choose the agent level"
         )
 
     def statement(k: int) -> PrivacyStatement:
         return _statement(_changed(task, k=k), level, asked)
 
-    most = min(MOST_NEIGHBORS, asked) if task.method == "reverse-knn" else MOST_NEIGHBORS
+    most = min(MOST_NEIGHBORS, asked) if task.traits.records_choose else MOST_NEIGHBORS
     return _largest(statement, most, task, epsilon, level, "k")
 
 

@@ -38,13 +38,11 @@ from labeler.grid import (
     vector_scale,
 )
 from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
+from labeler.methods.sensitivity import most_votes_per_cell
+from labeler.setting import Level as Level
+from labeler.setting import StatedLevel as StatedLevel
+from labeler.training import Training as Training
 from labeler.winner import WinnerTerms
-
-Level = Literal["instance", "agent"]
-"""Whose presence a ledger accounts for."""
-
-StatedLevel = Literal["instance", "person", "agent"]
-"""Whose presence a price is stated for: a person's follows from the same noise and is charged to no account."""
 
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
@@ -76,34 +74,6 @@ def _method_by_any_name(name: object) -> object:
     return {"one-hot": "ensemble"}.get(name, name) if isinstance(name, str) else name
 
 
-class Training(BaseModel):
-    """How an agent fits the model that it answers with, where the price depends on it: all of it public.
-
-    Attributes:
-        min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
-            so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
-        regularisation: lambda of the mean loss + lambda/2 |weights|^2.
-        clip_norm: c; features are cut to this L2 norm, whatever a record holds.
-        learner: blind-average: "softmax", or "svm" with one class against the rest.
-        radius: blind-average: R, the most that the weights may be long.
-        iterations: blind-average: gradient steps.
-        dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
-            there are negatives, and at most as many as a feature has numbers.
-        score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    min_records: Annotated[int, Field(ge=1, le=2**40)]
-    regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
-    learner: Literal["softmax", "svm"] = "softmax"
-    radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
-    iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
-    dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
-
-
 class Task(BaseModel):
     """One labelling task.
 
@@ -115,7 +85,7 @@ class Task(BaseModel):
             the same for every agent; 1 for every other method.
         sigma_votes: standard deviation of the noise on one coordinate of the sum that nobody can
             subtract, in votes: with `colluding_agents` pooled and `max_dropouts` gone this much is left. For the
-            methods that answer with real numbers the unit is what one record can change (labeler.model_terms), so
+            methods that answer with real numbers the unit is what one record can change (labeler.methods), so
             that sigma is the noise multiplier.
         delta: the failure probability of the guarantee.
         max_queries: most queries asked in this task; the price is for all of them. For blind-average the rows of
@@ -167,7 +137,7 @@ class Task(BaseModel):
             raise ValueError("classes must be different from each other")
         if any(not name for name in self.classes):
             raise ValueError("a class name must not be empty")
-        if self.method not in ("knn", "reverse-knn") and self.k != 1:
+        if not self.traits.has_k and self.k != 1:
             raise ValueError(f"k must be 1 for method {self.method}, which has no neighbours; found {self.k}")
         if self.release not in self.traits.releases:
             raise ValueError(
@@ -179,14 +149,14 @@ class Task(BaseModel):
                 f"training must {'' if self.training is None else 'not '}be given for method {self.method}: it says "
                 "how agents fit models whose change with one record the price is for"
             )
-        if self.method == "aux-distill" and self.training and self.training.dimension >= self.num_negatives:
+        if self.traits.learns_from_queries and self.training and self.training.dimension >= self.num_negatives:
             raise ValueError(
                 f"training.dimension must be below the {self.num_negatives} public negatives, which are every "
                 f"{NEGATIVES_EVERY}th query; found {self.training.dimension}"
             )
         if self.grid_scale is not None and not self.traits.counts:
             raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
-        if self.max_agent_records is not None and self.method != "reverse-knn":
+        if self.max_agent_records is not None and not self.traits.records_choose:
             raise ValueError("max_agent_records only means something for method reverse-knn")
         if self.release == "winner" and self.talliers != 3:
             raise ValueError(
@@ -280,10 +250,7 @@ class Task(BaseModel):
         if self.release == "winner":
             self._check_winner_fits(scale, per_share)
             return scale
-        most_votes = self.k if self.method == "knn" else 1
-        if self.method == "reverse-knn":
-            most_votes = self.max_agent_records or 2**40
-        largest = self.agents * (most_votes * scale + noise_reach(per_share * scale))
+        largest = self.agents * (most_votes_per_cell(self) * scale + noise_reach(per_share * scale))
         if largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a sum could reach {largest:.3g} grid units; the limit is {MAX_GRID_SUM:.3g}. "
@@ -297,7 +264,7 @@ class Task(BaseModel):
         if self.release == "histogram":
             return scale
         room = MAX_WINNER_WIDTH // self.agents
-        if self.method == "reverse-knn":
+        if self.traits.records_choose:
             # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
             largest = min(_largest_scale(room // 2, 0, per_share), _largest_scale(room, 1, per_share))
         else:
@@ -310,7 +277,7 @@ class Task(BaseModel):
 
     def _check_winner_fits(self, scale: int, per_share: float) -> None:
         # Counts of reverse-knn are clipped at what fits; at one vote at the least.
-        is_clipped = self.method == "reverse-knn"
+        is_clipped = self.traits.records_choose
         votes = 1 if is_clipped else self.k
         width = self.agents * (votes * scale + 2 * noise_reach(per_share * scale))
         if width > MAX_WINNER_WIDTH:
@@ -336,10 +303,10 @@ class Task(BaseModel):
         With reverse-knn an agent may cast any number of votes for one class at one query, and a sum of such
         counts fits no field. So for the winner each count is cut at the largest number with which every sum
         fits. It follows from the task alone and is the same for every agent. Cutting costs no privacy
-        (labeler.sensitivity), but accuracy where it is reached: two classes that both have more votes of one
+        (labeler.methods.reverse_knn), but accuracy where it is reached: two classes that both have more votes of one
         agent get equally many of it.
         """
-        if self.release != "winner" or self.method != "reverse-knn":
+        if self.release != "winner" or not self.traits.records_choose:
             return None
         fits = (MAX_WINNER_WIDTH // self.agents - 2 * self.noise_reach) // self.scale
         return fits if self.max_agent_records is None else min(fits, self.max_agent_records)

@@ -28,8 +28,8 @@ from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached, Uns
 from labeler.grid import MAX_GRID_SUM, MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID, vector_scale
 from labeler.noise import DiscreteGaussian
 from labeler.randomness import ByteSource
+from labeler.setting import StatedLevel
 from labeler.sharing import split, unshard
-from labeler.task import StatedLevel
 
 ROUNDING_MARGIN = 1e-9
 """Relative margin on every bound, for double precision."""

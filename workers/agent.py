@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +18,18 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
-from labeler.model_terms import training_of
+from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.share_bodies import share_from_bytes, share_to_bytes
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
 from workers.agent_ledger import AgentLedger
 from workers.round_store import RoundsInMemory, RoundStore
-from workers.voting.aux_distill import check_negatives, soft_ballots
-from workers.voting.blind_average import weight_ballots
-from workers.voting.ensemble import ensemble_ballots
+from workers.voting.aux_distill import check_negatives
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import NO_PERSONS, select_records
+from workers.voting.ways import WAYS, Means
 
 Seal = Callable[[int, bytes], bytes]
 """Makes of the body for the recipient of a number what is sent to it."""
@@ -184,20 +182,12 @@ class Agent:
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
         """
         records = select_records(self._shard, records_per_person=task.records_per_person)
-        match task.method:
-            case "knn":
-                return self._neighbors.knn(task, batch, records)
-            case "reverse-knn":
-                return self._neighbors.reverse_knn(task, batch, records)
-            case "ensemble":
-                return ensemble_ballots(task, batch, records, self._models)
-            case "blind-average":
-                return weight_ballots(task, batch, records, self._models)
-            case "aux-distill":
-                source = self._source(b"local noise", task, batch, records.version)
-                return soft_ballots(task, batch, records, self._models, source=source)
-            case other:
-                assert_never(other)
+        return WAYS[task.method](
+            task,
+            batch,
+            records,
+            Means(self._neighbors, self._models, lambda: self._source(b"local noise", task, batch, records.version)),
+        )
 
     def _source(self, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""
@@ -225,7 +215,7 @@ class Agent:
                 f"reach query {batch.first_query + len(batch)}"
             )
         self.check_task(task, (len(batch),))
-        if task.method == "aux-distill":
+        if task.traits.learns_from_queries:
             check_negatives(task, batch)
 
     def check_task(self, task: Task, sizes: Sequence[int]) -> None:
@@ -259,7 +249,7 @@ class Agent:
                 f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
                 f"one row more than that, found {sizes[0]}; make a task with max_queries = {self._shard.dimension + 1}"
             )
-        if task.method == "aux-distill" and training_of(task).dimension > self._shard.dimension:
+        if task.traits.learns_from_queries and training_of(task).dimension > self._shard.dimension:
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"

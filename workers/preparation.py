@@ -226,10 +226,12 @@ def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
 
 
 def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
-    if task.method == "reverse-knn" and task.k > task.max_queries:
+    if task.traits.records_choose and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
+    if not task.traits.has_k or task.traits.records_choose:
+        return
     small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
-    if task.method == "knn" and small and not job.allow_small_shards:
+    if small and not job.allow_small_shards:
         raise InvalidSetting(
             f"k is {task.k}, more than the records of {len(small)} of {len(shards)} shards ({', '.join(small[:3])}); "
             "use a smaller k, or --allow-small-shards to let them vote with what they have"

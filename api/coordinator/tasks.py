@@ -19,6 +19,7 @@ from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import check_round_fits
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask, NotEnrolled
+from labeler.methods import METHODS
 from labeler.planning import solve_sigma
 from labeler.task import Task, parse_task
 
@@ -80,7 +81,7 @@ def describe_task(
             method=request.method,
         ),
     }
-    if request.method == "reverse-knn" and request.k > request.max_queries:
+    if METHODS[request.method].records_choose and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     if request.epsilon is not None:
         draft = parse_task(fields | {"sigma_votes": 1.0})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.task import StatedLevel
+from labeler.setting import StatedLevel
 
 NANO = 10**9
 """Ledger units per unit of mu^2."""

@@ -16,12 +16,11 @@ from labeler.contribution import (
     contribution,
     input_shares,
     largest_sum,
-    most_votes_per_cell,
 )
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.methods.sensitivity import most_votes_per_cell, squared_sensitivity
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import os_source, seeded_source
-from labeler.sensitivity import squared_sensitivity
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import Round
 from labeler.task import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,11 +13,18 @@ from labeler import methods, task
 from labeler.batching import round_charges, total_charges
 from labeler.contribution import check_ballots
 from labeler.errors import PrivacyRefusal
-from labeler.methods import METHODS, MethodTraits
-from labeler.model_terms import answer_sum, largest_distance, model_event
+from labeler.methods import METHODS, Method, MethodTraits
+from labeler.methods.sensitivity import (
+    answer_sum,
+    largest_change,
+    largest_distance,
+    model_event,
+    squared_sensitivity,
+    votes_of_a_person,
+)
 from labeler.planning import has_finite_price, integer_event, price, solve_queries, solve_sigma
-from labeler.sensitivity import largest_change, squared_sensitivity, votes_of_a_person
 from labeler.task import Task, Training
+from workers.voting.ways import WAYS
 
 SIXTH = {
     "one that counts": MethodTraits("a sixth", "votes in some way"),
@@ -90,8 +97,12 @@ def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.Mon
             ask()
         assert str(refusal.value) == (
             "method 'sixth' has no stated sensitivity, so it has no price; state and prove what one record, one person "
-            "and one agent change, in labeler.sensitivity for votes or labeler.model_terms for numbers"
+            "and one agent change, in its module of labeler.methods"
         )
+
+
+def test_the_tables_of_methods_name_the_same_methods() -> None:
+    assert tuple(METHODS) == get_args(Method) == tuple(WAYS)
 
 
 def test_every_method_that_there_is_has_one() -> None:

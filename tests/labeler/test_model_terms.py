@@ -10,24 +10,17 @@ import pytest
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import check_round_fits, round_sizes
-from labeler.contribution import check_ballots, contribution, largest_sum, longest_weights_grid
+from labeler.contribution import check_ballots, contribution, largest_sum
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import released_model
+from labeler.methods.aux_distill import head_terms
+from labeler.methods.blind_average import linear_terms, longest_weights_grid, weight_sum
+from labeler.methods.sensitivity import answer_sum, largest_distance, model_event, squared_sensitivity, training_of
 from labeler.model_file import privacy_card
-from labeler.model_terms import (
-    answer_sum,
-    head_terms,
-    largest_distance,
-    linear_terms,
-    model_event,
-    training_of,
-    weight_sum,
-)
 from labeler.planning import price, solve_k, solve_sigma
 from labeler.randomness import seeded_source
 from labeler.release import Release
-from labeler.sensitivity import squared_sensitivity
 from labeler.task import Task, parse_task
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}

@@ -16,10 +16,9 @@ from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batching import round_charges
 from labeler.errors import InvalidSetting
 from labeler.methods import METHOD_NAMES
+from labeler.methods.sensitivity import answer_sum, largest_change, squared_sensitivity
 from labeler.model_file import card_in_words, privacy_card
-from labeler.model_terms import answer_sum
 from labeler.planning import person_guarantee, price, solve_sigma
-from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Method, StatedLevel, Task, parse_task
 
 CLASSES = 3

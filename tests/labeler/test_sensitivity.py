@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.errors import InvalidSetting
-from labeler.sensitivity import largest_change, squared_sensitivity
+from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Level, Method, Task
 
 CLASSES = 3

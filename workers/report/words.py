@@ -120,7 +120,7 @@ def _person(report: JobReport) -> tuple[str, ...]:
 
 def neighbors(task: Task) -> str:
     """The number of neighbours that vote, where any do."""
-    return f", k = {task.k:,}" if task.method in ("knn", "reverse-knn") else ""
+    return f", k = {task.k:,}" if task.traits.has_k else ""
 
 
 def noise_in_words(task: Task) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
         "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
-        *(("how many records an agent holds",) if report.task.method != "reverse-knn" else ()),
+        *(("how many records an agent holds",) if not report.task.traits.records_choose else ()),
         *(("how close any question was",) if report.task.release == "winner" else ()),
     )
 
@@ -190,7 +190,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         if report.task.traits.asks_for_a_model
         else f"one noisy sum of {report.task.traits.sums} per question and class, and the label it gives"
     )
-    size = ("about how many records all agents hold together",) if report.task.method == "reverse-knn" else ()
+    size = ("about how many records all agents hold together",) if report.task.traits.records_choose else ()
     return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
 
 

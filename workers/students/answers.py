@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.methods import Method
+from labeler.methods import METHODS, Method
 from labeler.task import Task
 
 _GRID_STEPS = 40
@@ -136,7 +136,7 @@ def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
     if answers.noisy_votes is None:
         soft[answered] = np.eye(num_classes)[answers.labels[answered]]
         return soft
-    most = answers.k * answers.agents if answers.method != "reverse-knn" else math.inf
+    most = answers.k * answers.agents if not METHODS[answers.method].records_choose else math.inf
     votes = denoise(answers.noisy_votes[answered], answers.total_sigma_votes, most_votes=most)
     columns = votes.sum(axis=0)
     votes = votes / np.maximum(columns, max(_LEAST_CLASS_SHARE * columns.mean(), np.finfo(float).tiny))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labeler.batch import QueryBatch
 from labeler.descent import MOST_RECORDS
 from labeler.local_heads import LocalHeadTerms
-from labeler.model_terms import head_terms
+from labeler.methods.aux_distill import head_terms
 from labeler.randomness import ByteSource
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.voting.model_store import ModelStore

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
 from labeler.descent import MOST_RECORDS
-from labeler.model_terms import linear_terms, weight_sum
+from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.task import Task
 from workers.learning.linear import train_rows
 from workers.voting.model_store import ModelStore

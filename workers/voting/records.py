@@ -1,7 +1,7 @@
 """An agent's records as those who vote see them. Private; does not print.
 
 Whatever way an agent answers, it answers with the same records: those that were not deleted and, where the task bounds
-them, no more than m of one person. The proofs of `labeler.sensitivity` are about this cut, and about no other. Records
+them, no more than m of one person. The proofs of `labeler.methods` are about this cut, and about no other. Records
 are read in blocks, so that no number of them is too many to answer from.
 """
 

@@ -16,10 +16,11 @@ from feature_store.site_key import SiteKey
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
-from labeler.model_terms import head_terms, linear_terms, weight_sum
+from labeler.methods.aux_distill import head_terms
+from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
-from labeler.sensitivity import largest_change, squared_sensitivity
 from labeler.task import StatedLevel, Task, parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger

@@ -17,9 +17,10 @@ from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.contribution import check_ballots
 from labeler.errors import PrivacyRefusal
-from labeler.model_terms import head_terms, linear_terms, model_event, weight_sum
+from labeler.methods.aux_distill import head_terms
+from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
-from labeler.sensitivity import squared_sensitivity
 from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger

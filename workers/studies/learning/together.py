@@ -4,7 +4,7 @@ Parameters carry a leading axis over agents, and one step of all agents is one f
 whole batch (`torch.func.functional_call` under `vmap`, which turns N convolutions into one grouped one). The loss is a
 sum of one term per agent and the optimiser works element by element, so no agent's model depends on another's.
 
-That independence is what the price of the votes rests on (`labeler.sensitivity`: leaving one agent out changes nobody
+That independence is what the price of the votes rests on (`labeler.methods`: leaving one agent out changes nobody
 else's ballot). It is why each agent has a seed of its own for order and augmentation: training agent i together with
 others gives the model that training it alone gives, up to rounding. Outside simulations each agent trains at its own
 site, alone.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.sensitivity import squared_sensitivity
+from labeler.methods.sensitivity import squared_sensitivity
 from labeler.task import Task
 from workers.studies.learning.networks import linear_head
 from workers.studies.learning.together import Training, initial_parameters, predict_together, train_together

@@ -1,0 +1,103 @@
+"""DP-Helmet (Kirschte et al. 2022): an agent contributes the weights of a linear model, and their mean is released.
+
+A model travels the way of votes: asked about are the unit vectors of feature space, at which the scores of a linear
+model are its weights. The unit of `Task.sigma_votes` is what one record can change, so that sigma is the noise
+multiplier and the instance-level price is 1/sigma-GDP up to rounding, whatever the learner is.
+
+How the weights are found: `labeler.convex`, `labeler.descent`, `workers.voting.blind_average`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods.sensitivity import training_of
+from labeler.methods.terms import BoundedNumbers, MethodTraits
+from labeler.setting import Setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from labeler.convex import LinearTerms
+    from labeler.vector_sum import VectorSum
+
+
+def linear_terms(setting: Setting) -> LinearTerms:
+    """How agents train, and how far one record moves what they find.
+
+    Raises:
+        InvalidSetting: the model has more weights than rounding is bounded for, or terms are out of bounds.
+    """
+    from labeler.convex import LinearTerms
+    from labeler.descent import MOST_WEIGHTS
+
+    training = training_of(setting)
+    if setting.max_queries * setting.num_classes > MOST_WEIGHTS:
+        raise InvalidSetting(
+            f"a model of {setting.max_queries} rows and {setting.num_classes} classes has more than {MOST_WEIGHTS} "
+            "weights, for which rounding is bounded; use a backbone of fewer numbers"
+        )
+    return LinearTerms(
+        learner=training.learner,
+        num_classes=setting.num_classes,
+        regularisation=training.regularisation,
+        clip_norm=training.clip_norm,
+        radius=training.radius,
+        iterations=training.iterations,
+        min_records=training.min_records,
+    )
+
+
+def weight_sum(setting: Setting) -> VectorSum:
+    """The one sum of the task, in units of the sensitivity s of one agent's weights.
+
+    An agent's contribution is w / s, with s from `LinearTerms.sensitivity`, where it is proved. The sum is one
+    `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent. At agent level the vector of
+    norm at most R / s becomes zero; at person level at most m records leave one after the other, see
+    `labeler.methods.sensitivity`.
+    """
+    from labeler.vector_sum import VectorSum
+
+    terms = linear_terms(setting)
+    return VectorSum(
+        dimension=setting.max_queries * setting.num_classes,
+        largest_norm=terms.largest_norm / terms.sensitivity,
+        sensitivity=1.0,
+        sigma=setting.sigma_votes,
+        agents=setting.agents,
+        colluding_agents=setting.colluding_agents,
+        max_dropouts=setting.max_dropouts,
+    )
+
+
+def longest_weights_grid(setting: Setting) -> int:
+    """The largest norm of one agent's weights, grid units, rounding to the grid included."""
+    from labeler.vector_sum import ROUNDING_MARGIN
+
+    spec = weight_sum(setting)
+    return math.ceil((spec.scale * spec.largest_norm + math.sqrt(spec.dimension) / 2) * (1 + ROUNDING_MARGIN))
+
+
+def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
+    """Refuse weights beyond what the price covers; their own length is private and not told."""
+    import numpy as np
+
+    bound = longest_weights_grid(setting)
+    if np.abs(numbers.astype(np.float64)).max() > bound or np.linalg.norm(numbers.astype(np.float64)) > bound:
+        raise PrivacyRefusal(
+            "the weights of an agent are longer than its learner can make them, which this task's price does not cover"
+        )
+
+
+TRAITS: Final = MethodTraits(
+    "DP-Helmet",
+    "the weights of a linear model trained on its records",
+    sums="weights",
+    asked_at_once=True,
+    counts=False,
+    asks_for_a_model=True,
+    stated=BoundedNumbers(weight_sum, longest_weights_grid, check_weights),
+)

@@ -1,0 +1,217 @@
+"""What one record, one person or one agent can change in the sum of all answers: what a price is made of.
+
+The price of a task that counts votes is a function of two numbers: the squared L2 norm of the largest change of the
+**whole composition** of queries (`squared_sensitivity`), and the largest change of a single
+coordinate (`largest_change`), which matters only for how far into the tail of the noise a proof has
+to look. Both are integers: votes are counted, never divided by k. Where agents answer with real numbers, it is a
+function of the noisy vector `answer_sum`.
+
+Neighbours (PRIVACY section 1):
+
+* instance level: one agent gains or loses one record, everybody else's records stay;
+* person level: one agent gains or loses **all** records of one person, everybody else's records stay; only where the
+  task has `records_per_person`;
+* agent level, zero-out: the ballots of one agent become zero while its noise share stays.
+
+The squared norm of the change of all sums, and (in brackets) of the change of one coordinate:
+
+| method      | instance                        | person                             | agent             |
+|-------------|---------------------------------|------------------------------------|-------------------|
+| knn         | 2 Q (1)                         | 2 Q min(m, k)^2 (min(m, k))        | Q k^2 (k)         |
+| ensemble    | 2 Q (1)                         | 2 Q (1)                            | Q (1)             |
+| reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
+
+with Q the queries, k the neighbours that vote, n = `max_agent_records`, m = `records_per_person` and g = min(m, n). A
+cap is either of n and m. Each method's module holds its proof. The release (histogram or winner) makes no difference: a
+winner is computed from the histogram.
+
+A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
+
+**Caps per person.** Of each person an agent answers with the m records of the smallest ids and with no
+other. Whether a record is among them depends on its person's records alone.
+*Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the
+person's next record in: what the agent answers with changes by at most one **replacement**, for which every method's
+bound at instance level must hold. For numbers both sensitivities do (`labeler.convex`, fact 1).
+*Person level.* When all records of a person leave, at most m of those answered with leave, and no other
+person's record enters: what the agent answers with changes by a removal of at most m records, and by no
+replacement. For numbers these are m removals one after the other, each within the sensitivity whatever the others are,
+so m times the sensitivity by the triangle inequality, and at most twice the norm bound of one agent's vector, within
+which both vectors lie (`VectorSum.group_distance`).
+
+**Ballots and noise shared apart (winner, where rows have a total).** Talliers add up S * ballots + noise from two
+sharings. Any two of them hold uniform numbers, and the sum they compute on is the same random variable
+as with one sharing, so the same bounds hold. The column of votes not cast is in no sum.
+
+A guarantee at instance level is about one record. A person with several records is protected as a group of that size,
+and where the task has no `records_per_person` nobody bounds that size. A person with records at two agents changes the
+ballots of both: the norms of the two changes add up, and so do their mus. It is the same where one person has two ids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
+from labeler.setting import Setting, StatedLevel
+from labeler.training import Training
+
+if TYPE_CHECKING:
+    from labeler.accounting.events import IntegerSum
+    from labeler.vector_sum import VectorSum
+
+
+class Asked(Setting, Protocol):
+    """A task, with what its method says of itself."""
+
+    @property
+    def traits(self) -> MethodTraits: ...
+
+
+def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> int | None:
+    """Squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
+
+    Args:
+        task: what is asked.
+        level: whose presence is protected.
+        queries: Q, how many queries the composition has; at least 1.
+
+    Returns:
+        The bound, or None where there is none (reverse-knn at agent level without `max_agent_records`).
+
+    Raises:
+        InvalidSetting: queries is not a positive integer, the task's method does not count votes, or the level is a
+            person's and the task has no `records_per_person`.
+        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+    """
+    if not task.traits.counts:
+        raise InvalidSetting(f"method {task.method} does not count votes; its price is that of its `answer_sum`")
+    if type(queries) is not int or queries < 1:
+        raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
+    if level == "person":
+        records_of_a_person(task)
+    return counted_votes(task).squared(task, level, queries)
+
+
+def largest_change(task: Asked, level: StatedLevel) -> int | None:
+    """The most votes by which any one coordinate of the sum can change; None where unbounded."""
+    if level == "person":
+        records_of_a_person(task)
+    return counted_votes(task).largest(task, level)
+
+
+def records_of_a_person(setting: Setting) -> int:
+    """m: with how many records of one person an agent answers at most.
+
+    Raises:
+        InvalidSetting: the task does not bound them, so that there is no statement about a person.
+    """
+    if setting.records_per_person is None:
+        raise InvalidSetting(
+            "a price is stated for a person only where the task says with how many records of one person an agent "
+            "answers at most; give the task records_per_person"
+        )
+    return setting.records_per_person
+
+
+def votes_of_a_person(task: Asked) -> int:
+    """By how many votes one person's records can change one coordinate, for methods that count votes."""
+    return counted_votes(task).of_a_person(task, records_of_a_person(task))
+
+
+def most_votes_per_cell(task: Asked) -> int:
+    """The most votes one agent may cast for one class at one query, before its count is clipped.
+
+    For methods that count votes.
+    """
+    return counted_votes(task).per_cell(task)
+
+
+def training_of(setting: Setting) -> Training:
+    """How agents train.
+
+    Raises:
+        InvalidSetting: the task's method trains nothing that its price depends on.
+    """
+    if setting.training is None:
+        raise InvalidSetting(f"a task of method {setting.method} does not say how agents train")
+    return setting.training
+
+
+def answer_sum(task: Asked) -> VectorSum:
+    """The noisy vector whose price a task has that does not count votes: the sum of all agents, or each agent's own.
+
+    Raises:
+        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+    """
+    return bounded_numbers(task).answer_sum(task)
+
+
+def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
+    """One answer of every agent to a task whose method does not count votes, rounding included.
+
+    Args:
+        task: of such a method.
+        level: whose presence is protected.
+
+    Raises:
+        InvalidSetting: the level is a person's, and the task has no `records_per_person`.
+    """
+    return answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
+
+
+def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
+    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
+    if not task.traits.counts:
+        return model_event(task, level)
+    # Loaded where it is wanted: the names of methods need no numpy.
+    from labeler.accounting.events import IntegerSum
+
+    squared = squared_sensitivity(task, level, queries)
+    largest = largest_change(task, level)
+    if squared is None or largest is None:
+        return None
+    return IntegerSum(
+        squared_sensitivity=squared,
+        largest_change=largest,
+        grid_scale=task.scale,
+        share_sigma_grid=task.share_sigma_grid,
+        noise_contributors=task.noise_contributors,
+        coordinates=queries * task.num_classes,
+        level=level,
+    )
+
+
+def largest_distance(task: Asked, level: StatedLevel) -> float:
+    """How far neighbouring data move that vector before it is rounded, in the unit of `sigma_votes`; for real noise."""
+    spec = answer_sum(task)
+    if level == "agent":
+        return spec.largest_norm * task.sigma_votes / spec.sigma
+    records = records_of_a_person(task) if level == "person" else 1
+    return spec.group_distance(records) * task.sigma_votes / spec.sigma
+
+
+def counted_votes(task: Asked) -> CountedVotes:
+    """What is proved of the task's method, for one that counts votes.
+
+    Raises:
+        PrivacyRefusal: nobody has stated what a record, a person or an agent changes. Charging it as another method
+            would promise what was never proved, so nothing that asks for a price goes on.
+    """
+    if isinstance(task.traits.stated, CountedVotes):
+        return task.traits.stated
+    raise _without_sensitivity(task.method)
+
+
+def bounded_numbers(task: Asked) -> BoundedNumbers:
+    """What is proved of the task's method, for one whose agents answer with real numbers; see `counted_votes`."""
+    if isinstance(task.traits.stated, BoundedNumbers):
+        return task.traits.stated
+    raise _without_sensitivity(task.method)
+
+
+def _without_sensitivity(method: str) -> PrivacyRefusal:
+    return PrivacyRefusal(
+        f"method {method!r} has no stated sensitivity, so it has no price; state and prove what one record, one person "
+        "and one agent change, in its module of labeler.methods"
+    )

@@ -1,0 +1,35 @@
+"""How agents fit the model that they answer with, where a price depends on it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Training(BaseModel):
+    """How an agent fits the model that it answers with, where the price depends on it: all of it public.
+
+    Attributes:
+        min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
+            so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
+        regularisation: lambda of the mean loss + lambda/2 |weights|^2.
+        clip_norm: c; features are cut to this L2 norm, whatever a record holds.
+        learner: blind-average: "softmax", or "svm" with one class against the rest.
+        radius: blind-average: R, the most that the weights may be long.
+        iterations: blind-average: gradient steps.
+        dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
+            there are negatives, and at most as many as a feature has numbers.
+        score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    min_records: Annotated[int, Field(ge=1, le=2**40)]
+    regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    learner: Literal["softmax", "svm"] = "softmax"
+    radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2

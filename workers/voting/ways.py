@@ -1,0 +1,51 @@
+"""Which module of this package finds the answers of which method: the one place that names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.batch import QueryBatch
+from labeler.methods import Method
+from labeler.randomness import ByteSource
+from labeler.task import Task
+from workers.voting.aux_distill import soft_ballots
+from workers.voting.blind_average import weight_ballots
+from workers.voting.ensemble import ensemble_ballots
+from workers.voting.model_store import ModelStore
+from workers.voting.neighbors import NeighborVotes
+from workers.voting.records import Records
+
+
+@dataclass(frozen=True)
+class Means:
+    """What an agent answers with beside its records.
+
+    Attributes:
+        neighbors: finds neighbours among records or queries.
+        models: where models are kept while a round is open.
+        local_noise: gives the agent's secret source of noise of its own for this batch, at its beginning.
+    """
+
+    neighbors: NeighborVotes = field(repr=False)
+    models: ModelStore = field(repr=False)
+    local_noise: Callable[[], ByteSource] = field(repr=False)
+
+
+Way = Callable[[Task, QueryBatch, Records, Means], NDArray[np.int64]]
+"""Finds an agent's answers, int64, shape (num_queries, num_classes); private."""
+
+WAYS: Final[Mapping[Method, Way]] = {
+    "knn": lambda task, batch, records, means: means.neighbors.knn(task, batch, records),
+    "reverse-knn": lambda task, batch, records, means: means.neighbors.reverse_knn(task, batch, records),
+    "ensemble": lambda task, batch, records, means: ensemble_ballots(task, batch, records, means.models),
+    "blind-average": lambda task, batch, records, means: weight_ballots(task, batch, records, means.models),
+    "aux-distill": lambda task, batch, records, means: soft_ballots(
+        task, batch, records, means.models, source=means.local_noise()
+    ),
+}
+"""As many as `labeler.methods.METHODS`; a test looks."""
