@@ -1,1 +1,51 @@
-"""What is private, and why: pure code with no file, clock, network or GPU; randomness is an argument."""
+"""What is private, and why: pure code with no file, clock, network or GPU; randomness is an argument.
+
+`import labeler` in a notebook or a script also offers the few calls that people need (workers.notebook):
+
+    import labeler
+
+    site = labeler.embed("hospital-a", classes=["healthy", "ill"])
+    photos = labeler.embed("scans", public=True)
+    job = labeler.run([site], photos, "job", epsilon=0.5, delta=1e-5)
+    job.labels()
+
+They are loaded from above when they are first used: the one exception to the arrows that point down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.notebook import EmbeddedImages, LabelledJob, Plan, Service, connect, embed, open_job, plan, run
+
+__all__ = ["EmbeddedImages", "LabelledJob", "Plan", "Service", "connect", "embed", "open_job", "plan", "run"]
+
+_BESIDE = ("workers", "api", "feature_store")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for package in _BESIDE:
+        _check_ours(package)
+    return getattr(importlib.import_module("workers.notebook"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _check_ours(package: str) -> None:
+    """Refuse in one sentence where a folder of somebody else's has the name of one of our packages."""
+    found = importlib.util.find_spec(package)
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100  # this package opens no files
+    if found is None or found.origin is None or os.path.dirname(os.path.dirname(found.origin)) != ours:  # noqa: PTH120
+        where = found.origin if found is not None and found.origin else "nowhere"
+        raise ImportError(
+            f"`import labeler` needs its own package {package!r}, and Python finds another one ({where}): start the "
+            f"notebook in a folder without a package named {package!r}, or rename that one"
+        )

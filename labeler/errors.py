@@ -275,6 +275,12 @@ class Gone(NotFound):
     problem_type = "gone"
 
 
+class JobNotCompleted(LabelerError):
+    """A job of a service ended without labels: failed, refused, cancelled or expired."""
+
+    problem_type = "job-not-completed"
+
+
 class NotReady(LabelerError):
     """It exists, and is not in the state in which this can be done."""
 

@@ -16,7 +16,17 @@ from rich.table import Table
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, print_json
 
-BENCHES: Final = ("office-caltech", "digits", "speed", "ledger", "service", "attacks", "winner", "winner-delay")
+BENCHES: Final = (
+    "office-caltech",
+    "backbones",
+    "digits",
+    "speed",
+    "ledger",
+    "service",
+    "attacks",
+    "winner",
+    "winner-delay",
+)
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})
 """Top-level modules of the extra `studies`."""

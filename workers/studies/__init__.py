@@ -24,6 +24,12 @@ def _office_caltech(data: Path | None, full: bool, progress: ProgressCallback) -
     return bench_office_caltech(data=data, full=full, progress=progress)
 
 
+def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.backbones import bench_backbones
+
+    return bench_backbones(data=data, full=full, progress=progress)
+
+
 def _digits(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.digits import bench_digits
 
@@ -68,6 +74,7 @@ def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> lis
 
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
+    "backbones": _backbones,
     "digits": _digits,
     "speed": _speed,
     "ledger": _ledger,

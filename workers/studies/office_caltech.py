@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.backbones import load_backbone, parse_spec
+from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
 from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, Strategy, select_queries
 from feature_store.shard import Shard
@@ -156,10 +156,14 @@ def data_folder(data: Path | None) -> Path:
     return root
 
 
-def embed_domains(root: Path, progress: ProgressCallback) -> dict[str, Shard]:
+def mobilenet(root: Path) -> BackboneSpec:
+    """MobileNetV2 1.0, whose weights lie beside the photographs."""
+    return parse_spec(BACKBONE | {"weights": root / "backbones" / "mobilenetv2_100.safetensors"})
+
+
+def embed_domains(root: Path, progress: ProgressCallback, spec: BackboneSpec | str | None = None) -> dict[str, Shard]:
     """One shard per domain, embedded the first time and kept in the user's cache folder."""
-    spec = parse_spec(BACKBONE | {"weights": root / "backbones" / "mobilenetv2_100.safetensors"})
-    backbone = load_backbone(spec)
+    backbone = load_backbone(spec or mobilenet(root))
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labeler" / backbone.fingerprint[:16]
     classes = sorted(path.name for path in (root / "office-caltech10" / "amazon").iterdir())
     shards = {}

@@ -1,0 +1,205 @@
+"""`import labeler` in a notebook: from folders of real digits to labelled folders, in the calls that people type."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import labeler
+from labeler.errors import BadData, InvalidSetting, InvalidTask, MixedShards, NotReady
+from workers.job_folder import JobFolder
+
+CLASSES = ("zero", "one", "two", "three")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sites with labelled digits, public ones without labels, and others to test on."""
+    root = tmp_path_factory.mktemp("notebook")
+    digits = load_digits(n_class=len(CLASSES))
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    parts = {"site-a": order[:150], "site-b": order[150:300], "scans": order[300:420], "other": order[420:520]}
+    for name, rows in parts.items():
+        for row in rows:
+            folder = root / name / ("" if name == "scans" else CLASSES[digits.target[row]])
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = (digits.images[row] * 15).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{row:04d}-{CLASSES[digits.target[row]]}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def job(folders: Path) -> labeler.LabelledJob:
+    sites = [
+        labeler.embed(folders / name, backbone="pixels:8", classes=CLASSES, quiet=True) for name in ("site-a", "site-b")
+    ]
+    scans = labeler.embed(folders / "scans", backbone="pixels:8", classes=CLASSES, public=True, quiet=True)
+    return labeler.run(sites, scans, folders / "job", epsilon=2.0, delta=1e-4, seed=3, quiet=True)
+
+
+def test_every_public_image_has_a_label_and_most_are_right(job: labeler.LabelledJob) -> None:
+    table = job.labels("arrow")
+    assert table.num_rows == 120
+    assert set(table.column_names) >= {"source", "label", "label_name"}
+    right = [name.endswith(f"-{label}.png") for name, label in zip(*_columns(table), strict=True)]
+    # 8 questions about clusters, epsilon 2, a seed: the same number every time.
+    assert np.mean(right) > 0.9
+    assert job.questions("arrow").num_rows == job.report["labels"]["asked"] == 2 * len(CLASSES)
+    assert "epsilon" in job.privacy_card
+    assert "sandbox" in job._repr_html_()
+    assert "8 of 8 questions answered" in repr(job)
+
+
+def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labeler.LabelledJob, folders: Path) -> None:
+    questions, charges = job.questions("arrow"), JobFolder(folders / "job").ledger()
+    sites = [folders / "site-a.shard", folders / "site-b.shard"]
+    again = labeler.run(sites, folders / "scans.shard", folders / "job", epsilon=2.0, delta=1e-4, seed=3, quiet=True)
+    assert again.questions("arrow")["noisy_votes"].equals(questions["noisy_votes"])
+    assert JobFolder(folders / "job").ledger() == charges
+    assert len(charges) == 1
+
+
+@pytest.mark.parametrize("frame", ["pandas", "polars"])
+def test_labels_come_as_a_frame(job: labeler.LabelledJob, frame: Any) -> None:
+    library = pytest.importorskip(frame)
+    labels = job.labels(frame)
+    assert isinstance(labels, library.DataFrame)
+    assert labels["label_name"].to_list() == job.labels("arrow")["label_name"].to_pylist()
+
+
+def test_a_frame_that_is_not_installed_or_unknown_is_refused_in_words(
+    job: labeler.LabelledJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InvalidSetting, match="pip install polars"):
+        job.labels("polars")
+    with pytest.raises(InvalidSetting, match="pandas, polars or arrow"):
+        job.labels("excel")  # type: ignore[arg-type]
+
+
+def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.LabelledJob, folders: Path) -> None:
+    other = labeler.embed(folders / "other", backbone="pixels:8", classes=CLASSES, public=True, quiet=True)
+    from feature_store.shard import Shard
+
+    truth = np.asarray(Shard.open(other.path).labels)
+    assert (job.predict(other) == truth).mean() > 0.9
+    smaller = labeler.embed(
+        folders / "other", folders / "small.shard", backbone="pixels:4", classes=CLASSES, public=True, quiet=True
+    )
+    with pytest.raises(MixedShards, match="embedded by backbone"):
+        job.predict(smaller)
+
+
+def test_images_are_sorted_into_folders_by_their_labels(
+    job: labeler.LabelledJob, folders: Path, tmp_path: Path
+) -> None:
+    out = job.save_folder(tmp_path / "sorted", folders / "scans")
+    table = job.labels("arrow")
+    assert sorted(path.name for path in out.iterdir()) == sorted(CLASSES)
+    for name, label in zip(*_columns(table), strict=True):
+        assert (out / label / name).read_bytes() == (folders / "scans" / name).read_bytes()
+        assert (out / label / name).is_symlink()
+    with pytest.raises(InvalidSetting, match="not empty"):
+        job.save_folder(out, folders / "scans")
+    with pytest.raises(BadData, match="name the folder that was embedded"):
+        job.save_folder(tmp_path / "wrong", folders / "site-a")
+
+
+def test_labelled_images_are_a_data_set_for_a_loader(job: labeler.LabelledJob, folders: Path) -> None:
+    from torch.utils.data import DataLoader
+    from torchvision.transforms import functional
+
+    data = job.dataset(folders / "scans")
+    assert len(data) == 120
+    assert data.classes == CLASSES
+    data.transform = functional.to_tensor
+    pictures, labels = next(iter(DataLoader(data, batch_size=7)))
+    assert pictures.shape[0] == 7
+    assert labels.tolist() == job.labels("arrow")["label"].to_pylist()[:7]
+
+
+def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
+    plan = labeler.plan(epsilon=0.5, queries=20, agents=3)
+    assert plan.epsilon == pytest.approx(0.5, abs=1e-3)
+    assert plan.agent_epsilon is None
+    assert str(plan).startswith("20 questions: epsilon 0.500 per private image, no bound per agent")
+    paid = labeler.plan(sigma=plan.sigma_votes, queries=20, agents=3)
+    assert paid.epsilon == plan.epsilon
+    with pytest.raises(InvalidSetting, match="give the noise"):
+        labeler.plan()
+
+
+def test_wrong_fields_and_unfinished_jobs_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match="colour"):
+        labeler.run([], tmp_path / "none", tmp_path / "job", epsilon=1.0, colour="red")
+    with pytest.raises(NotReady, match="no finished job"):
+        labeler.open_job(tmp_path)
+    with pytest.raises(InvalidSetting, match="say where the shard"):
+        labeler.embed("torchvision:CIFAR10?root=here")
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        labeler.colour  # noqa: B018
+
+
+def test_a_foreign_package_of_the_same_name_gets_one_clear_sentence(tmp_path: Path) -> None:
+    """A notebook beside folders called `api` and `workers`: plain folders do no harm, packages are named."""
+    script = (
+        "import labeler\ntry:\n    print(labeler.plan(epsilon=1.0))\nexcept ImportError as error:\n    print(error)\n"
+    )
+
+    def said() -> str:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment["PYTHONPATH"] = f"{tmp_path}:{Path(labeler.__file__).parents[1]}"
+        ran = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return ran.stdout
+
+    for name in ("api", "workers"):
+        (tmp_path / name).mkdir()
+    assert said().startswith("20 questions: epsilon 1.000")
+    (tmp_path / "api" / "__init__.py").write_text("")
+    refused = said()
+    assert "needs its own package 'api'" in refused
+    assert str(tmp_path / "api" / "__init__.py") in refused
+    assert len(refused.splitlines()) == 1
+
+
+def test_naming_the_calls_loads_no_library() -> None:
+    looked = (
+        "import sys, labeler; labeler.run, labeler.embed, labeler.connect;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'faiss', 'timm', 'scipy', 'sklearn', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
+
+
+def test_the_readme_s_ten_lines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the default backbone, on a few real digits under the README's names."""
+    pytest.importorskip("pandas")
+    digits = load_digits(n_class=2)
+    for name, rows in (("hospital-a", range(8)), ("hospital-b", range(8, 16)), ("scans", range(16, 36))):
+        for row in rows:
+            label = ("healthy", "ill")[digits.target[row]]
+            folder = tmp_path / name / ("" if name == "scans" else label)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((digits.images[row] * 15).astype(np.uint8)).save(folder / f"{row}.png")
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(import labeler\n.*?)```", readme, re.DOTALL)
+    assert len([line for line in block.splitlines() if line.strip()]) <= 11
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert len(names["data"]) == 20
+    assert sum(len(list(folder.iterdir())) for folder in (tmp_path / "labelled").iterdir()) == 20
+
+
+def _columns(table: Any) -> tuple[list[str], list[str]]:
+    return table["source"].to_pylist(), table["label_name"].to_pylist()

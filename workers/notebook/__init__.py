@@ -1,0 +1,20 @@
+"""What `import labeler` offers in a notebook or a script: folders of images in, labelled images out.
+
+    embed      images -> EmbeddedImages (a shard)
+    plan       what a job would cost, or the noise for a price -> Plan
+    run        shards and public images -> LabelledJob, in this process
+    open_job   the folder of an earlier job -> LabelledJob
+    connect    a running service -> Service
+
+Importing this loads no learning library; each call loads what it needs.
+"""
+
+from __future__ import annotations
+
+from workers.notebook.embedding import EmbeddedImages, embed
+from workers.notebook.job import LabelledJob, open_job
+from workers.notebook.planning import Plan, plan
+from workers.notebook.running import run
+from workers.notebook.service import Service, connect
+
+__all__ = ["EmbeddedImages", "LabelledJob", "Plan", "Service", "connect", "embed", "open_job", "plan", "run"]

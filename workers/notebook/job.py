@@ -1,0 +1,164 @@
+"""A finished job, from a notebook: labels as a frame, the student, the report, images sorted into folders."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import InvalidSetting, NotReady
+
+if TYPE_CHECKING:
+    from workers.notebook.images import ImageDataset
+    from workers.students import Student
+
+Frame = Literal["pandas", "polars", "arrow"]
+
+
+class LabelledJob:
+    """The folder of a finished job; shown in a notebook, it is its report.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        NotReady: the job in it is not finished, or there is none.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        if not (self.path / "report.json").exists():
+            raise NotReady(
+                f"{self.path} holds no finished job; run it there, or go on with `labeler.run` and the same arguments"
+            )
+
+    def __repr__(self) -> str:
+        labels = self.report["labels"]
+        return f"LabelledJob({str(self.path)!r}: {labels['answered']} of {labels['asked']} questions answered)"
+
+    def _repr_html_(self) -> str:
+        page = html.escape((self.path / "report.html").read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" sandbox style="width:100%;height:640px;border:0" title="Report"></iframe>'
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The content of report.json: labels, student, privacy, versions."""
+        document: dict[str, Any] = json.loads((self.path / "report.json").read_bytes())
+        return document
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in label order."""
+        return tuple(self.report["task"]["classes"])
+
+    @property
+    def privacy_card(self) -> str:
+        """What the labels reveal at most, in words."""
+        return (self.path / "privacy_card.md").read_text(encoding="utf-8")
+
+    @property
+    def student(self) -> Student:
+        """The student that labelled the images, to label others."""
+        from workers.students import load_student
+
+        return load_student(self.path / "student.npz")
+
+    def labels(self, frame: Frame = "pandas") -> Any:
+        """The label of every public image: source, label, its name, and how sure the student is.
+
+        Args:
+            frame: "pandas", "polars" or "arrow"; the first two have to be installed.
+
+        Returns:
+            A pandas.DataFrame, a polars.DataFrame or a pyarrow.Table.
+
+        Raises:
+            InvalidSetting: the library of the frame is not installed.
+        """
+        return _framed(self.path / "student_labels.parquet", frame)
+
+    def questions(self, frame: Frame = "pandas") -> Any:
+        """What was asked and what was released for it, in the fixed schema; see `labels` for the arguments."""
+        return _framed(self.path / "pseudo_labels.parquet", frame)
+
+    def predict(self, images: PathLike[str] | str | NDArray[np.generic]) -> NDArray[np.int64]:
+        """Labels of other images: a shard of the same backbone, or its features of shape (n, dimension).
+
+        Raises:
+            MixedShards: the shard was made by another backbone.
+        """
+        if isinstance(images, np.ndarray):
+            return self.student.predict(images)
+        from feature_store.shard import Shard
+        from labeler.errors import MixedShards
+
+        shard = Shard.open(Path(images))
+        made_by = self.report["task"]["backbone_fingerprint"]
+        if shard.fingerprint != made_by:
+            raise MixedShards(
+                f"these images were embedded by backbone {shard.fingerprint[:16]}, those of the job by {made_by[:16]}"
+            )
+        return self.student.predict(shard.features)
+
+    def dataset(self, images: str | PathLike[str]) -> ImageDataset:
+        """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
+        from workers.notebook.images import ImageDataset
+
+        return ImageDataset(Path(images), tuple(self._pairs()), self.classes)
+
+    def save_folder(self, out: str | PathLike[str], images: str | PathLike[str], *, copy: bool = False) -> Path:
+        """Sort the images into one folder for each class.
+
+        Args:
+            out: folder to make; it must not hold anything yet.
+            images: the folder that was embedded.
+            copy: copy the files; otherwise they are linked.
+
+        Returns:
+            The folder.
+        """
+        from workers.notebook.images import sort_into_folders
+
+        return sort_into_folders(Path(out), Path(images), self._pairs(), self.classes, copy=copy)
+
+    def _pairs(self) -> Iterator[tuple[str, int]]:
+        table = self.labels("arrow")
+        return zip(table["source"].to_pylist(), table["label"].to_pylist(), strict=True)
+
+
+def open_job(path: str | PathLike[str]) -> LabelledJob:
+    """The job in a folder that `labeler run`, `labeler demo` or `labeler.run` has written.
+
+    Raises:
+        NotReady: there is none, or it is not finished.
+    """
+    return LabelledJob(path)
+
+
+def _framed(path: Path, frame: Frame) -> Any:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return framed(table, frame)
+
+
+def framed(table: Any, frame: Frame) -> Any:
+    """An Arrow table as the frame that was asked for."""
+    if frame == "arrow":
+        return table
+    try:
+        if frame == "pandas":
+            return table.to_pandas()
+        if frame == "polars":
+            import polars  # type: ignore[import-not-found, unused-ignore]  # an option
+
+            return polars.from_arrow(table)
+    except ModuleNotFoundError:
+        raise InvalidSetting(f"{frame} is not installed: pip install {frame}, or ask for an arrow table") from None
+    raise InvalidSetting(f"a frame is pandas, polars or arrow, found {frame!r}")

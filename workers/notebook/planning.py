@@ -1,0 +1,104 @@
+"""What a job would cost, from a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from labeler.methods import Method, ReleaseKind
+from labeler.task import StatedLevel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The price of a setting.
+
+    Attributes:
+        epsilon: per private image, at `delta`; None where nothing is bounded.
+        agent_epsilon: per agent; None where nothing is bounded.
+        sigma_votes: the noise nobody can subtract, in votes; None for methods whose noise is the agents' own.
+        queries: how many questions.
+        k: neighbours that vote.
+        delta: at which the epsilons hold.
+        holds_against: for whom, in words.
+        document: everything `labeler plan --json` says.
+    """
+
+    epsilon: float | None
+    agent_epsilon: float | None
+    sigma_votes: float | None
+    queries: int
+    k: int
+    delta: float
+    holds_against: str
+    document: dict[str, Any]
+
+    def __str__(self) -> str:
+        from labeler.epsilon_words import say_epsilon
+
+        agent = "no bound" if self.agent_epsilon is None else f"epsilon {say_epsilon(self.agent_epsilon)}"
+        image = "no bound" if self.epsilon is None else f"epsilon {say_epsilon(self.epsilon)}"
+        return f"{self.queries} questions: {image} per private image, {agent} per agent (delta {self.delta:g})"
+
+
+def plan(
+    *,
+    method: Method = "reverse-knn",
+    queries: int = 20,
+    agents: int = 2,
+    epsilon: float | None = None,
+    sigma: float | None = None,
+    delta: float = 1e-5,
+    k: int = 1,
+    classes: int = 10,
+    release: ReleaseKind = "histogram",
+    colluding_agents: int | None = None,
+    max_dropouts: int = 0,
+    max_agent_records: int | None = None,
+    records_per_person: int | None = None,
+    level: StatedLevel = "instance",
+    solve: Literal["sigma", "queries", "k"] = "sigma",
+) -> Plan:
+    """The price of a setting (give `sigma`), or the setting for a price (give `epsilon`). Reads nothing, asks nobody.
+
+    Args:
+        method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
+            records_per_person: as in a task file (docs/task-file.md).
+        epsilon: the price wanted; `solve` says what is found for it.
+        sigma: the noise, in votes; with `epsilon` only where `solve` is another.
+        classes: how many.
+        level: whose price `epsilon` is.
+
+    Raises:
+        InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
+    """
+    from workers.plan import PlanRequest, make_plan, solve_request
+
+    request = PlanRequest(
+        method=method,
+        k=k,
+        queries=queries,
+        sigma=sigma,
+        delta=delta,
+        agents=agents,
+        colluding_agents=colluding_agents,
+        max_dropouts=max_dropouts,
+        classes=classes,
+        max_agent_records=max_agent_records,
+        release=release,
+        epsilon=epsilon,
+        solve=None if epsilon is None else solve,
+        level=level,
+        records_per_person=records_per_person,
+    )
+    task, document = solve_request(request), make_plan(request)
+    return Plan(
+        epsilon=document["instance"]["epsilon"],
+        agent_epsilon=document["agent"]["epsilon"],
+        sigma_votes=task.sigma_votes,
+        queries=task.max_queries,
+        k=task.k,
+        delta=task.delta,
+        holds_against=document["holds_against"],
+        document=document,
+    )

@@ -1,0 +1,94 @@
+"""A running service, from a notebook."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from api.client import Client
+from api.schema import Selection, TaskRequest
+from labeler.errors import JobNotCompleted
+from workers.notebook.job import Frame, framed
+
+
+class Service:
+    """A service and what it labelled for you; close it, or use it as a context manager.
+
+    Attributes:
+        client: every call of the REST interface (api.client.Client).
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Service({self.client!r})"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+    def create_task(self, **fields: Any) -> str:
+        """Make a task (fields as in POST /v1/tasks); returns its id. Costs nothing."""
+        return self.client.create_task(TaskRequest.model_validate(fields)).task_id
+
+    def label(
+        self,
+        task_id: str,
+        images: str | Path | Sequence[Path],
+        *,
+        clusters: int | None = None,
+        name: str = "",
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Submit images under a task and wait until the job is over; goes on through restarts of the service.
+
+        Args:
+            task_id: the task under whose price it runs.
+            images: a folder, a zip, a Parquet file, or image files.
+            clusters: ask about so many clusters of images; about every image when None.
+            name: for people.
+            idempotency_key: give one to make a cell safe to run twice.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            JobNotCompleted: the job ended otherwise; the message says how and why.
+            ServiceProblem: the service refused, for example because the budget does not cover it.
+        """
+        selection = None if clusters is None else Selection(strategy="clustered", count=clusters)
+        where = Path(images) if isinstance(images, str) else images
+        job = self.client.submit(task_id, images=where, selection=selection, name=name, idempotency_key=idempotency_key)
+        ended = self.client.wait(job.job_id)
+        if ended.state != "completed":
+            why = "" if ended.problem is None else f": {ended.problem.detail}"
+            raise JobNotCompleted(f"job {ended.job_id} is {ended.state}{why}")
+        return job.job_id
+
+    def labels(self, job_id: str, frame: Frame = "pandas") -> Any:
+        """The labels of a completed job as a pandas.DataFrame, a polars.DataFrame or a pyarrow.Table."""
+        import pyarrow.parquet as pq
+
+        with tempfile.TemporaryDirectory() as folder:
+            return framed(pq.read_table(self.client.labels(job_id, Path(folder) / "labels.parquet")), frame)
+
+
+def connect(url: str, token: str, *, ca_file: str | Path | None = None) -> Service:
+    """A service by its address and your token, as `labeler up` prints them.
+
+    Raises:
+        InvalidSetting: the address is none, or would send the token over a network in clear.
+    """
+    return Service(Client(url, token, ca_file=None if ca_file is None else Path(ca_file)))

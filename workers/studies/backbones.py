@@ -1,0 +1,78 @@
+"""Frozen backbones side by side on Office-Caltech10: the default of `labeler embed`, a larger one, and MobileNetV2.
+
+For each backbone and server domain two numbers: how many of the server's photographs exact neighbours label right
+without any privacy (k is 5 % of each agent's records, every agent's votes as fractions), which is what the features
+can do; and the student's accuracy on unseen photographs where `reverse-knn` asks about 15 clusters at epsilon 0.5
+with one curious participant, which is what a user gets. Nothing is chosen on these servers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from feature_store.backbones import BackboneSpec
+from feature_store.backbones.names import PACKAGED
+from feature_store.shard import Shard
+from workers.progress import ProgressCallback, silent
+from workers.studies.office_caltech import DOMAINS, SPLITS, Arena, Setting, data_folder, embed_domains, mobilenet
+from workers.studies.rows import BenchRow
+
+ASKED = Setting("reverse-knn", 1, 15, colluding_agents=1)
+EPSILON = 0.5
+NEIGHBOURS = 0.05
+QUICK_SPLITS = 3
+
+
+def bench_backbones(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Compare backbones; see the module.
+
+    Args:
+        data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
+        full: as many splits as the tables of BENCHMARKS.md.
+
+    Raises:
+        InvalidSetting: the data are not there.
+    """
+    root = data_folder(data)
+    backbones: dict[str, BackboneSpec | str] = {name: name for name in PACKAGED}
+    backbones["mobilenetv2"] = mobilenet(root)
+    rows: list[BenchRow] = []
+    for number, (name, spec) in enumerate(backbones.items()):
+        progress("Backbones", number, len(backbones))
+        shards = embed_domains(root, progress, spec)
+        arena = Arena(shards)
+        for server in DOMAINS:
+            rows.append(_without_privacy(name, server, shards))
+            measured = arena.measure(server, ASKED, splits=SPLITS if full else QUICK_SPLITS, epsilon=EPSILON)
+            rows.append(replace(measured, method=name, reference=None))
+    progress("Backbones", len(backbones), len(backbones))
+    return rows
+
+
+def _without_privacy(backbone: str, server: str, shards: Mapping[str, Shard]) -> BenchRow:
+    started = time.perf_counter()
+    asked = shards[server]
+    queries = asked.features.astype(np.float64)
+    votes = np.zeros((len(queries), len(asked.classes)))
+    for domain, shard in shards.items():
+        if domain != server:
+            k = max(1, round(NEIGHBOURS * len(shard)))
+            near = np.argpartition(-(queries @ shard.features.astype(np.float64).T), k - 1, axis=1)[:, :k]
+            labels = np.asarray(shard.labels)[near]
+            votes += np.stack([(labels == label).mean(axis=1) for label in range(len(asked.classes))], axis=1)
+    right = votes.argmax(axis=1) == np.asarray(asked.labels)
+    return BenchRow(
+        case=server,
+        method=backbone,
+        metric="labelled right by exact neighbours, without privacy, %",
+        value=100 * float(right.mean()),
+        seconds=time.perf_counter() - started,
+        settings={"k": "5 % of each agent's records"},
+    )
