@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from api.coordinator.incoming import INCOMING
 from api.coordinator.uploads import UploadWriter
 from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
 from api.schema import JobRequest
@@ -52,11 +53,9 @@ class JobIntake:
     """
 
     def __init__(self, home: Path, limits: LimitsTable) -> None:
-        self._incoming = home / "incoming"
+        self._incoming = home / INCOMING
         self._limits = limits
         self._parsing = asyncio.Semaphore(PARSED_AT_ONCE)
-        # What a crash left half-received; one process has this home to itself.
-        shutil.rmtree(self._incoming, ignore_errors=True)
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[Received]:

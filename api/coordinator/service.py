@@ -27,6 +27,8 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
 from api.coordinator.keeping import Keeper
+from api.coordinator.identity import own_keys
+from api.coordinator.incoming import clear_incoming
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.post_office import PostOffice
@@ -235,21 +237,22 @@ class Coordinator:
             JournalInUse: another coordinator runs on this home, or on its journal.
             JournalBroken, JournalBehind, UnsafeStorage: the journal cannot be trusted.
             UnsafeStorage: Redis may evict what it holds.
+            InvalidSetting: the keys are gone that parties know this coordinator by, or the folder for uploads is none.
         """
         with ExitStack() as owned:
             # Before anything else: whoever comes second must not touch what the first one has under way.
             owned.enter_context(owning_home(config.home))
-            path = config.home / "keys.json"
-            keys = PartyKeys.load(path) if path.exists() else PartyKeys.generate()
-            if not path.exists():
-                keys.save(path)
+            clear_incoming(config.home)
+            stores = Stores.open(config, clock=clock)
+            owned.callback(stores.database.close)
+            keys = own_keys(config.home, is_known=bool(stores.parties.list()))
             mailbox = RedisMailbox(config.redis_url)
             try:
                 mailbox.check()
             except TryAgain:
                 # Redis may come later; until then /readyz says what is missing.
                 log.warning("redis cannot be reached yet")
-            coordinator = cls(config, Stores.open(config, clock=clock), keys, mailbox, clock=clock)
+            coordinator = cls(config, stores, keys, mailbox, clock=clock)
             coordinator._owned = owned.pop_all()
         return coordinator
 

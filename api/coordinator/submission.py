@@ -20,6 +20,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
 from api.coordinator.settlement import proposed_id, settle_rounds, worst_case
+from api.coordinator.incoming import INCOMING
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
@@ -39,9 +40,6 @@ from labeler.errors import (
     PrivacyRefusal,
 )
 from labeler.task import Level, Task
-
-INCOMING = "incoming"
-"""Folder in the coordinator's home where uploads lie until a job takes them over."""
 
 MAX_KEY_LENGTH = 255
 

@@ -381,14 +381,6 @@ def upload_of_features(
         return writer.finish()
 
 
-def sweep(folder: Path) -> int:
-    """Remove uploads that a crash left half-written; how many. Call before any upload begins."""
-    leftovers = list(folder.glob(f"{_LEFTOVER}*")) if folder.is_dir() else []
-    for path in leftovers:
-        path.unlink(missing_ok=True)
-    return len(leftovers)
-
-
 def _quantised(features: NDArray[np.float64]) -> NDArray[np.int16]:
     """Rows that are on the grid already as they are, all others quantised; each row by itself."""
     ready = on_grid(features)
