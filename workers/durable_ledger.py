@@ -6,6 +6,7 @@ deadline of the round, are durable before anything is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +19,7 @@ from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
 from labeler.batching import LEVELS, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal
+from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.proposals import Proposal
 from labeler.task import Level, Task
 from workers.agent_ledger import beyond_task, priced
@@ -27,6 +28,9 @@ from workers.policy import Policy
 MAX_UNUSED = 100
 """Most proposals in 24 hours that may tell something of a site's budget without a round that is paid for: each answer
 says whether a price is covered, and whoever may ask for nothing without end can search for what is left."""
+
+LONGEST_PROMISE = timedelta(days=31)
+"""A yes sets a site's budget aside, so no coordinator can ask for one that holds longer; a job has at most 30 days."""
 
 _DAY = timedelta(days=1)
 
@@ -140,6 +144,7 @@ class DurableLedger:
 
         Raises:
             PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
+            ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
             PolicyRefusal: the day's queries, or the day's proposals that led to nothing, are used up.
             BudgetExceeded: an account does not cover it; that is remembered.
         """
@@ -149,6 +154,11 @@ class DurableLedger:
             if known.until <= now:
                 raise PrivacyRefusal("what was promised to this job has ended; submit it again")
             return known.until
+        if proposal.expires_at > (now + LONGEST_PROMISE).timestamp():
+            raise ProtocolViolation(
+                f"the proposal's deadline is {math.ceil((proposal.expires_at - now.timestamp()) / 86_400)} days away, and a site "
+                f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
+            )
         policy = self.open_accounts()
         of_size = {size: _amounts(policy, round_charges(proposal.task, size)) for size in set(proposal.sizes)}
         until = datetime.fromtimestamp(proposal.expires_at, UTC)

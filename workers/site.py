@@ -14,6 +14,7 @@ from typing import Any
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.unpriced import accounts_charged_without
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import NotReady
@@ -39,10 +40,8 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     delta = limits.delta
     with closing(_look(home)) as database:
         balances = Ledger(database, clock=_now).balances()
-    # Every answer costs at least as much at agent level as at instance level, so where less is written down there, one
-    # of them had no finite price at that level (earlier versions wrote nothing). Only where the policy sets no limit.
-    spent = {(one.account, one.level): one.spent for one in balances}
-    unbounded = {(one.account, "agent") for one in balances if spent.get((one.account, "agent"), 0) < one.spent}
+        with database.read() as connection:
+            unpriced = accounts_charged_without("agent", connection)
     return [
         {
             "account": one.account,
@@ -53,7 +52,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
             "spent_epsilon": None
-            if (one.account, one.level) in unbounded or one.spent >= UNBOUNDED_NANO
+            if (one.level == "agent" and one.account in unpriced) or one.spent >= UNBOUNDED_NANO
             else epsilon_of(one.spent, delta),
         }
         for one in balances

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ def test_what_was_promised_counts_once_among_the_queries_of_the_day(site: Site) 
     site.shares(ask, 1)
     running.end()
     assert site.relay.received("refused") == []
+
+
+def test_budget_is_set_aside_for_31_days_at_most(site: Site) -> None:  # noqa: F811
+    most = timedelta(days=31).total_seconds()
+    running = site.run()
+    propose(site, proposal(site, until=NOW.timestamp() + most + 1))
+    propose(site, proposal(site, "job-2", nonce="2", until=NOW.timestamp() + 1e9))
+    first, second = (no.refusal for no in declined(site, 2))
+    assert "32 days away, and a site sets budget aside for at most 31" in first.sentence
+    assert "11575 days away" in second.sentence
+    assert first.is_final
+    assert entries(site) == []
+    propose(site, proposal(site, "job-3", nonce="3", until=NOW.timestamp() + most))
+    assert willing(site, 1) == [Willing("job-3", NOW.timestamp() + most)]
+    running.end()
+    assert [kind for kind, _, _ in entries(site)] == ["reserve"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +202,8 @@ def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch:
 
 
 def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: Site, tmp_path: Path) -> None:  # noqa: F811
-    made = proposal(site, until=2e9)
+    until = float(int(max(time.time(), NOW.timestamp()))) + 86_400
+    made = proposal(site, until=until)
     propose(site, made)
     fault = tmp_path / "fault"
     fault.write_text("agent.willing")
@@ -203,7 +221,7 @@ def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: 
     assert died.returncode == -signal.SIGKILL
     assert site.relay.received("willing") == []
     running = site.run()
-    assert willing(site, 1) == [Willing("job-1", 2e9)]
+    assert willing(site, 1) == [Willing("job-1", until)]
     running.end()
     assert entries(site) == [("reserve", "promise", price(made.task).instance.charge_nano)]
 

@@ -24,6 +24,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys
+from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
 from labeler.task import Task, parse_task
 from tests.homes import unpack
@@ -104,13 +105,14 @@ def open_home(home: Path, *, read_only: bool = False) -> Database:
     return open_database(home / "journal.db", anchor=home / "journal.head", read_only=read_only)
 
 
-def spend(home: Path, name: str, amount: int) -> None:
-    """A journal with a charge in it, as the home's process leaves it."""
+def spend(home: Path, name: str, amount: int, *, agent: int | None = None) -> None:
+    """A journal with a charge in it, as the home's process leaves it; earlier ones left out a level without a price."""
     with closing(open_home(home)) as database:
         ledger = Ledger(database, clock=lambda: NOW)
         ledger.open_account(ACCOUNT, "instance", 5_000_000_000)
         ledger.open_account(ACCOUNT, "agent", None)
-        ledger.reserve(name, [Charge(ACCOUNT, "instance", amount)])
+        whole_site = [] if agent is None else [Charge(ACCOUNT, "agent", agent)]
+        ledger.reserve(name, [Charge(ACCOUNT, "instance", amount), *whole_site])
         ledger.post(name)
 
 
@@ -354,6 +356,39 @@ def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) 
     assert by_level["agent"]["spent_epsilon"] is None
     assert "99.0%" in shown.out
     assert "no bound" in shown.out
+
+
+@pytest.mark.parametrize(("method", "k"), [("ensemble", 1), ("knn", 1), ("knn", 5)])
+def test_an_answer_that_costs_less_at_agent_level_has_a_price_there(
+    hospital: Path, labeler: Labeler, method: str, k: int
+) -> None:
+    fill_in(hospital / "policy.toml")
+    charges = round_charges(a_task(method=method, k=k), 10)
+    assert (charges["agent"] < charges["instance"]) == (k == 1)
+    spend(hospital, "r1", charges["instance"], agent=charges["agent"])
+    by_level = {one["level"]: one for one in labeler("agent", "budget", "--home", hospital, "--json").document}
+    assert by_level["agent"]["spent_epsilon"] > 0
+    spend(hospital, "r2", 7)  # as earlier versions wrote an answer without a price for the whole site
+    by_level = {one["level"]: one for one in labeler("agent", "budget", "--home", hospital, "--json").document}
+    assert by_level["agent"]["spent_epsilon"] is None
+    assert by_level["instance"]["spent_epsilon"] > 0
+
+
+@pytest.mark.parametrize("agent_epsilon", ["unlimited", 10.0])
+def test_where_charges_may_be_forgotten_only_what_was_written_off_is_known(
+    hospital: Path, labeler: Labeler, agent_epsilon: float | str
+) -> None:
+    fill_in(hospital / "policy.toml")
+    spend(hospital, "r1", 7, agent=3)
+    if agent_epsilon != "unlimited":
+        with closing(open_home(hospital)) as database:
+            Ledger(database, clock=lambda: NOW).open_account(ACCOUNT, "agent", 1_000)
+    for level in ["instance"] if agent_epsilon == "unlimited" else ["instance", "agent"]:
+        arguments = ("journal", "write-off", "--home", hospital, "--account", ACCOUNT, "--level", level)
+        assert labeler(*arguments, "--reason", "restored").code == 0
+    by_level = {one["level"]: one for one in labeler("agent", "budget", "--home", hospital, "--json").document}
+    assert (by_level["agent"]["spent_epsilon"] is None) == (agent_epsilon == "unlimited")
+    assert by_level["instance"]["left_nano"] == 0
 
 
 def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: Path, labeler: Labeler) -> None:
