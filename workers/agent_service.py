@@ -159,7 +159,7 @@ def run_agent(
         )
         proposals = Proposals(records.agent, admission, site, promises, clock=clock)
         desk = _Desk(link, records, memory, rounds, admission, proposals, clock, stop)
-        converse(link, desk.handle, stop)
+        converse(link, desk.handle, stop, tidy=desk.tidy)
     log.info("agent stopped", extra={"agent": config.agent_id})
 
 
@@ -242,12 +242,16 @@ class _Desk:
         self._clock = clock
         self._stop = stop
 
-    def handle(self, mail: Sequence[Message]) -> None:
-        """Answer everything, of asks for one round the last, since all have one answer; erase what is settled."""
+    def tidy(self) -> None:
+        """Give back promises that have ended, and erase what nobody may ask for any more."""
         self._proposals.release()
         for round_digest in self._rounds.expire(self._clock()):
             self._records.forget_models()
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
+
+    def handle(self, mail: Sequence[Message]) -> None:
+        """Answer everything, of asks for one round the last, since all have one answer; erase what is settled."""
+        self.tidy()
         taken: list[tuple[Message, bytes]] = []
         for message in mail:
             try:
@@ -391,6 +395,7 @@ class _Desk:
                 return None
             if self._stop.wait(pause_s):
                 raise Interrupted("stopped while an answer could not be made")
+            self.tidy()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _seal(self, ask: Ask, number: int, body: bytes) -> bytes:

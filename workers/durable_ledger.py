@@ -155,8 +155,9 @@ class DurableLedger:
                 raise PrivacyRefusal("what was promised to this job has ended; submit it again")
             return known.until
         if proposal.expires_at > (now + LONGEST_PROMISE).timestamp():
+            days = math.ceil((proposal.expires_at - now.timestamp()) / 86_400)
             raise ProtocolViolation(
-                f"the proposal's deadline is {math.ceil((proposal.expires_at - now.timestamp()) / 86_400)} days away, and a site "
+                f"the proposal's deadline is {days} days away, and a site "
                 f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
             )
         policy = self.open_accounts()

@@ -99,6 +99,9 @@ class PartyLink:
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
 
+    Attributes:
+        while_waiting: called before every pause in which nobody answers, which may last for days; it sends nothing.
+
     Raises:
         InvalidSetting: the address is none, or would send messages over a network in clear.
     """
@@ -134,6 +137,7 @@ class PartyLink:
         self._last_answer = 0
         self._opened: dict[Message, str] = {}
         self._failures = 0
+        self.while_waiting: Callable[[], None] = _nothing
         self._http = CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
 
     def __enter__(self) -> PartyLink:
@@ -290,23 +294,38 @@ class PartyLink:
                 extra={"party": self.party_id, "problem": error.problem_type, "sentence": str(error)},
             )
         self._failures += 1
+        self.while_waiting()
         if self._stop.wait(pause):
             raise Interrupted("stopped while the coordinator could not be reached") from None
 
 
-def converse(link: PartyLink, handle: Callable[[Sequence[Message]], None], stop: threading.Event) -> None:
+def _nothing() -> None:
+    """There is nothing to see to."""
+
+
+def converse(
+    link: PartyLink,
+    handle: Callable[[Sequence[Message]], None],
+    stop: threading.Event,
+    *,
+    tidy: Callable[[], None] = _nothing,
+) -> None:
     """Poll and handle until told to stop; what passes by itself is waited for, what does not is said in the log.
 
     Args:
         link: to the coordinator.
         handle: has the effect of every message and sends the answers; raises only what concerns them all.
         stop: ends the conversation.
+        tidy: does what is due by the clock, such as erasing; called whether or not the coordinator answers, since it
+            could otherwise keep alive what it wants by being away, or by turning this party away. It sends nothing.
 
     Raises:
         LabelerError: this party's own journal or files cannot be used any more.
     """
+    link.while_waiting = tidy
     while not stop.is_set():
         try:
+            tidy()
             handle(link.poll())
             link.handled()
         except Interrupted:

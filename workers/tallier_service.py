@@ -128,7 +128,7 @@ def run_tallier(
         owned.callback(link.close)
         bench = _Bench(link, journal, config, clock, desk)
         log.info("tallier ready", extra={"tallier": config.tallier_id})
-        converse(link, bench.handle, stop)
+        converse(link, bench.handle, stop, tidy=bench.tidy)
     log.info("tallier stopped", extra={"tallier": config.tallier_id})
 
 
@@ -160,6 +160,10 @@ class _Bench:
         self._desk = desk
         self._wait_s = link.wait_s
         self._rounds: dict[str, _Open] | None = None
+
+    def tidy(self) -> None:
+        """Delete what is not needed any more."""
+        self._expire(self._known_rounds())
 
     def handle(self, mail: Sequence[Message]) -> None:
         """Take every message, then send the sums asked for, then say what is held of the rounds they touched, then see
@@ -195,10 +199,13 @@ class _Bench:
         winners: list[_Open] = []
         for digest, data in sums.items():
             fault_point("tallier.summed")
-            if rounds[digest].opening.round.terms is None:
-                self._post(self._draft(rounds[digest].opening, "aggregate-share", data), "sum sent")
+            known = rounds.get(digest)
+            if known is None:
+                continue  # it expired while another sum was on its way
+            if known.opening.round.terms is None:
+                self._post(self._draft(known.opening, "aggregate-share", data), "sum sent")
             else:
-                winners.append(rounds[digest])
+                winners.append(known)
         if winners:
             # Asked for several, the last one counts: the coordinator gives one round at a time its turn.
             self._begin_winners(winners[-1])

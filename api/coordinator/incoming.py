@@ -24,8 +24,8 @@ def clear_incoming(home: Path) -> None:
     try:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise InvalidSetting(
-                f"{INCOMING!r} in the coordinator's home {home.name!r} is not a folder, so no upload could be kept; look "
-                "what it is and move it away; the coordinator makes the folder itself"
+                f"{INCOMING!r} in the coordinator's home {home.name!r} is not a folder, so no upload could be kept; "
+                "look what it is and move it away; the coordinator makes the folder itself"
             )
         shutil.rmtree(path)
     except FileNotFoundError:

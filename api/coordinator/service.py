@@ -26,9 +26,9 @@ from api.coordinator.conductor import Conductor, Timing
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
-from api.coordinator.keeping import Keeper
 from api.coordinator.identity import own_keys
 from api.coordinator.incoming import clear_incoming
+from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.post_office import PostOffice

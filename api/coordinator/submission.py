@@ -17,10 +17,10 @@ from datetime import datetime, timedelta
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.incoming import INCOMING
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
 from api.coordinator.settlement import proposed_id, settle_rounds, worst_case
-from api.coordinator.incoming import INCOMING
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of

@@ -546,6 +546,67 @@ def test_a_deadline_far_away_keeps_nothing_for_longer_than_a_month(site: Site) -
     assert keys_of(site) == ["home"]
 
 
+def turn_away(relay: Any, how: str) -> None:
+    """From now on the coordinator is not there, or does not know this party."""
+    status, problem = {"away": (503, b""), "revoked": (403, b'{"type": "urn:labeler:problem:not-enrolled"}')}[how]
+    relay.failures.extend((status, {}, problem) for _ in range(10_000))
+
+
+def erased(site: Site) -> bool:
+    end = time.monotonic() + 20
+    while keys_of(site) != ["home"] and time.monotonic() < end:
+        time.sleep(0.02)
+    return keys_of(site) == ["home"]
+
+
+@pytest.mark.parametrize("how", ["away", "revoked"])
+def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordinator_can_be_reached(
+    site: Site, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.party._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("workers.party._pause", lambda *_, **__: time.sleep(0.05))
+    ask = site.ask(expires_at=NOW.timestamp() + 60)
+    site.send(ask)
+    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: site.now, wait_s=0.1))
+    site.relay.wait_for("answered")
+    turn_away(site.relay, how)
+    site.now = NOW + timedelta(minutes=61)
+    polls = len(site.relay.failures)
+    while polls - len(site.relay.failures) < 4:
+        time.sleep(0.02)
+    assert keys_of(site) == sorted([ask.round.digest, "home"]), "until an hour after its deadline it may be asked again"
+    site.now = NOW + timedelta(minutes=61, seconds=1)
+    assert erased(site)
+    running.end()
+
+
+def test_what_is_over_is_erased_while_another_answer_cannot_be_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("workers.agent_service._LONGEST_PAUSE_S", 0.05)
+    first = site.ask(nonce="first", expires_at=NOW.timestamp() + 60)
+    site.send(first)
+    running = site.run()
+    site.relay.wait_for("answered")
+
+    def ballots(*_: Any) -> Any:
+        raise BadData("the records are no good")
+
+    monkeypatch.setattr(Agent, "ballots", ballots)
+    hopeless = site.ask(nonce="hopeless", expires_at=NOW.timestamp() + 86_400)
+    site.send(hopeless)
+    end = time.monotonic() + 20
+    while keys_of(site) != sorted([first.round.digest, hopeless.round.digest, "home"]):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    site.now = NOW + timedelta(hours=2)
+    while keys_of(site) != sorted([hopeless.round.digest, "home"]):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    running.end()
+
+
 def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_nothing(site: Site) -> None:
     ask = site.ask()
     settle(site, ask)

@@ -432,6 +432,32 @@ def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table
     assert not kept.shares
 
 
+@pytest.mark.parametrize(
+    ("status", "problem"), [(503, b""), (403, b'{"type": "urn:labeler:problem:not-enrolled"}')], ids=["away", "revoked"]
+)
+def test_shares_of_an_expired_round_are_deleted_whether_or_not_the_coordinator_can_be_reached(
+    table: Table, status: int, problem: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.party._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("workers.party._pause", lambda *_, **__: time.sleep(0.05))
+    round = table.round()
+    table.open(round)
+    table.share("a", round)
+    table.through()
+    key = table.home / "erasable" / f"{round.digest}.shares"
+    table.relay.failures.extend((status, {}, problem) for _ in range(10_000))
+    running = table.start(lambda stop: run_tallier(table.home, stop=stop, clock=lambda: table.now[0], wait_s=0.1))
+    while len(table.relay.failures) > 9_997:
+        time.sleep(0.02)
+    assert key.exists()
+    table.now[0] += timedelta(hours=2)
+    end = time.monotonic() + 20
+    while key.exists():
+        assert time.monotonic() < end, "the key of shares nobody may ask for any more is still there"
+        time.sleep(0.02)
+    running.end()
+
+
 def test_a_sum_outlives_its_round_for_a_week_and_no_longer(table: Table) -> None:
     round = table.round()
     table.open(round)

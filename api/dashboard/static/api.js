@@ -104,6 +104,7 @@ export class Api {
   tasks = (after = null) => this.#json(`/v1/tasks?${query({ after, limit: PAGE })}`);
   job = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`);
   cancel = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
+  forget = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}/data`, { method: "DELETE" });
   jobs = ({ after = null, limit = 25, states = [] } = {}) => this.#json(`/v1/jobs?${query({ after, limit, state: states })}`);
   estimate = (body, signal) => this.#json("/v1/jobs:estimate", { method: "POST", body, signal });
   ledger = ({ after = 0, limit = PAGE, account = "", search = "" } = {}, signal = undefined) =>

@@ -1,4 +1,4 @@
-// One job in full: its rounds, who answered and who is awaited, refusals, downloads, and stopping it.
+// One job in full: its rounds, who answered and who is awaited, refusals, downloads, stopping it, and deleting what it leaves.
 
 import { byId, el, icon, save } from "./dom.js";
 import { progress } from "./meters.js";
@@ -23,6 +23,25 @@ const ROUND_WORDS = {
   "given-up": "asked, then given up",
 };
 
+const ENDINGS = {
+  cancel: {
+    offer: "Cancel this job",
+    question: "Cancel this job?",
+    means: "What agents were already asked stays charged; only rounds nobody was asked come back to the budget.",
+    yes: "Yes, cancel it",
+    no: "Keep it",
+    failed: "It was not cancelled",
+  },
+  forget: {
+    offer: "Delete its data",
+    question: "Delete what this job sent and got?",
+    means: "Images, questions and labels are deleted for good, and cannot be downloaded any more. Its charge and the digests of its batches stay in the ledger.",
+    yes: "Yes, delete it",
+    no: "Keep it",
+    failed: "Nothing is known to be deleted",
+  },
+};
+
 export class JobDialog {
   #api;
   #jobs;
@@ -30,7 +49,7 @@ export class JobDialog {
   #id = null;
   #node = byId("job-dialog");
   #signature = "";
-  #asking = false;
+  #asking = null;
   #message = "";
 
   constructor(api, jobs, mayCancel) {
@@ -53,7 +72,7 @@ export class JobDialog {
   async open(id) {
     this.#id = id;
     this.#signature = "";
-    this.#asking = false;
+    this.#asking = null;
     this.#message = "";
     this.#render();
     if (!this.#node.open) this.#node.showModal();
@@ -80,7 +99,7 @@ export class JobDialog {
         el("h2", { id: "job-dialog-title", tabindex: "-1", "data-part": "title" }, jobTitle(job)),
         el("button", { type: "button", class: "quiet", "data-part": "close", onclick: () => this.#node.close() }, "Close"),
       ),
-      ...[summary(job), job.problem ? this.#problem(job) : null, facts(job, this.#jobs.by(job)), rounds(job), this.#downloads(job), this.#cancel(job)].filter(Boolean),
+      ...[summary(job), job.problem ? this.#problem(job) : null, facts(job, this.#jobs.by(job)), rounds(job), this.#downloads(job), this.#endings(job)].filter(Boolean),
       el("p", { class: "error", role: "status" }, this.#message),
     );
     if (focused) (this.#node.querySelector(`[data-part="${CSS.escape(focused)}"]`) ?? byId("job-dialog-title")).focus();
@@ -122,38 +141,41 @@ export class JobDialog {
     }
   }
 
-  #cancel(job) {
-    if (FINISHED.has(job.state) || !this.#mayCancel()) return null;
-    if (!this.#asking) {
-      return el("p", { class: "buttons" }, el("button", { type: "button", class: "danger", "data-part": "cancel", onclick: () => this.#confirm(true) }, "Cancel this job"));
+  /** Stopping a job that runs, or deleting what one that has ended leaves: each is asked twice, because neither comes back. */
+  #endings(job) {
+    const kind = !FINISHED.has(job.state) ? "cancel" : job.forgotten_at ? null : "forget";
+    if (kind === null || !this.#mayCancel()) return null;
+    const words = ENDINGS[kind];
+    if (this.#asking !== kind) {
+      return el("p", { class: "buttons" }, el("button", { type: "button", class: "danger", "data-part": kind, onclick: () => this.#confirm(kind, kind) }, words.offer));
     }
     return el(
       "section",
-      { class: "note", "aria-label": "Cancel this job?" },
-      el("p", {}, "Cancel this job? What agents were already asked stays charged; only rounds nobody was asked come back to the budget."),
+      { class: "note", "aria-label": words.question },
+      el("p", {}, `${words.question} ${words.means}`),
       el(
         "div",
         { class: "buttons" },
-        el("button", { type: "button", class: "danger", "data-part": "cancel-yes", onclick: () => this.#cancelNow(job) }, "Yes, cancel it"),
-        el("button", { type: "button", "data-part": "cancel", onclick: () => this.#confirm(false) }, "Keep it"),
+        el("button", { type: "button", class: "danger", "data-part": `${kind}-yes`, onclick: () => this.#end(job, kind) }, words.yes),
+        el("button", { type: "button", "data-part": kind, onclick: () => this.#confirm(null, kind) }, words.no),
       ),
     );
   }
 
-  #confirm(asking) {
+  #confirm(asking, kind) {
     this.#asking = asking;
     this.#render();
-    this.#node.querySelector(`[data-part="${asking ? "cancel-yes" : "cancel"}"]`)?.focus();
+    this.#node.querySelector(`[data-part="${asking ? `${kind}-yes` : kind}"]`)?.focus();
   }
 
-  async #cancelNow(job) {
+  async #end(job, kind) {
     try {
-      this.#jobs.put(await this.#api.cancel(job.job_id));
-      this.#asking = false;
+      this.#jobs.put(await this.#api[kind](job.job_id));
+      this.#asking = null;
       this.#say("");
       byId("job-dialog-title").focus();
     } catch (error) {
-      this.#say(`It was not cancelled: ${error.message}`);
+      this.#say(`${ENDINGS[kind].failed}: ${error.message}`);
     }
   }
 }

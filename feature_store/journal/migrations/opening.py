@@ -8,6 +8,7 @@ journal in PostgreSQL is upgraded once its operator names a dump of it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,10 @@ from feature_store.journal.migrations.runner import Save, Upgraded, upgrade
 from labeler.errors import InvalidSetting
 
 log = logging.getLogger("labeler.journal")
+
+COPY_TIME = "%Y%m%dT%H%M%S%fZ"
+COPY_NAME = re.compile(r"\.v[0-9]+-([0-9]{8}T[0-9]{12}Z)(?:\.head)?")
+"""How the copy of a journal, and the anchor beside it, are called after the journal: version, and when it was made."""
 
 
 def open_upgraded(
@@ -62,7 +67,7 @@ def _saving(database: Database, dump: Path | None, clock: Callable[[], datetime]
     def save_sqlite(about: About, _: Head) -> str:
         path = database.path
         assert path is not None  # noqa: S101  # SQLite's
-        copy = path.with_name(f"{path.name}.v{about.version}-{clock().astimezone(UTC):%Y%m%dT%H%M%S%fZ}")
+        copy = path.with_name(f"{path.name}.v{about.version}-{clock().astimezone(UTC):{COPY_TIME}}")
         backup(path, copy, anchor=copy.with_name(f"{copy.name}.head"))
         return copy.name
 

@@ -207,6 +207,35 @@ def test_a_job_that_agents_refuse_is_told_alike_by_the_page_and_the_command(
     assert visit.script_errors == []
 
 
+def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_stays(
+    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+) -> None:
+    job = client.wait(submit(client, federation, "to be forgotten", epsilon=0.2).job_id)
+    assert job.state == "completed"
+    visit = open_page(federation.dashboard)
+    page = visit.page
+    row(page, "to be forgotten").get_by_role("button", name="Details").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_role("button", name="Cancel this job").count() == 0
+    dialog.get_by_role("button", name="Delete its data").click()
+    expect(dialog).to_contain_text("deleted for good")
+    assert visit.naming_problems() == []
+    assert visit.contrast_problems() == []
+    dialog.get_by_role("button", name="Keep it").click()
+    expect(dialog.get_by_role("button", name="JSONL")).to_be_visible()
+    assert client.job(job.job_id).forgotten_at is None
+    dialog.get_by_role("button", name="Delete its data").click()
+    dialog.get_by_role("button", name="Yes, delete it").click()
+    expect(dialog).to_contain_text("What this job sent and got was deleted", timeout=SLOW_MS)
+    for gone in ("JSONL", "Delete its data", "Yes, delete it"):
+        assert dialog.get_by_role("button", name=gone).count() == 0
+    expect(dialog).to_contain_text(client.job(job.job_id).ledger, ignore_case=True)
+    with pytest.raises(LabelerError, match="was deleted on"):
+        client.labels(job.job_id, screenshots / "gone.jsonl", format="jsonl")
+    assert visit.script_errors == []
+    assert visit.failed_loads == []
+
+
 def test_the_price_slider_names_price_accounts_and_how_many_such_jobs_are_left(
     open_page: OpenPage, federation: Federation, client: Client
 ) -> None:
@@ -256,7 +285,10 @@ def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
     page.keyboard.press("Enter")
     expect(page.get_by_text("privacy office (viewer)")).to_be_visible(timeout=SLOW_MS)
     expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
-    assert page.get_by_role("button", name="Cancel this job").count() == 0
+    page.locator("#jobs-list tbody tr").first.get_by_role("button", name="Details").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Price, one image", timeout=SLOW_MS)
+    for offer in ("Cancel this job", "Delete its data", "JSONL"):
+        assert page.get_by_role("dialog").get_by_role("button", name=offer).count() == 0
     assert visit.script_errors == []
     assert visit.failed_loads == []
     client.revoke_token(made.token_id)
