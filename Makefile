@@ -2,6 +2,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
+# Where a shell says that Python shall keep no compiled files, as images of containers do, every process started here
+# would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-long install lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
