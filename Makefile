@@ -42,9 +42,8 @@ imports: install
 bench: install  ## the speed table of BENCHMARKS.md
 	$(BIN)/labeler bench speed --full
 
-mutation: install  ## which changes of the code that decides about budgets no test notices; see docs/mutation.md
-	OMP_NUM_THREADS=1 nice $(BIN)/mutmut run --max-children 2
-	$(BIN)/mutmut results
+mutation: install  ## which changes of the code that decides about budgets no test notices (MODULE=labeler.budget for one); see docs/mutation.md
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation $(MODULE)
 
 clean:
 	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants

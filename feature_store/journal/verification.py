@@ -54,8 +54,8 @@ def verify_ledger(connection: Connection) -> Head:
     for row in _rows(connection):
         replay.take(row)
     replay.finish()
-    _compare(connection, ledger_accounts, "balance of account", ("account", "level"), replay.account_rows())
-    _compare(connection, ledger_reservations, "state of reservation", ("reservation_id",), replay.reservation_rows())
+    _compare(connection, ledger_accounts, "balance of account", replay.account_rows())
+    _compare(connection, ledger_reservations, "state of reservation", replay.reservation_rows())
     return replay.head
 
 
@@ -201,16 +201,10 @@ def _rows(connection: Connection) -> Iterator[Row]:
         after = rows[-1]["seq"]
 
 
-def _compare(
-    connection: Connection,
-    table: Table,
-    what: str,
-    key: tuple[str, ...],
-    derived: dict[tuple[Any, ...], tuple[Any, ...]],
-) -> None:
-    found = {}
-    for row in connection.execute(select(table)):
-        found[tuple(row[: len(key)])] = tuple(row[len(key) :])
+def _compare(connection: Connection, table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:
+    """Refuse a table whose rows, by its primary key (its first columns), are not what was derived."""
+    key = len(table.primary_key)
+    found = {tuple(row[:key]): tuple(row[key:]) for row in connection.execute(select(table))}
     for name in sorted(found.keys() | derived.keys()):
         if found.get(name) != derived.get(name):
             raise JournalBroken(

@@ -144,6 +144,15 @@ def test_rules_can_be_asked_for_by_database_in_the_order_they_were_given() -> No
     ]
 
 
+def test_emptying_a_table_is_forbidden_where_every_deletion_is_and_nowhere_else() -> None:
+    for on, when, count in (("DELETE", "TRUE", 4), ("DELETE", "OLD.number = 1", 2), ("UPDATE", "TRUE", 2)):
+        table = a_table()
+        forbid(table, "one", on=on, when=when, because="why")  # type: ignore[arg-type]  # the three are kinds of change
+        rules = rules_of(table, "postgresql")
+        assert len(rules) == count
+        assert any("TRUNCATE" in rule for rule in rules) == (count == 4)
+
+
 def test_rules_are_renewed_in_place_of_all_that_were_there(database: Database) -> None:
     old, new = a_table(), a_table()
     forbid(old, "former", on="UPDATE", because="an old rule")

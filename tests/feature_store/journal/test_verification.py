@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import Engine, event, insert
 
 from feature_store.journal.chain import EMPTY, GENESIS, Head, entry_hash
 from feature_store.journal.database import Database
@@ -180,6 +180,38 @@ def test_a_sum_that_no_entry_explains_is_named(sqlite_place: Place) -> None:
     assert str(broken.value) == (
         f"the balance of account 'a'/'instance' is stored as (100, 0, 0), and the entries add up to None. {DO}"
     )
+
+
+def test_a_sum_is_named_with_what_is_stored_and_what_the_entries_add_up_to(sqlite_place: Place) -> None:
+    rows = chain([*OPEN, step("reserve")])
+    with pytest.raises(JournalBroken) as broken:
+        verified(sqlite_place, rows, account(11, 0), reservation("r", "reserved", 2, 1, None))
+    assert str(broken.value) == (
+        "the balance of account 'a'/'instance' is stored as (100, 11, 0), and the entries add up to (100, 10, 0). " + DO
+    )
+    sqlite_place.target += ".2"
+    with pytest.raises(JournalBroken) as broken:
+        verified(sqlite_place, rows, account(10, 0), reservation("r", "posted", 2, 1, 3))
+    assert str(broken.value) == (
+        "the state of reservation 'r' is stored as ('posted', 2, 1, 3), and the entries add up to "
+        "('reserved', 2, 1, None). " + DO
+    )
+
+
+def test_entries_are_asked_for_in_their_order_and_never_all_at_once(sqlite_place: Place) -> None:
+    asked: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        asked.append(" ".join(arguments[2].split()))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        verified(sqlite_place, [])
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    reading = [statement for statement in asked if statement.startswith("SELECT ledger_entries.seq")]
+    assert len(reading) == 1
+    assert "ORDER BY ledger_entries.seq LIMIT" in reading[0]
 
 
 def test_more_entries_than_are_read_at_once_are_all_read(sqlite_place: Place) -> None:

@@ -72,6 +72,28 @@ def test_known_points_of_the_curve() -> None:
     assert delta_of_epsilon(0, 1e4) == 1.0
 
 
+@pytest.mark.parametrize("mu", [1e-3, 0.1, 0.49, 1.0, 3.0])
+def test_epsilon_is_nothing_exactly_where_delta_covers_the_whole_distance(mu: float) -> None:
+    """Epsilon is 0 from the total variation 2 Phi(mu/2) - 1 on, and more than 0 just below it, where it begins."""
+    distance = math.erf(mu / 2 / math.sqrt(2))
+    assert epsilon_of_delta(distance * (1 + 1e-9), mu) == 0.0
+    for below in (1e-9, 1e-3, 0.1):
+        delta = distance * (1 - below)
+        epsilon = epsilon_of_delta(delta, mu)
+        assert epsilon > 0
+        assert float(_delta_in_fifty_digits(epsilon, mu)) == pytest.approx(delta, rel=1e-10)
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-3, 0.05])
+@pytest.mark.parametrize("mu", [1e-5, 0.13, 0.3, 0.36, 0.37, 2.7, 2.72, 3.5, 7.3, 7.5, 300.0])
+def test_what_a_budget_buys_is_found_on_both_sides_of_where_the_search_begins(mu: float, delta: float) -> None:
+    epsilon = epsilon_of_delta(delta, mu)
+    if epsilon > 0:
+        assert mu_of_epsilon(epsilon, delta) == pytest.approx(mu, rel=1e-9)
+    else:
+        assert delta_of_epsilon(0, mu_of_epsilon(0, delta)) == pytest.approx(delta, rel=1e-9)
+
+
 @pytest.mark.parametrize("bad", [0, 1, -1e-9, 1.5, math.nan, math.inf])
 def test_a_delta_outside_the_open_interval_is_refused(bad: float) -> None:
     with pytest.raises(InvalidSetting, match="delta must be strictly between 0 and 1"):
