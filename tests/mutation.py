@@ -7,16 +7,14 @@ tests cost that touch its function, and no answer kept in memory passes from one
 
 Results are appended to `mutants/MODULE.jsonl` by what was changed: a run that was cut short goes on where it was, and
 a function that was edited is run again. What survived before is run again too (there may be new tests), except what
-`tests/mutation_explained.toml` explains. Values outside of functions are not changed by mutmut, and a function that
-runs while modules are loaded has run before any change: `loaded_per_change` names the modules that need a process of
-their own for each change.
+`tests/mutation_explained.toml` explains line by line. Values outside of functions are not changed by mutmut, and a
+function that runs while modules are loaded has run before any change: a test must call it again.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import fnmatch
 import gc
 import hashlib
 import importlib.abc
@@ -32,6 +30,7 @@ import time
 import tomllib
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -257,11 +256,15 @@ def _few_examples(item: pytest.Item) -> None:
 
 def explained(result: Result, module: str) -> bool:
     """Whether `mutation_explained.toml` says why this change may survive."""
-    where = f"{module}.{result.function}"
+    return result.diff in _explained().get(f"{module}.{result.function}", ())
+
+
+@cache
+def _explained() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
     for entry in tomllib.loads(EXPLAINED.read_text())["explained"]:
-        if fnmatch.fnmatch(where, entry["where"]) and any(change == result.diff for change in entry["changes"]):
-            return True
-    return False
+        found.setdefault(entry["where"], set()).update(entry["changes"])
+    return found
 
 
 def results_of(module: str) -> dict[str, Result]:
