@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -38,6 +37,7 @@ from feature_store.backbones.spec import Transform
 from feature_store.decode import decode_image
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
+from feature_store.own_process import start_own_process
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
 
 ROOM_BYTES = 512 * 2**20
@@ -98,21 +98,7 @@ def decoded_images(
         "limits": asdict(limits),
         "start": start,
     }
-    keep = ("LD_LIBRARY_PATH", "TMPDIR")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "feature_store.decode_process", json.dumps(settings)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Nothing of the embedder's environment: it may hold passwords, and the decoder meets hostile bytes.
-        env={key: os.environ[key] for key in keep if key in os.environ}
-        | {
-            "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-            "ARROW_DEFAULT_MEMORY_POOL": "system",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-    )
+    process = start_own_process("feature_store.decode_process", json.dumps(settings), answers=True)
     try:
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
         with process.stdout as pipe:

@@ -11,10 +11,8 @@ On systems other than Linux the memory of the reader is not bounded.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from api.coordinator.parquet_rows import FEATURE_ROWS, IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, read_rows
+from feature_store.own_process import start_own_process
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
 
 if TYPE_CHECKING:  # the reader does without all that a configuration needs
@@ -78,21 +77,8 @@ def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
 
 
 def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows]:
-    keep = ("LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "api.coordinator.parquet_process", json.dumps([asdict(limits), name])],
-        stdin=file,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Nothing of the coordinator's environment: it may hold passwords, and the reader meets hostile bytes.
-        env={key: os.environ[key] for key in keep if key in os.environ}
-        | {
-            "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-            "ARROW_DEFAULT_MEMORY_POOL": "system",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-    )
+    order = json.dumps([asdict(limits), name])
+    process = start_own_process("api.coordinator.parquet_process", order, stdin=file, answers=True)
     try:
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
         with process.stdout as pipe:

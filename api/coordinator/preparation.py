@@ -11,9 +11,7 @@ begins again. This process loads no learning library; the one that chooses clust
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from feature_store.backbones import read_spec
 from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
 from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox import Mailbox
+from feature_store.own_process import start_own_process
 from feature_store.question_files import (
     DISK_IS_FULL,
     QUESTIONS,
@@ -225,27 +224,7 @@ class _Chooser:
         folder = self._home / "jobs" / job_id
         if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
             return
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                _MODULE,
-                str(folder),
-                request.model_dump_json(),
-                str(size),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # Nothing of our environment: it may hold passwords, and the process needs none of it.
-            env={key: os.environ[key] for key in ("LD_LIBRARY_PATH", "TMPDIR") if key in os.environ}
-            | {
-                "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
-        )
+        process = start_own_process(_MODULE, str(folder), request.model_dump_json(), str(size))
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):

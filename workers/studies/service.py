@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from workers.studies.reconcile import discrepancies
 from workers.studies.requesters import Load, Wanted, put_under_load
 from workers.studies.rows import BenchRow
 from workers.task_file import TaskFile, TaskTable
+from workers.tied_command import tied_command
 
 AGENTS: Final = 5
 REQUESTERS: Final = 50
@@ -128,7 +128,8 @@ def running_service(home: Path) -> Iterator[RunningService]:
         Unavailable: it did not become ready; the message holds the end of what it said.
     """
     said = home.parent / "up.log"
-    command = [sys.executable, "-P", "-m", "workers.cli", "up", "--home", str(home), "--port", "0", "--json"]
+    # A session of its own, so that Ctrl-C stops the bench, which stops the federation in order.
+    command = tied_command("up", "--home", home, "--port", 0, "--json")
     with said.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
     with process:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from api.client import Client
 from tests.postgres_server import PostgresServer
 from workers.federation import Plan, make_federation
 from workers.settings_file import COORDINATOR_FILE, set_line
+from workers.tied_command import tied_command
 
 START_S = 90.0
 
@@ -69,11 +69,11 @@ def running(home: Path, *arguments: object, agents: int = 3, journal: str | None
         federation = make_federation(home, Plan(agents=agents))
         set_line(federation.coordinator / COORDINATOR_FILE, "journal", journal)
     faults = home.parent / f"{home.name}.fault"
-    command = [sys.executable, "-m", "workers.cli", "up", "--home", home, "--agents", agents, "--port", 0, "--json"]
+    command = tied_command("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
     environment = os.environ | {"LABELER_FAULTS": str(faults), "OMP_NUM_THREADS": "1"}
     with (home.parent / f"{home.name}.log").open("w") as errors:
         process = subprocess.Popen(
-            [*map(str, command), *map(str, arguments)],
+            command,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
