@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ from api.guarded_protocol import GuardedProtocol, Times
 from labeler.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
+    from api.coordinator.config import CoordinatorConfig
     from api.coordinator.service import Coordinator
 
 log = logging.getLogger("labeler.server")
@@ -76,6 +78,49 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class Door:
+    """Where a coordinator listens, from before it can answer; whoever connects meanwhile waits in line.
+
+    Attributes:
+        listening: the socket; close it, or use the door as a context manager.
+        crowd: who is let in.
+        times: how long a peer may take.
+        host, port: its address.
+    """
+
+    listening: Listener
+    crowd: Crowd
+    times: Times
+    host: str
+    port: int
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listening.close()
+
+
+def open_door(settings: CoordinatorConfig, *, host: str, port: int, times: Times | None = None) -> Door:
+    """Listen for a coordinator that is about to be opened; port 0 takes a free one.
+
+    Raises:
+        Unavailable: the address is taken.
+    """
+    times = times or Times()
+    crowd = Crowd(
+        ConnectionLimits(
+            total=_affordable(settings.limits.max_connections),
+            per_address=settings.limits.max_connections_per_address,
+            proxies=networks(settings.trusted_proxies),
+            first_request_s=times.headers_s,
+        )
+    )
+    listening = _listen(host, port, crowd)
+    return Door(listening, crowd, times, host, listening.getsockname()[1])
+
+
 def serve(
     coordinator: Coordinator,
     *,
@@ -87,34 +132,37 @@ def serve(
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
     times: Times | None = None,
 ) -> None:
+    """Listen, and serve as `serve_at` does."""
+    with open_door(coordinator.config, host=host, port=port, times=times) as door:
+        serve_at(door, coordinator, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready, on_server=on_server)
+
+
+def serve_at(
+    door: Door,
+    coordinator: Coordinator,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
+    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
+) -> None:
     """Serve until SIGINT, SIGTERM, or until `should_exit` of the server is set; then stop the coordinator.
 
     Args:
+        door: where it listens.
         coordinator: opened, not yet started.
-        host: address to listen on.
-        port: 0 takes a free one.
         tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, for whoever stops it from another thread.
-        times: how long a peer may take.
 
     Raises:
         InvalidSetting: only one of certificate and key was given, or they cannot be read.
-        Unavailable: the address is taken.
     """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     app = create_app(coordinator)
-    settings, times = coordinator.config, times or Times()
-    crowd = Crowd(
-        ConnectionLimits(
-            total=_affordable(settings.limits.max_connections),
-            per_address=settings.limits.max_connections_per_address,
-            proxies=networks(settings.trusted_proxies),
-            first_request_s=times.headers_s,
-        )
-    )
-    protocol = functools.partial(GuardedProtocol, crowd=crowd, times=times)
+    settings, times = coordinator.config, door.times
+    protocol = functools.partial(GuardedProtocol, crowd=door.crowd, times=times)
     config = uvicorn.Config(
         app,
         http=cast("type[Any]", protocol),
@@ -136,18 +184,16 @@ def serve(
         config.load()
     except OSError as error:
         raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
-    listening = _listen(host, port, crowd)
     scheme = "http" if tls_cert is None else "https"
-    shown = f"[{host}]" if ":" in host else host
-    url = f"{scheme}://{shown}:{listening.getsockname()[1]}"
+    shown = f"[{door.host}]" if ":" in door.host else door.host
+    url = f"{scheme}://{shown}:{door.port}"
     server = Server(app, config, on_ready=lambda: on_ready(url))
     on_server(server)
-    with listening:
-        coordinator.start()
-        try:
-            server.run(sockets=[listening])
-        finally:
-            coordinator.stop()
+    coordinator.start()
+    try:
+        server.run(sockets=[door.listening])
+    finally:
+        coordinator.stop()
 
 
 def _listen(host: str, port: int, crowd: Crowd) -> Listener:

@@ -7,6 +7,7 @@ score a student on.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import zipfile
 from pathlib import Path
@@ -16,10 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from feature_store.durable import replacing
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, Unavailable
 
 AGENTS = 5
 DIGITS = 1797
@@ -53,16 +53,34 @@ def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, 
         InvalidSetting: so many agents that one would hold fewer than ten digits.
     """
     check_agents(agents)
-    digits = load_digits()
-    order = np.random.default_rng(seed).permutation(len(digits.target))
+    images, targets = load_digits()
+    order = np.random.default_rng(seed).permutation(len(targets))
     private, public = (int(share * len(order)) for share in (PRIVATE_SHARE, PUBLIC_SHARE))
     parts = {f"agent-{number + 1}": order[number:private:agents] for number in range(agents)}
     parts |= {"public": order[private : private + public], "test": order[private + public :]}
     paths = {name: folder / f"{name}.parquet" for name in parts}
     for name, rows in parts.items():
         if not paths[name].exists():
-            _write_images(paths[name], digits.images[rows], digits.target[rows], rows)
+            _write_images(paths[name], images[rows], targets[rows], rows)
     return paths
+
+
+def load_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """All digits, images of shape (1797, 8, 8) with values from 0 to 16, and what they show.
+
+    They are read from the file that scikit-learn reads; loading that library takes longer than all the rest of making
+    a federation.
+
+    Raises:
+        Unavailable: scikit-learn is not installed, or keeps them elsewhere.
+    """
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
+            return rows[:, :-1].reshape(-1, 8, 8).astype(np.float64), rows[:, -1]
+    raise Unavailable("the handwritten digits of scikit-learn are not on this machine; install scikit-learn")
 
 
 def zip_images(source: Path, out: Path, *, count: int) -> None:

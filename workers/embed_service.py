@@ -48,6 +48,7 @@ from labeler.errors import (
     TryAgain,
     UnreadableImage,
 )
+from workers.readiness import tell_ready
 
 log = logging.getLogger("labeler.embedder")
 
@@ -104,6 +105,7 @@ def run_embedder(
         while not stop.is_set():
             try:
                 mailbox.show_life(ROLE, for_s=ALIVE_S)
+                tell_ready()
                 work = mailbox.claim(QUEUE, consumer, lease_s=LEASE_S, wait_s=_CLAIM_WAIT_S)
                 if work is not None:
                     _take_turn(embedder, mailbox, work)

@@ -32,6 +32,7 @@ from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHOD_NAMES
 from workers.federation_data import FederationData, bring_shards, deal_digits
+from workers.federation_plan import Epsilon, Plan
 from workers.new_homes import public_document
 from workers.party_home import (
     AGENT_FILE,
@@ -53,27 +54,6 @@ AGENTS: Final = 5
 DELTA: Final = 1e-5
 INSTANCE_EPSILON: Final = 10.0
 MAX_QUERIES_PER_DAY: Final = 100_000
-
-Epsilon = float | Literal["unlimited"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a federation should be when it is made; what is None is left to its default, or to what is there.
-
-    Attributes:
-        agents: how many; 5 by default, or as many as there are shards.
-        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
-        backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
-        instance_epsilon: budget of the federation and of every agent, per private image.
-        agent_epsilon: the same per agent.
-    """
-
-    agents: int | None = None
-    shards: tuple[Path, ...] = ()
-    backbone: str | None = None
-    instance_epsilon: Epsilon | None = None
-    agent_epsilon: Epsilon | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Roles as forks of one warmed process: what all of them load is loaded once, not once in each.
 
-`labeler up` starts nine processes on one machine, and each spends more than a second of a core on importing the same
-libraries. On Linux the standard library's fork server (`multiprocessing`) imports them once, in a process that does
-nothing else and has one thread, and forks each role from it. A role is a process of its own all the same: its own
-session, its own memory (what it writes is its alone), its own end. It dies with the fork server, by the kernel, and
-with the supervisor, which it watches. Nothing that is drawn is shared: keys, noise and nonces come from the operating
-system, never from a generator whose state a fork would copy.
+`labeler up` starts ten processes on one machine, and each would spend more than a second of a core on importing the
+same libraries. On Linux the standard library's fork server (`multiprocessing`) imports them once, in a process that
+does nothing else and has one thread, and forks each role from it; `warm` lets it begin while the supervisor makes the
+federation. A role is a process of its own all the same: its own session, its own memory (what it writes is its alone),
+its own end. It dies with the fork server, by the kernel, and with the supervisor, which it watches. Nothing that is
+drawn is shared: keys, noise and nonces come from the operating system, never from a generator whose state a fork
+would copy.
 
 Elsewhere, and for everything that is no role of ours, a program is started as a command
 (`workers.supervisor.launcher`).
@@ -19,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
@@ -29,18 +31,48 @@ from workers.supervisor import Process, die_with_parent, put_aside
 CAN_FORK: Final = sys.platform.startswith("linux")
 
 WARMED: Final = (
-    "workers.commands.client",
-    "workers.commands.jobs",
     "workers.commands.parties",
+    "workers.commands.roles",
     "workers.agent_service",
     "workers.tallier_service",
+    "workers.embed_service",
     "workers.serve",
     "workers.logs",
     "api.app",
     "api.server",
     "api.coordinator.service",
+    # What libraries import when they are first used, which is in every role.
+    "anyio._backends._asyncio",
+    "httpcore2",
+    "uvicorn.lifespan.on",
+    # Last.
+    "workers.warmed",
 )
 """What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
+
+ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Many processes share the cores: numerical libraries that each take all of them would get in each other's way."""
+
+
+def warm() -> None:
+    """Begin to import what all roles share, beside whatever this process does until it starts the first of them.
+
+    Call it before this process imports a numerical library: how many threads those start is settled by then.
+    """
+    for name in ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    if not CAN_FORK:
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(WARMED))
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    # Ctrl-C at a terminal is for the supervisor, which then ends what it started: the nursery never hears it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Role:
@@ -84,14 +116,15 @@ def role_launcher(
     def launch() -> Process:
         output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         put_aside(output)
-        # Before the server starts: what is set after numerical libraries were imported comes too late for them.
-        os.environ.update(environment)
-        context.set_forkserver_preload(list(WARMED))
-        process = context.Process(target=_play, args=(tuple(arguments), str(output), dict(os.environ)), name=name)
+        warm()
+        told = os.environ | dict(environment)
+        process = context.Process(target=_play, args=(tuple(arguments), str(output), told), name=name)
         try:
             process.start()
         except OSError as error:
             raise Unavailable(f"cannot start {name}: {error.strerror}") from None
+        except EOFError:
+            raise Unavailable(f"cannot start {name}: the process that roles are forked from has ended") from None
         return Role(process)
 
     return launch

@@ -44,6 +44,7 @@ from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from workers.party_home import PROOF_FILE
 from workers.party_http import CoordinatorHttp, Unreachable
 from workers.party_proof import Proof
+from workers.readiness import tell_ready
 
 log = logging.getLogger("labeler.party")
 
@@ -138,6 +139,7 @@ class PartyLink:
         self._opened: dict[Message, str] = {}
         self._failures = 0
         self.while_waiting: Callable[[], None] = _nothing
+        self._is_known = False
         self._http = CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
 
     def __enter__(self) -> PartyLink:
@@ -162,7 +164,8 @@ class PartyLink:
         seen, own = self._seen.read() or EMPTY, self._journal_head()
         body = Poll(
             after=self._after,
-            wait_s=self.wait_s,
+            # The first is answered at once, so that this party knows that it is known.
+            wait_s=self.wait_s if self._is_known else 0.0,
             journal_seq=own.seq,
             journal_hash=own.hash if own.seq else "",
             coordinator_seq=seen.seq,
@@ -183,6 +186,9 @@ class PartyLink:
         self._compare(seen, note, first)
         self._next_after = note.after
         self._opened.clear()
+        if not self._is_known:
+            self._is_known = True
+            tell_ready()
         return [message for message in mail if self._is_ours(message)]
 
     def handled(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from api.coordinator.config import CoordinatorConfig, read_config
 from labeler.errors import InvalidSetting
+from workers.readiness import tell_ready
 from workers.settings_file import COORDINATOR_FILE
 
 
@@ -50,14 +51,21 @@ def run_coordinator(
     """
     from api.coordinator.service import Coordinator
     from api.logs import configure_logging
-    from api.server import serve
+    from api.server import open_door, serve_at
 
     try:
         configure_logging(file=log_file)
     except OSError as error:
         raise InvalidSetting(f"--log-file cannot be written: {error.strerror}") from None
-    coordinator = Coordinator.open(read_settings(home))
-    serve(coordinator, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready)
+    settings = read_settings(home)
+
+    def ready(url: str) -> None:
+        tell_ready()
+        on_ready(url)
+
+    # Whoever comes while the journal is opened and checked waits at the door, and is not sent away to try again later.
+    with open_door(settings, host=host, port=port) as door:
+        serve_at(door, Coordinator.open(settings), tls_cert=tls_cert, tls_key=tls_key, on_ready=ready)
 
 
 def run_home_embedder(home: Path, *, stop: threading.Event) -> None:

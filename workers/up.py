@@ -2,7 +2,11 @@
 
     stage 0   redis-server             on a socket inside the home; only the coordinator and the embedder use it
     stage 1   coordinator, embedder
-    stage 2   agents, talliers         reach the coordinator over HTTP, as they would from five sites
+              agents, talliers         reach the coordinator over HTTP, as they would from five sites
+
+What all roles share is imported once, beside the making of the federation (workers.nursery); then all of them start at
+once, each rings when it is ready (workers.readiness), and jobs can be taken when the coordinator says that everybody is
+there. To stop, all are told at once, and redis-server last.
 
 It is what a deployment over five hospitals does, but for two things: one owner can read all homes, so nothing is
 protected from that owner, and plain HTTP is used, because nothing leaves the machine.
@@ -10,45 +14,41 @@ protected from that owner, and plain HTTP is used, because nothing leaves the ma
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from feature_store.durable import exclusive
-from feature_store.journal.database import Database
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.tokens import TokenStore
-from labeler.errors import InvalidSetting, JournalInUse, Unavailable
-from workers.federation import LocalFederation, Plan, make_federation
-from workers.key_care import journal_of
-from workers.nursery import CAN_FORK, role_launcher
-from workers.party_home import ANCHOR_FILE
+from labeler.errors import InvalidSetting, Unavailable
+from workers.federation_plan import Plan
+from workers.nursery import CAN_FORK, role_launcher, warm
+from workers.readiness import NOTIFY, Bell, tell_ready
 from workers.redis_server import RedisServer
 from workers.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
 from workers.up_requests import CoordinatorDoor
 
+if TYPE_CHECKING:
+    from workers.federation import LocalFederation
+    from workers.up_journal import AdminToken
+
 HOST: Final = "127.0.0.1"
-FIRST_TOKEN: Final = "first administrator"
-OWN_TOKEN: Final = "labeler up"
-"""Name of the supervisor's own token, with which it enrols the parties; revoked as soon as everybody is there."""
 
 READY_WITHIN_S: Final = 120.0
 """How long the parts may take to find each other before `up` gives up."""
 
-_INFRASTRUCTURE, _SERVICE, _PARTIES = 0, 1, 2
+_INFRASTRUCTURE, _ROLES = 0, 1
+_REDIS = "redis"
 _MOST_EARLY_DEATHS = 4
 _TICK_S = 0.05
-_ENDING_S = 5.0
 _ASK_EVERY_S = 0.2
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_LOOK_EVERY_S = 2.0
+"""How often the coordinator is asked although not everybody has rung: a revoked party never does."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,22 +98,21 @@ def run_up(
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(home / ".lock", f"the federation in {home}"):
         port = _usable_port(port)
+        warm()
+        # Here, beside what the roles import: whoever is sent away above has waited for none of it.
+        from workers.federation import make_federation
+        from workers.up_journal import prepare_journal
+
         federation = make_federation(home, plan)
         redis = RedisServer(federation.redis, before_exec=die_with_parent())
         try:
             federation.set_addresses(url=f"http://{HOST}:{port}", redis_url=redis.url)
-            tokens = _tokens(federation)
-            run = _Run(federation, redis, port=port, tokens=tokens, stop=stop, on_death=on_death, on_killed=on_killed)
-            run.until_told(on_ready)
+            token = prepare_journal(federation)
+            with Bell() as bell:
+                run = _Run(federation, redis, bell, port=port, token=token, stop=stop, on_death=on_death)
+                run.until_told(on_ready, on_killed)
         finally:
             redis.stop()
-
-
-@dataclass(frozen=True, repr=False)
-class _Tokens:
-    own: str
-    first: str
-    is_first_new: bool
 
 
 class _Run:
@@ -123,70 +122,68 @@ class _Run:
         self,
         federation: LocalFederation,
         redis: RedisServer,
+        bell: Bell,
         *,
         port: int,
-        tokens: _Tokens,
+        token: AdminToken,
         stop: threading.Event,
         on_death: Callable[[Death], None],
-        on_killed: Callable[[Sequence[str]], None],
     ) -> None:
         self._federation = federation
+        self._bell = bell
         self._port = port
-        self._tokens = tokens
+        self._token = token
         self._stop = stop
         self._on_death = on_death
-        self._on_killed = on_killed
-        self._supervisor = Supervisor(_programs(federation, redis, port=port))
-        self._door = CoordinatorDoor(HOST, port, tokens.own)
+        self._supervisor = Supervisor(_programs(federation, redis, bell, port=port))
+        self._door = CoordinatorDoor(HOST, port, token.secret)
         self._pids: dict[str, int] = {}
         self._has_been_ready = False
         self._given_up: set[str] = set()
 
-    def until_told(self, on_ready: Callable[[Running], None]) -> None:
+    def until_told(self, on_ready: Callable[[Running], None], on_killed: Callable[[Sequence[str]], None]) -> None:
+        if self._stop.is_set():
+            return
         try:
-            if self._start():
+            since = datetime.now(UTC)
+            self._supervisor.start()
+            if self._wait_for_everybody(since):
                 self._has_been_ready = True
-                url, tokens = f"http://{HOST}:{self._port}", self._tokens
-                on_ready(Running(url, tokens.first, tokens.is_first_new, self._federation))
+                url, token = f"http://{HOST}:{self._port}", self._token
+                on_ready(Running(url, token.secret, token.is_new, self._federation))
+                tell_ready()
                 while not self._stop.wait(_TICK_S):
                     self._tend()
         finally:
             killed = self._supervisor.stop()
             if killed:
-                self._on_killed(killed)
+                on_killed(killed)
 
-    def _start(self) -> bool:
-        """True once jobs can be taken; False when told to stop before."""
-        self._supervisor.start(stage=_INFRASTRUCTURE)
-        self._supervisor.start(stage=_SERVICE)
-        # Who is not enrolled is turned away, so parties start once they are.
-        if not self._wait_for(lambda: "" if self._door.is_alive() else "the coordinator does not answer"):
-            return False
-        self._door.enrol(self._federation.enrolments())
-        since = datetime.now(UTC)
-        self._supervisor.start(stage=_PARTIES)
-        if not self._wait_for(lambda: self._door.what_is_missing(since=since, without=self._given_up)):
-            return False
-        self._door.revoke_own_token()
-        return True
-
-    def _wait_for(self, missing: Callable[[], str]) -> bool:
-        """Tend the programs until nothing is missing; False when told to stop before."""
-        until = time.monotonic() + READY_WITHIN_S
-        ask_at = 0.0
+    def _wait_for_everybody(self, since: datetime) -> bool:
+        """True once jobs can be taken; False when told to stop before. Who was heard of before `since` is not there."""
+        started = time.monotonic()
+        look_at, ask_at = started + _LOOK_EVERY_S, started
+        rung: set[int] = set()
         while not self._stop.wait(_TICK_S):
             self._tend()
-            if time.monotonic() < ask_at:
+            rung |= self._bell.rung()
+            now = time.monotonic()
+            if now < ask_at or (not self._expected() <= rung and now < look_at):
                 continue
-            ask_at = time.monotonic() + _ASK_EVERY_S
-            words = missing()
+            words = self._door.what_is_missing(since=since, without=self._given_up)
             if not words:
                 return True
-            if time.monotonic() > until:
+            if now > started + READY_WITHIN_S:
                 raise Unavailable(
                     f"not ready after {READY_WITHIN_S:.0f} s: {words}. The logs are in {self._federation.logs}"
                 )
+            ask_at, look_at = now + _ASK_EVERY_S, now + _LOOK_EVERY_S
         return False
+
+    def _expected(self) -> set[int]:
+        """The processes that ring when they are ready."""
+        silent = {_REDIS, *self._given_up}
+        return {pid for name, pid in self._supervisor.pids.items() if name not in silent}
 
     def _tend(self) -> None:
         for death in self._supervisor.tend():
@@ -231,17 +228,16 @@ class _Redis:
         return 0
 
 
-def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> list[Program]:
+def _programs(federation: LocalFederation, redis: RedisServer, bell: Bell, *, port: int) -> list[Program]:
     """Everything that has to run, in its stages."""
-    # Many processes share the cores: numerical libraries that each take all of them would get in each other's way.
-    single = {name: "1" for name in _ONE_THREAD if name not in os.environ}
+    rings = {NOTIFY: bell.address}
 
-    def role(name: str, stage: int, *arguments: str) -> Program:
+    def role(name: str, *arguments: str) -> Program:
         output = federation.logs / f"{name}.log"
         if CAN_FORK:
-            return Program(name, stage, role_launcher(name, arguments, output=output, environment=single), output)
+            return Program(name, _ROLES, role_launcher(name, arguments, output=output, environment=rings), output)
         command = (sys.executable, "-P", "-m", "workers.cli", *arguments)
-        return Program(name, stage, launcher(name, command, output=output, environment=single), output)
+        return Program(name, _ROLES, launcher(name, command, output=output, environment=rings), output)
 
     def launch_redis() -> Process:
         redis.start()
@@ -249,43 +245,13 @@ def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> 
 
     coordinator = str(federation.coordinator)
     return [
-        Program("redis", _INFRASTRUCTURE, launch_redis),
-        role("coordinator", _SERVICE, "serve", "--home", coordinator, "--host", HOST, "--port", str(port)),
-        role("embedder", _SERVICE, "embedder", "--home", coordinator),
-        *(role(name, _PARTIES, "agent", "run", "--home", str(path)) for name, path in federation.agents.items()),
-        *(role(name, _PARTIES, "tallier", "run", "--home", str(path)) for name, path in federation.talliers.items()),
+        Program(_REDIS, _INFRASTRUCTURE, launch_redis),
+        # First, because everybody else reaches it: it listens before it opens its journal.
+        role("coordinator", "serve", "--home", coordinator, "--host", HOST, "--port", str(port)),
+        role("embedder", "embedder", "--home", coordinator),
+        *(role(name, "tallier", "run", "--home", str(path)) for name, path in federation.talliers.items()),
+        *(role(name, "agent", "run", "--home", str(path)) for name, path in federation.agents.items()),
     ]
-
-
-def _tokens(federation: LocalFederation) -> _Tokens:
-    """The tokens of this start; those with which an earlier start enrolled the parties are revoked.
-
-    The administrator's is kept in a file of the home, so that a federation that is started again tells the same. The
-    file opens nothing that the home's owner could not open: the keys of every party lie beside it.
-    """
-    with closing(_journal(federation.coordinator)) as database:
-        store = TokenStore(database)
-        for known in store.list():
-            if known.name == OWN_TOKEN and known.revoked_at is None:
-                store.revoke(known.token_id)
-        first = federation.read_token()
-        is_kept = first is not None and store.find(first) is not None
-        if first is None or not is_kept:
-            first = store.create(FIRST_TOKEN, "admin")[1]
-            federation.keep_token(first)
-        return _Tokens(own=store.create(OWN_TOKEN, "admin")[1], first=first, is_first_new=not is_kept)
-
-
-def _journal(home: Path) -> Database:
-    """The coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be ending."""
-    until = time.monotonic() + _ENDING_S
-    while True:
-        try:
-            return open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
-        except JournalInUse:
-            if time.monotonic() > until:
-                raise
-            time.sleep(_TICK_S)
 
 
 def _tail(path: Path, *, lines: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""What a supervisor asks of the coordinator it started: does it live, enrol these parties, is everybody there.
+"""What a supervisor asks of the coordinator it started: is everybody there.
 
 The standard library's client is enough for that, on loopback, and spares the supervisor a larger one.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from labeler.errors import BadData, Unavailable
-from workers.federation import Enrolment
+from labeler.errors import Unavailable
 
 _TIMEOUT_S = 10.0
 
@@ -30,33 +29,6 @@ class CoordinatorDoor:
         self._port = port
         self._token = token
 
-    def is_alive(self) -> bool:
-        """Whether the coordinator answers at all."""
-        try:
-            return self._ask("GET", "/healthz")[0] == http.client.OK
-        except Unavailable:
-            return False
-
-    def enrol(self, enrolments: Sequence[Enrolment]) -> None:
-        """Enrol parties; enrolling the same again changes nothing.
-
-        Raises:
-            Unavailable: the coordinator does not answer.
-            BadData: it refuses one; its reason is in the error.
-        """
-        for party in enrolments:
-            body: dict[str, Any] = {
-                "party_id": party.party_id,
-                "role": party.role,
-                "verify_key": party.keys.verify_key,
-                "seal_key": party.keys.seal_key,
-            }
-            if party.tallier is not None:
-                body["tallier"] = party.tallier
-            status, document = self._ask("POST", "/v1/parties", body)
-            if status >= http.client.MULTIPLE_CHOICES:
-                raise BadData(f"{party.party_id} cannot be enrolled (status {status}): {document.get('detail', '')}")
-
     def what_is_missing(self, *, since: datetime, without: Collection[str] = ()) -> str:
         """What is not there yet, in words; empty when nothing is missing.
 
@@ -65,13 +37,13 @@ class CoordinatorDoor:
             without: parties that need not be there.
         """
         try:
-            status, document = self._ask("GET", "/readyz")
+            status, document = self._ask("/readyz")
             if status != http.client.OK:
                 failed = [
                     f"{one.get('name')} ({one.get('detail')})" for one in document.get("checks", ()) if not one["ok"]
                 ]
                 return ", ".join(failed) or f"the coordinator is not ready (status {status})"
-            parties = self._ask("GET", "/v1/parties")[1].get("parties", ())
+            parties = self._ask("/v1/parties")[1].get("parties", ())
         except Unavailable as error:
             return str(error)
         silent = [
@@ -81,18 +53,10 @@ class CoordinatorDoor:
         ]
         return f"not heard of yet: {', '.join(silent)}" if silent else ""
 
-    def revoke_own_token(self) -> None:
-        """End the token this door was opened with; nothing more can be asked then."""
-        token_id = self._ask("GET", "/v1/whoami")[1].get("token_id", "")
-        self._ask("DELETE", f"/v1/tokens/{token_id}")
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {self._token}"}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+    def _ask(self, path: str) -> tuple[int, dict[str, Any]]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         try:
-            connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException):

@@ -23,8 +23,10 @@ import pytest
 
 from feature_store.journal.database import open_database
 from feature_store.journal.tokens import TokenStore
-from workers.federation import TOKEN_FILE, Plan, make_federation
-from workers.up import FIRST_TOKEN, OWN_TOKEN, _tokens
+from workers.federation import TOKEN_FILE, make_federation
+from workers.federation_plan import Plan
+from workers.nursery import CAN_FORK
+from workers.up_journal import FIRST_TOKEN, OWN_TOKEN, prepare_journal
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +126,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started itself."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def unfinished_upload(up: Up) -> socket.socket:
     """A request under way that will not end by itself."""
     host, port = up.told["url"].removeprefix("http://").split(":")
@@ -158,6 +165,26 @@ def test_every_role_is_a_process_of_its_own(up: Up) -> None:
     names = {"redis", "coordinator", "embedder", "agent-1", "agent-2", "tallier-0", "tallier-1", "tallier-2"}
     assert set(up.pids) == names
     assert len(set(up.pids.values()) | {up.process.pid}) == len(names) + 1
+
+
+def test_at_the_start_nobody_is_turned_away_and_nobody_has_to_try_again(up: Up) -> None:
+    for name in up.pids:
+        log = up.home / "logs" / f"{name}.log"
+        said = log.read_text() if log.exists() else ""
+        assert "cannot be reached" not in said, name
+        assert "does not accept" not in said, name
+
+
+def test_roles_are_forks_of_one_process_that_loaded_no_learning_library(up: Up) -> None:
+    if not CAN_FORK:
+        pytest.skip("roles are forked on Linux alone")
+    roles = {pid for name, pid in up.pids.items() if name != "redis"}
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in roles}
+    assert len(parents) == 1
+    assert parents != {up.process.pid}
+    for pid in roles | parents:
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert not {name for name in ("libtorch", "faiss", "matplotlib", "sklearn") if name in mapped}
 
 
 def test_a_second_up_on_the_same_home_is_sent_away(up: Up) -> None:
@@ -211,6 +238,20 @@ def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up
     assert stat.S_IMODE(up.home.stat().st_mode) & 0o077 == 0
 
 
+def test_an_idle_federation_stops_without_a_kill_and_leaves_no_process(tmp_path: Path) -> None:
+    home = tmp_path / "federation"
+    with running(home, "--agents", 2) as federation:
+        pids = [*federation.pids.values(), *children_of(federation.process.pid)]
+        assert len(pids) >= len(federation.pids) == 8
+        federation.process.terminate()
+        assert federation.process.wait(timeout=30) == 0
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+    assert "killed" not in (tmp_path / "federation.err").read_text()
+    for name in ("embedder", "agent-1", "tallier-0"):
+        lines = (home / "logs" / f"{name}.log").read_text().splitlines()
+        assert "stopped" in json.loads(lines[-1])["message"], (name, lines[-1])
+
+
 def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_the_same_token(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     with ExitStack() as held_up, running(home, "--agents", 1) as first:
@@ -231,30 +272,33 @@ def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_
     with closing(open_database(path, read_only=True)) as database:
         tokens = TokenStore(database).list()
         assert TokenStore(database).find(first.told["token"]) is not None
-    assert [one.name for one in tokens if one.revoked_at is None] == [FIRST_TOKEN]
-    assert sum(one.name == OWN_TOKEN for one in tokens) == 2
+    assert [one.name for one in tokens] == [FIRST_TOKEN]
 
 
 def test_a_token_that_was_revoked_or_lost_is_made_anew_and_the_one_shown_before_still_opens(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     home.mkdir(mode=0o700)
     federation = make_federation(home, Plan(agents=1))
-    first = _tokens(federation)
-    assert first.is_first_new
-    again = _tokens(federation)
-    assert (again.first, again.is_first_new) == (first.first, False)
+    first = prepare_journal(federation)
+    assert first.is_new
+    again = prepare_journal(federation)
+    assert (again.secret, again.is_new) == (first.secret, False)
     (home / TOKEN_FILE).unlink()
-    second = _tokens(federation)
-    assert second.is_first_new
+    second = prepare_journal(federation)
+    assert second.is_new
     with closing(open_database(home / "coordinator" / "journal.db")) as database:
         store = TokenStore(database)
-        assert store.find(first.first) is not None
-        found = store.find(second.first)
+        assert store.find(first.secret) is not None
+        found = store.find(second.secret)
         assert found is not None
         store.revoke(found.token_id)
-    third = _tokens(federation)
-    assert third.is_first_new
-    assert len({first.first, second.first, third.first}) == 3
+        store.create(OWN_TOKEN, "admin")
+    third = prepare_journal(federation)
+    assert third.is_new
+    with closing(open_database(home / "coordinator" / "journal.db", read_only=True)) as database:
+        left = [one for one in TokenStore(database).list() if one.name == OWN_TOKEN]
+    assert [one.revoked_at is None for one in left] == [False]  # as an earlier version may have left it behind
+    assert len({first.secret, second.secret, third.secret}) == 3
 
 
 @pytest.mark.long

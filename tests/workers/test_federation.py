@@ -13,7 +13,8 @@ from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from workers.embedder import embed_images
-from workers.federation import LocalFederation, Plan, make_federation
+from workers.federation import LocalFederation, make_federation
+from workers.federation_plan import Plan
 from workers.party_home import read_agent_config, read_tallier_config
 from workers.policy import read_policy
 from workers.task_file import read_task_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from labeler.messages import COORDINATOR
 from labeler.share_bodies import holdings_to_bytes
 from workers.party import Draft, PartyLink, converse
 from workers.party_http import check_url
+from workers.readiness import NOTIFY, Bell
 
 DIGEST = "a" * 64
 NOTHING = holdings_to_bytes({})
@@ -159,9 +161,21 @@ def test_an_unreachable_coordinator_is_tried_until_told_to_stop(make_link: MakeL
         link.post([DRAFT])
 
 
+def test_the_first_poll_is_answered_at_once_and_tells_whoever_waits_that_the_party_is_ready(
+    make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bell() as bell:
+        monkeypatch.setenv(NOTIFY, bell.address)
+        link = make_link(wait_s=60.0)
+        assert bell.rung() == set()
+        assert link.poll() == []
+        assert bell.rung() == {os.getpid()}
+
+
 def test_a_held_poll_ends_at_once_when_told_to_stop(make_link: MakeLink) -> None:
     stop = threading.Event()
     link = make_link(stop=stop, wait_s=30.0)
+    link.poll()
     threading.Timer(0.3, stop.set).start()
     started = time.monotonic()
     with pytest.raises(Interrupted):

@@ -51,7 +51,7 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.federation import Plan
+    from workers.federation_plan import Plan
     from workers.supervisor import Death
     from workers.up import run_up
 

@@ -28,8 +28,9 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.federation import LocalFederation, Plan, make_federation
+from workers.federation import LocalFederation, make_federation
 from workers.federation_data import DIGITS_BACKBONE
+from workers.federation_plan import Plan
 from workers.job_folder import open_job_folder
 from workers.labelling import label
 from workers.preparation import LabellingJob, prepare

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
-from api.server import serve
+from api.server import open_door, serve, serve_at
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.bodies import Poll
@@ -211,6 +212,25 @@ def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_o
         thread.join(20)
     assert {name for name, _ in ended} == {"stream", "poll"}
     assert max(at for _, at in ended) - stopped < 5
+
+
+def test_whoever_comes_while_the_coordinator_is_being_opened_waits_and_is_answered(
+    config_of: ConfigOf, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path / "home")
+    servers: list[uvicorn.Server] = []
+    with open_door(config, host="127.0.0.1", port=0) as door:
+        with socket.create_connection(("127.0.0.1", door.port), timeout=30) as early:
+            early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            coordinator = Coordinator.open(config)
+            thread = threading.Thread(target=lambda: serve_at(door, coordinator, on_server=servers.append))
+            thread.start()
+            try:
+                assert early.recv(100).startswith(b"HTTP/1.1 200")
+            finally:
+                servers[0].should_exit = True
+                thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.service.conftest import Service, digit_features, running
-from workers.federation import Plan, make_federation
+from workers.federation import make_federation
+from workers.federation_plan import Plan
 from workers.settings_file import COORDINATOR_FILE
 
 __all__ = ["digit_features"]

@@ -18,7 +18,8 @@ from sklearn.datasets import load_digits
 
 from api.client import Client
 from tests.postgres_server import PostgresServer
-from workers.federation import Plan, make_federation
+from workers.federation import make_federation
+from workers.federation_plan import Plan
 from workers.settings_file import COORDINATOR_FILE, set_line
 from workers.tied_command import tied_command
 

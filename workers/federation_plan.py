@@ -1,0 +1,28 @@
+"""What a local federation should be when it is made: read from a command line before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Epsilon = float | Literal["unlimited"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a federation should be when it is made; what is None is left to its default, or to what is there.
+
+    Attributes:
+        agents: how many; 5 by default, or as many as there are shards.
+        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
+        backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
+        instance_epsilon: budget of the federation and of every agent, per private image.
+        agent_epsilon: the same per agent.
+    """
+
+    agents: int | None = None
+    shards: tuple[Path, ...] = ()
+    backbone: str | None = None
+    instance_epsilon: Epsilon | None = None
+    agent_epsilon: Epsilon | None = None
