@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from feature_store.faults import between
 from labeler.errors import OutputInUse
 
 
@@ -28,8 +29,10 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
         temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
+        between("rename")
         temporary.replace(path)
         sync_folder(path.parent)
+        between("renamed")
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -26,6 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from feature_store.durable import replace_file
+from feature_store.faults import between
 from labeler.errors import BadData, InvalidSetting, UnsafeStorage
 from labeler.randomness import KEY_BYTES, derive_key
 
@@ -200,6 +201,7 @@ def erase_file(path: Path) -> None:
 
 
 def _overwrite(path: Path) -> None:
+    between("erase")
     with suppress(FileNotFoundError):
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

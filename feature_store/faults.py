@@ -6,13 +6,17 @@ Where LABELER_FAULTS names a file whose first line is the name of a fault point,
 point removes the file and kills itself with SIGKILL, as a power cut would; where the second line is the number
 of a process, it kills that one and goes on. Only the process that removes the file kills, so one file is one
 death. Without the variable a fault point does nothing. The file must appear whole (write it elsewhere, rename it).
+
+A simulation runs many parties in one process, and ends one of them instead of killing the process: it listens
+(`listening`) to the fault points and, finer than those, to every moment between two durable effects (`between`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from labeler.errors import InvalidSetting
@@ -46,6 +50,34 @@ FAULT_POINTS: dict[str, str] = {
 """Every fault point, and what has just happened there."""
 
 
+_listener: Callable[[str], None] | None = None
+
+
+@contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """Hear of every fault point and of every moment between two effects, in this process, until the block ends.
+
+    Args:
+        listener: called with the name of each; what it raises ends there whatever came to it.
+    """
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+def between(name: str) -> None:
+    """A moment between two effects that outlive this process: nothing happens, unless a simulation listens.
+
+    Args:
+        name: what comes next, or has just happened, in a word or two.
+    """
+    if _listener is not None:
+        _listener(name)
+
+
 def fault_point(name: str) -> None:
     """Die here if a test asks for it; see the module.
 
@@ -57,6 +89,7 @@ def fault_point(name: str) -> None:
     """
     if name not in FAULT_POINTS:
         raise InvalidSetting(f"there is no fault point {name!r}; the known ones are {', '.join(FAULT_POINTS)}")
+    between(name)
     # Read each time, about a microsecond: a process may be given the variable after this module was loaded.
     file_name = os.environ.get(FAULTS_VARIABLE)
     if not file_name:

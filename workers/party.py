@@ -42,7 +42,7 @@ from labeler.errors import (
 )
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from workers.party_home import PROOF_FILE
-from workers.party_http import CoordinatorHttp, Unreachable
+from workers.party_http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party_proof import Proof
 from workers.readiness import tell_ready
 
@@ -99,6 +99,7 @@ class PartyLink:
         stop: ends every wait and every retry.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
+        door: the way to the coordinator; HTTP to `url` where absent.
 
     Attributes:
         while_waiting: called before every pause in which nobody answers, which may last for days; it sends nothing.
@@ -122,6 +123,7 @@ class PartyLink:
         stop: threading.Event,
         ca_file: str | None = None,
         wait_s: float = 20.0,
+        door: CoordinatorDoor | None = None,
     ) -> None:
         self.party_id = party_id
         self.coordinator_key = coordinator_key
@@ -140,7 +142,7 @@ class PartyLink:
         self._failures = 0
         self.while_waiting: Callable[[], None] = _nothing
         self._is_known = False
-        self._http = CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
+        self._http = door or CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
 
     def __enter__(self) -> PartyLink:
         return self

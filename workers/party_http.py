@@ -7,6 +7,7 @@ import ipaddress
 import json
 import ssl
 import threading
+from typing import Protocol
 
 import httpx2
 
@@ -45,6 +46,16 @@ class Unreachable(Unavailable):
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class CoordinatorDoor(Protocol):
+    """A way to the coordinator: `CoordinatorHttp`, or a twin inside one process."""
+
+    def post(self, path: str, data: bytes) -> bytes:
+        """Send bytes once; see `CoordinatorHttp.post`."""
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class CoordinatorHttp:

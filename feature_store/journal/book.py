@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Dialect
 
 from feature_store.journal.chain import EMPTY, Head, Kind, entry_hash, time_text
 from feature_store.journal.charges import Balance
-from feature_store.journal.ledger_statements import LedgerStatements
+from feature_store.journal.ledger_statements import ledger_statements
 from feature_store.journal.prepared import Parameter
 from labeler.task import Level
 
@@ -51,7 +51,7 @@ class Book:
     """
 
     def __init__(self, dialect: Dialect, *, clock: Callable[[], datetime]) -> None:
-        self._sql = LedgerStatements(dialect)
+        self._sql = ledger_statements(dialect)
         self._clock = clock
 
     def tail(self, held: Connection) -> tuple[Head, str]:

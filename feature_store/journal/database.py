@@ -19,6 +19,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from feature_store.durable import exclusive, sync_folder
+from feature_store.faults import between
 from feature_store.journal.about import (
     VERSION,
     About,
@@ -123,6 +124,8 @@ class Database:
                     if self._ownership is not None:
                         self._ownership.confirm(connection)
                     yield connection
+                    between("commit")
+                between("committed")
                 if self._ownership is not None:
                     self._ownership.kept()
                 for step in self._after_commit:

@@ -144,11 +144,33 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
         poolclass=QueuePool,
     )
 
+    _share_statements(engine)
+
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+_first_of_all: list[Engine] = []
+
+
+def _share_statements(engine: Engine) -> None:
+    """Let every SQLite journal of this process use the statements that were compiled for the first of them.
+
+    A compiled statement belongs to a dialect, and an engine makes one of its own: without this each opening of a
+    journal would compile everything anew, which takes several times as long as what it then executes.
+    """
+    if not _first_of_all:
+        # Connected once, to nothing: a dialect learns on its first connection which SQLite it speaks to.
+        first = create_engine("sqlite://")
+        with first.connect():
+            pass
+        first.dispose()
+        _first_of_all.append(first)
+    engine.dialect = _first_of_all[0].dialect
+    engine._compiled_cache = _first_of_all[0]._compiled_cache
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sqlalchemy import ColumnElement, Dialect, Select, bindparam, insert, literal_column, or_, select, update
 
 from feature_store.journal.ledger_tables import ledger_accounts, ledger_entries, ledger_reservations
@@ -14,6 +16,12 @@ _RESERVATION = ledger_reservations.c
 _ZERO: ColumnElement[int] = literal_column("0")
 _ONE: ColumnElement[int] = literal_column("1")
 _THREE: ColumnElement[int] = literal_column("3")
+
+
+@lru_cache(maxsize=8)
+def ledger_statements(dialect: Dialect) -> LedgerStatements:
+    """The ledger's statements for a dialect, compiled once: all SQLite journals of a process share one (engines)."""
+    return LedgerStatements(dialect)
 
 
 class LedgerStatements:

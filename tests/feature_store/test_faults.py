@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import timeit
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from feature_store.durable import replace_file
-from feature_store.faults import FAULT_POINTS, fault_point
+from feature_store.faults import FAULT_POINTS, fault_point, listening
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
 from labeler.errors import InvalidSetting
 
 ROOT = Path(__file__).parent.parent.parent
@@ -85,3 +88,35 @@ def test_every_point_says_what_has_just_happened() -> None:
 def test_a_point_costs_little_while_faults_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LABELER_FAULTS", raising=False)
     assert min(timeit.repeat(lambda: fault_point("agent.sent"), number=1000, repeat=5)) / 1000 < 50e-6
+
+
+class Ended(BaseException):
+    """What a simulation ends a party with."""
+
+
+def test_whoever_listens_hears_of_every_moment_between_two_effects(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with open_database(tmp_path / "journal.db", allow_unsynced=True) as database:
+        ledger = Ledger(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC))
+        with listening(heard.append):
+            ledger.open_account("site", "instance", None)
+            fault_point("agent.charged")
+            replace_file(tmp_path / "file", b"whole")
+        ledger.open_account("site", "agent", None)
+    assert heard == ["commit", "committed", "agent.charged", "rename", "renamed"]
+
+
+@pytest.mark.parametrize(("moment", "kept"), [("commit", 0), ("committed", 1)])
+def test_what_ends_before_a_commit_never_happened_and_after_it_has(tmp_path: Path, moment: str, kept: int) -> None:
+    def end(name: str) -> None:
+        if name == moment:
+            raise Ended
+
+    with open_database(tmp_path / "journal.db", allow_unsynced=True) as database:
+        ledger = Ledger(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC))
+        with listening(end), pytest.raises(Ended):
+            ledger.open_account("site", "instance", None)
+        assert len(ledger.balances()) == kept
+        # Nothing hangs: the next transaction goes on.
+        ledger.open_account("site", "agent", None)
+        assert len(ledger.balances()) == kept + 1
