@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -132,3 +133,11 @@ def test_the_reader_of_strangers_files_loads_little() -> None:
 
 def test_the_command_line_loads_without_any_learning_library() -> None:
     assert learning_libraries_after("import workers.cli") == []
+
+
+def test_every_row_of_the_threat_tables_names_a_test_that_exists() -> None:
+    rows = [line for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)`", row)}
+    assert len(named) > 30
+    there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in there)} == set()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from feature_store.durable import exclusive
-from labeler.errors import InvalidSetting, Unavailable
+from labeler.errors import InvalidSetting, LabelerError, Unavailable
 from workers.federation_plan import Plan
 from workers.nursery import CAN_FORK, role_launcher, warm
 from workers.readiness import NOTIFY, Bell, tell_ready
@@ -204,7 +204,9 @@ class _Run:
             self._given_up = given_up
             return
         output = self._federation.logs / f"{death.name}.log"
-        raise Unavailable(f"{death.name} cannot start (exit code {death.code}); the end of {output}:\n{_tail(output)}")
+        # Its own code says whether trying again can help: 1 and 2 are for good.
+        kind = {1: LabelerError, 2: InvalidSetting}.get(death.code, Unavailable)
+        raise kind(f"{death.name} cannot start (exit code {death.code}); the end of {output}:\n{_tail(output)}")
 
 
 class _Redis:

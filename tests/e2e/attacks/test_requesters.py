@@ -1,14 +1,19 @@
-"""Requesters among each other: a task of another's is closed, and a token that was revoked sees nothing more."""
+"""Requesters among each other: a task of another's is closed, a token that was revoked sees nothing more, and whoever
+repeats itself keeps nobody waiting."""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from api.client import Client
 from api.client_http import ServiceProblem
+from api.schema import TaskView
 from tests.e2e.service.conftest import Service
 from tests.e2e.service.harm import QUERIES, new_task, paused, submit
 
@@ -87,3 +92,79 @@ def test_a_stream_ends_with_its_token(attacked: Service, alice: Client, digit_fe
         with pytest.raises(ServiceProblem) as problem:
             next(alice._events(job.job_id, ""))
         assert refused(problem) == 401
+
+
+EVERY_S = 0.1
+MOST_REPLAYS = 600
+"""A minute of replays on a quiet machine; in that time, before this was mended, another's job had not begun."""
+
+
+class Replays:
+    """One requester that sends what it sent before, and looks at what it got, again and again.
+
+    Args:
+        client: the requester's.
+        task: of the finished job.
+        features: of it.
+        key: under which it was submitted.
+    """
+
+    def __init__(self, client: Client, task: TaskView, features: np.ndarray, key: str) -> None:
+        self._client, self._task, self._features, self._key = client, task, features, key
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.answers: Counter[str] = Counter()
+
+    def once(self) -> str:
+        fingerprint = self._task.task["backbone_fingerprint"]
+        job = self._client.submit(
+            self._task.task_id,
+            features=self._features[:QUERIES],
+            backbone_fingerprint=fingerprint,
+            idempotency_key=self._key,
+        )
+        assert self._client.job(job.job_id) == job
+        return job.job_id
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_S) and self.answers.total() < MOST_REPLAYS:
+            self.answers[self.once()] += 1
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+
+def test_replaying_a_finished_job_keeps_nobody_waiting_and_changes_nothing(
+    attacked: Service, alice: Client, mallory: Client, digit_features: np.ndarray
+) -> None:
+    task = new_task(mallory, "replayed")
+    replays = Replays(mallory, task, digit_features, "the-same-key")
+    done = mallory.wait(replays.once())
+    assert done.state == "completed"
+    with attacked.client() as admin:
+        entries = [one for one in admin.ledger() if done.job_id in str(one)]
+    with replays.going_on():
+        states: list[tuple[str, int]] = []
+        for name in ("first beside replays", "second beside replays"):
+            ended = alice.wait(
+                submit(alice, new_task(alice, name), digit_features).job_id,
+                lambda job: states.append((job.state, replays.answers.total())),
+            )
+            assert (ended.state, ended.queries_done) == ("completed", QUERIES)
+        while replays.answers.total() < 10:
+            replays._stop.wait(EVERY_S)
+    # By count, since a slow machine answers replays slowly as well: both jobs were looked at, again and again, between
+    # replays, and were done before a minute's worth of them.
+    assert [state for state, _ in states].count("completed") == 2
+    assert states[-1][1] < MOST_REPLAYS
+    assert replays.answers.keys() == {done.job_id}, "a request sent again is the same job"
+    assert [job.job_id for job in mallory.jobs()] == [done.job_id]
+    assert mallory.job(done.job_id) == done
+    with attacked.client() as admin:
+        assert [one for one in admin.ledger() if done.job_id in str(one)] == entries

@@ -72,6 +72,7 @@ def test_other_requesters_are_served_beside_a_bomb_and_cancelled_it_leaves_nothi
         # Not by the clock: both are done while the bomb still goes off.
         assert [honest.wait(one.job_id).state for one in ours] == ["completed", "completed"]
         assert hostile.job(job.job_id).state == "queued"
+        # Nobody was asked, so its queries come back; of a round that was asked it says "given-up".
         assert hostile.cancel(job.job_id).rounds[0].state == "not-asked"
         wait_until(lambda: not decoders(), what="the decoder to end")
         wait_until(lambda: not (home / "jobs" / job.job_id).exists(), what="the folder to go")
