@@ -43,7 +43,7 @@ class Export:
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """One JSON object per query, with the columns of labeler.pseudo_labels.SCHEMA."""
+    """One JSON object per query, with the columns of feature_store.job_files.pseudo_labels.SCHEMA."""
     for rows in _chunks(table):
         yield "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows).encode()
 

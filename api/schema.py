@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from labeler.jobs import FINISHED as FINISHED
+from labeler.jobs import AskedStrategy
+from labeler.jobs import JobState as JobState
 from labeler.methods import Method, ReleaseKind
 from labeler.task import Level, Printable, Training
 
-JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
-FINISHED: frozenset[JobState] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
-Strategy = Literal["all", "random", "clustered"]
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
 LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
@@ -120,7 +120,7 @@ class ShareRequest(Request):
 class Selection(Request):
     """Which of the images are asked about; choosing costs no privacy."""
 
-    strategy: Strategy = "all"
+    strategy: AskedStrategy = "all"
     count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
 

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.errors import BadData, InvalidSetting
-
-Strategy = Literal["all", "random", "clustered", "weights"]
+from labeler.jobs import Strategy
 
 NOISE_PER_CELL = 4.0
 """`suggest_count` wants this many standard deviations of noise as votes in an average group."""

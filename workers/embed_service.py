@@ -34,9 +34,9 @@ from feature_store.decode_process import PixelLimits, UnusableImage, decoded_ima
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
 from feature_store.embedding import Loaded, Loader, embed_source
 from feature_store.faults import fault_point
+from feature_store.job_files.questions import FAILURE, SHARD, UPLOAD, write_failure
 from feature_store.mailbox import Mailbox, Work
 from feature_store.mailbox.redis import RedisMailbox
-from feature_store.question_files import FAILURE, SHARD, UPLOAD, write_failure
 from feature_store.room import is_full, storage_full
 from labeler.errors import (
     BadData,

@@ -22,11 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from feature_store.durable import exclusive, replace_file, replacing
+from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import erase_file
+from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
 from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
 from workers.round_store import RoundFolder
@@ -154,31 +152,16 @@ class JobFolder:
     def stored_release(self, batch: int) -> Release | None:
         """What batch number `batch` opened, if it did."""
         path = self._release_path(batch)
-        if not path.exists():
-            return None
-        with np.load(path, allow_pickle=False) as stored:
-            votes: NDArray[np.float64] | None = stored.get("noisy_votes")
-            return Release(
-                kind="histogram" if votes is not None else "winner",
-                labels=stored["labels"],
-                noisy_votes=votes,
-                contributors=frozenset(json.loads(str(stored["contributors"]))),
-                is_seeded=bool(stored["is_seeded"]),
-            )
+        if path.exists():
+            return release_from_bytes(path.read_bytes())
+        earlier = path.with_suffix(".npz")  # Of a version that had a codec of its own for this folder.
+        return release_from_npz(earlier.read_bytes()) if earlier.exists() else None
 
     def store_release(self, batch: int, release: Release) -> None:
         """Keep what a batch opened, by rename."""
-        arrays: dict[str, Any] = {
-            "labels": release.labels,
-            "contributors": json.dumps(sorted(release.contributors)),
-            "is_seeded": release.is_seeded,
-        }
-        if release.noisy_votes is not None:
-            arrays["noisy_votes"] = release.noisy_votes
         path = self._release_path(batch)
         path.parent.mkdir(exist_ok=True)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+        replace_file(path, release_to_bytes(release))
 
     def _read_state(self) -> dict[str, Any]:
         try:
@@ -190,7 +173,7 @@ class JobFolder:
         return state
 
     def _release_path(self, batch: int) -> Path:
-        return self._state / "releases" / f"{batch:06d}.npz"
+        return self._state / "releases" / f"{batch:06d}.safetensors"
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import numpy as np
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
+from labeler.jobs import AnswerStatus
 from labeler.planning import METHOD, PrivacyStatement, price
-from labeler.pseudo_labels import AnswerStatus
 from labeler.task import Task
 from workers.preparation import PreparedJob
 from workers.report import (
@@ -82,15 +82,15 @@ def finite(value: float) -> float | None:
 
 
 def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[AnsweredQuery, ...]:
-    ids, sources = prepared.query_names
+    names = prepared.query_names
     truths, groups = _truths(prepared), _groups(prepared)
     shown = [groups[number][:MAX_PER_QUERY] for number in shown_queries(len(groups)).tolist()]
     pictures = prepared.public.thumbnails(sorted({row for rows in shown for row in rows}))
     shown_rows = {rows[0] for rows in shown}
     return tuple(
         AnsweredQuery(
-            query_id=ids[number],
-            source=sources[number],
+            query_id=names.query_ids[number],
+            source=names.sources[number],
             label=label,
             status=AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED,
             truth=truths[number],

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index import load_engine
+from feature_store.job_files.naming import QuestionNames, query_rows
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
@@ -90,25 +91,18 @@ class PreparedJob:
     @cached_property
     def query_rows(self) -> NDArray[np.int64]:
         """The image each answer is about, or the one nearest to it in its cluster, shape (num_answers,)."""
-        if not self.asks_clusters:
-            return self.queries.rows
-        assignment = self.queries.assignment
-        similarity = np.einsum(
-            "id,id->i", self.public.features.astype(np.float64), self.queries.features[assignment].astype(np.float64)
+        return query_rows(
+            self.queries.rows,
+            self.queries.assignment,
+            centres=self.queries.features,
+            images=self.public.features,
         )
-        similarity /= np.linalg.norm(self.public.features.astype(np.float64), axis=1)
-        # Ascending by similarity, so that the most similar image of each cluster is written last and stays.
-        order = np.argsort(similarity, kind="stable")
-        rows = np.zeros(len(self.queries.rows), dtype=np.int64)
-        rows[assignment[order]] = order
-        return rows
 
     @cached_property
-    def query_names(self) -> tuple[list[str], list[str]]:
+    def query_names(self) -> QuestionNames:
         """Id of each answer, and source of the image it asks about, or that lies nearest to its cluster's centre."""
         kind = "cluster" if self.asks_clusters else "query"
-        rows = self.query_rows.tolist()
-        return [f"{kind}-{number:06d}" for number in range(len(rows))], [self.public.sources[row] for row in rows]
+        return QuestionNames.of(self.query_rows, self.public.sources, kind=kind)
 
     @property
     def answered_features(self) -> NDArray[np.int16]:

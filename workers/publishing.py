@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -17,14 +18,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.durable import replace_file, replacing
+from feature_store.job_files.models import model_file
+from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
-from labeler.model_file import card_in_words, model_file, privacy_card
-from labeler.planning import METHOD, person_guarantee
-from labeler.pseudo_labels import AnswerStatus, JobStamp, pseudo_label_table
+from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
 from workers.job_folder import JobFolder
-from workers.job_report import finite, job_report
+from workers.job_report import job_report
 from workers.preparation import PreparedJob
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report import CurvePoint, StudentOutcome, report_json, write_report
@@ -59,7 +60,7 @@ def publish(
         if prepared.task.traits.asks_for_a_model:
             weights = {"weights": released_model(prepared.task, releases[0]).weights}
             _write_model(prepared, weights, kind="linear", card=card, path=folder.out / "model.safetensors")
-        _write_pseudo_labels(prepared, answers, folder, created_at=created_at, is_seeded=is_seeded)
+        _write_pseudo_labels(prepared, releases, folder, created_at=created_at)
         _write_questions(prepared, folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
@@ -135,43 +136,32 @@ def _outcome(prepared: PreparedJob, student: Student) -> StudentOutcome:
 
 
 def _write_pseudo_labels(
-    prepared: PreparedJob, answers: NoisyAnswers, folder: JobFolder, *, created_at: datetime, is_seeded: bool
+    prepared: PreparedJob, releases: Sequence[Release], folder: JobFolder, *, created_at: datetime
 ) -> None:
-    task = prepared.task
-    ids, sources = prepared.query_names
     sequence = {entry["id"]: number for number, entry in enumerate(folder.ledger(), start=1)}
-    charged = np.concatenate([np.full(len(batch), sequence[batch.digest]) for batch in prepared.batches])
+    rounds = [
+        AnsweredRound(start, len(batch), sequence[batch.digest], release)
+        for start, batch, release in zip(
+            itertools.accumulate((len(batch) for batch in prepared.batches), initial=0),
+            prepared.batches,
+            releases,
+            strict=False,
+        )
+    ]
     stamp = JobStamp(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,
         created_at=created_at,
-        privacy=_privacy(prepared),
-        is_seeded=is_seeded,
+        privacy=guarantee(prepared.price),
+        is_seeded=any(release.is_seeded for release in releases),
     )
-    table = pseudo_label_table(
-        task,
-        stamp,
-        query_ids=ids,
-        sources=sources,
-        labels=answers.labels.astype(np.int16),
-        statuses=[AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED for label in answers.labels.tolist()],
-        # One batch pays for a model, and so for every label it gives.
-        ledger_seq=np.full(len(ids), charged[0]) if task.traits.asks_for_a_model else charged,
-        noisy_votes=answers.noisy_votes,
-    )
+    task, names = prepared.task, prepared.query_names
+    if task.traits.asks_for_a_model:
+        images, paid = prepared.public.features, rounds[0].ledger_seq
+        table = model_label_table(task, stamp, names, releases[0], images, ledger_seq=paid)
+    else:
+        table = label_table(task, stamp, names, rounds)
     write_table(table, folder.out / "pseudo_labels.parquet")
-
-
-def _privacy(prepared: PreparedJob) -> dict[str, object]:
-    """The job's data-independent guarantee, for the metadata of files that travel alone."""
-    return {
-        "delta": prepared.task.delta,
-        "instance": {"epsilon": finite(prepared.price.instance.epsilon), "method": METHOD},
-        "agent": {"epsilon": finite(prepared.price.agent.epsilon), "method": METHOD},
-        **person_guarantee(prepared.price),
-        "colluding_agents": prepared.task.colluding_agents,
-        "holds_against": prepared.price.holds_against,
-    }
 
 
 def _write_model(
@@ -205,7 +195,7 @@ def _write_student_labels(prepared: PreparedJob, student: Student, out: Path) ->
     }
     metadata = {
         "task_digest": prepared.task.digest,
-        "privacy": json.dumps(_privacy(prepared), sort_keys=True),
+        "privacy": json.dumps(guarantee(prepared.price), sort_keys=True),
         "seeded": json.dumps(prepared.job.seed is not None),
     }
     write_table(pa.table(columns, metadata=metadata), out / "student_labels.parquet")

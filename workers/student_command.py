@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.durable import replace_file
+from feature_store.job_files.models import model_file
 from feature_store.shard import Shard, check_compatible
 from labeler.errors import BadData, InvalidSetting
-from labeler.model_file import model_file, privacy_card
 from labeler.planning import price
+from labeler.privacy_card import privacy_card
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.public_images import PublicImages

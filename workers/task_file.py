@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask
+from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import solve_sigma
 from labeler.task import PositiveFinite, Task, Training, describe_validation, parse_task
 
-SelectionStrategy = Literal["all", "random", "clustered"]
 StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
 
 
@@ -82,7 +82,7 @@ class QueriesTable(_Table):
         seed: public seed of the choice.
     """
 
-    strategy: SelectionStrategy = "all"
+    strategy: AskedStrategy = "all"
     count: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 

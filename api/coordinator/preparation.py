@@ -24,18 +24,11 @@ import pyarrow.parquet as pq
 
 from feature_store.backbones import read_spec
 from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
+from feature_store.job_files.choosing import DISK_IS_FULL, QuestionRequest, write_questions
+from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, write_failure
 from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox import Mailbox
 from feature_store.own_process import start_own_process
-from feature_store.question_files import (
-    DISK_IS_FULL,
-    QUESTIONS,
-    SHARD,
-    UPLOAD,
-    QuestionRequest,
-    write_failure,
-    write_questions,
-)
 from feature_store.room import making_room
 from labeler.errors import BadData, LabelerError
 from labeler.task import Task
@@ -48,7 +41,7 @@ AT_ONCE_BYTES = 2**20
 PROCESSES = 2
 """That choose at the same time, each for another requester."""
 
-_MODULE = "feature_store.question_files"
+_MODULE = "feature_store.job_files.choosing"
 _LOOK_S = 0.25
 _TOO_MUCH = (
     "choosing the questions takes more memory or time than one job is given; ask about fewer clusters "

@@ -11,10 +11,9 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 
 import pyarrow as pa
@@ -62,6 +61,8 @@ from api.schema import (
     TaskRequest,
     TaskView,
 )
+from feature_store.clock import Clock
+from feature_store.clock import now_utc as utc_now
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
@@ -83,15 +84,8 @@ from labeler.messages import Header
 
 log = logging.getLogger("labeler.coordinator")
 
-Clock = Callable[[], datetime]
-
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
-
-
-def utc_now() -> datetime:
-    """The wall clock."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)

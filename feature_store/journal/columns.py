@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, Integer, Text
 from sqlalchemy.types import TypeDecorator
 
+from feature_store.clock import now_utc as now_utc
 from feature_store.journal.chain import canonical, time_of, time_text
 from labeler.errors import InvalidSetting
 
@@ -76,8 +77,3 @@ def check_moment(at: datetime) -> datetime:
 def one_of(column: str, values: Iterable[str]) -> str:
     """The condition of a CHECK that a column holds one of these words."""
     return f"{column} IN ({', '.join(repr(value) for value in sorted(values))})"
-
-
-def now_utc() -> datetime:
-    """The system's clock."""
-    return datetime.now(UTC)

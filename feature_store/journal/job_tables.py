@@ -13,6 +13,8 @@ aggregate_shares    sums of single talliers, until the release is stored
 
 from __future__ import annotations
 
+from typing import get_args
+
 from sqlalchemy import (
     CheckConstraint,
     Column,
@@ -34,9 +36,10 @@ from feature_store.journal.database import metadata
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.rules import forbid, remain, set_once, stay
 from feature_store.journal.tasks import tasks
+from labeler.jobs import FINISHED as FINISHED
+from labeler.jobs import JobState
 
-JOB_STATES = ("queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired")
-FINISHED = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
+JOB_STATES = get_args(JobState)
 ROUND_STATES = ("waiting", "asked", "agreed", "posted", "opened")
 
 jobs = Table(

@@ -10,15 +10,13 @@ can leave of these numbers later either.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
 
 from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, delete, func, insert, select
 
 from feature_store.journal.columns import WHOLE, one_of
 from feature_store.journal.database import metadata
 from feature_store.journal.rules import forbid, stay
-
-_FINISHED: Final = ("completed", "failed", "refused", "cancelled", "expired")
+from labeler.jobs import FINISHED
 
 returned_queries = Table(
     "returned_queries",
@@ -37,7 +35,7 @@ forbid(
     when="EXISTS (SELECT 1 FROM rounds JOIN jobs ON jobs.job_id = rounds.job_id "
     "WHERE jobs.task_digest = NEW.task_digest AND rounds.first_query < NEW.first_query + NEW.num_queries "
     "AND rounds.first_query + rounds.num_queries > NEW.first_query "
-    f"AND (rounds.round_digest IS NOT NULL OR NOT ({one_of('jobs.state', _FINISHED)})))",
+    f"AND (rounds.round_digest IS NOT NULL OR NOT ({one_of('jobs.state', FINISHED)})))",
     because="only queries that nobody was asked about come back",
 )
 forbid(

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
-from labeler.pseudo_labels import SCHEMA
+from feature_store.job_files.pseudo_labels import SCHEMA
 from workers.job_folder import JobFolder
 
 DIMENSION = 64

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
-from labeler.pseudo_labels import ABSTAINED_LABEL, AnswerStatus
+from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

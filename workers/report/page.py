@@ -13,7 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.pseudo_labels import AnswerStatus
+from labeler.jobs import AnswerStatus
 from workers.report import thumbnails, words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors
 from workers.report.model import AnsweredQuery, JobReport

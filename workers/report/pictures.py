@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.pseudo_labels import AnswerStatus
+from labeler.jobs import AnswerStatus
 from workers.report.canvas import (
     ACCENT,
     INK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from labeler.epsilon_words import say_epsilon
-from labeler.pseudo_labels import AnswerStatus
+from labeler.jobs import AnswerStatus
 from labeler.task import Task
 from workers.report.model import JobReport
 

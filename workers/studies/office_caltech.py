@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 
 from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
 from feature_store.embedding import embed_source
-from feature_store.query_selection import QuerySet, Strategy, select_queries
+from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
+from labeler.jobs import Strategy
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price, solve_sigma
 from labeler.randomness import seeded_source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +13,18 @@ import pytest
 from safetensors.numpy import save
 
 from api.coordinator import submission
-from api.coordinator.labels import (
-    job_label_table,
-    label_rows,
-    label_table,
-    read_questions,
-    release_from_bytes,
-    release_to_bytes,
-)
+from api.coordinator.labels import job_label_table, label_rows, read_names
 from api.schema import JobView
+from feature_store.job_files.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
+from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
 from feature_store.journal.tasks import TaskRecord
 from labeler.batching import BATCH_QUERIES
 from labeler.errors import BadData, NotReady
 from labeler.planning import METHOD, price
-from labeler.pseudo_labels import SCHEMA
 from labeler.release import Release
 from tests.api.conftest import FINGERPRINT, House
+
+STAMP = JobStamp("job", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {}, False)
 
 
 def release(count: int, *, start: int = 0, classes: int = 3) -> Release:
@@ -96,6 +93,17 @@ def test_a_damaged_release_is_refused(data: bytes) -> None:
         release_from_bytes(data)
 
 
+def test_a_release_that_an_earlier_version_of_run_stored_is_read() -> None:
+    for one in (release(5), Release("winner", release(5).labels, None, frozenset({"a"}), True)):
+        arrays = {} if one.noisy_votes is None else {"noisy_votes": one.noisy_votes}
+        stored = io.BytesIO()
+        contributors = json.dumps(sorted(one.contributors))
+        np.savez(stored, labels=one.labels, contributors=contributors, is_seeded=one.is_seeded, **arrays)
+        assert release_to_bytes(release_from_npz(stored.getvalue())) == release_to_bytes(one)
+        with pytest.raises(BadData, match="start again in an empty folder"):
+            release_from_npz(stored.getvalue()[:-40])
+
+
 def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
@@ -130,7 +138,7 @@ def test_a_question_about_a_cluster_is_named_after_its_nearest_image(house: Hous
     # Vectors of the upload turn towards the first axis, one more than the other.
     centres = np.array([[0, 1672, -836], [2048, 0, 0]], np.int16)
     write_questions(folder, features=centres, rows=np.array([-1, -1]), assignment=np.array([0, 0, 1, 1]))
-    questions = read_questions(folder, job)
+    _, questions = read_names(folder, job)
     assert questions.query_ids == ("cluster-000000", "cluster-000001")
     assert questions.sources == ("query-000000", "query-000003")
     finish(house, record, view)
@@ -145,7 +153,7 @@ def test_a_sample_of_vectors_keeps_its_names(house: House) -> None:
     write_questions(
         folder, features=np.ones((2, 3), np.int16), rows=np.array([1, 3]), assignment=np.array([0, 0, 1, 1])
     )
-    questions = read_questions(folder, house.jobs.get(view.job_id))
+    _, questions = read_names(folder, house.jobs.get(view.job_id))
     assert questions.query_ids == questions.sources == ("query-000001", "query-000003")
 
 
@@ -154,14 +162,12 @@ def test_a_round_that_was_not_opened_has_no_label_and_no_votes(house: House) -> 
     view = house.submit(record, 5000)
     folder = house.config.home / "jobs" / view.job_id
     write_questions(folder, features=np.ones((5000, 3), np.int16), rows=np.arange(5000), assignment=np.arange(5000))
-    job = house.jobs.get(view.job_id)
-    table = label_table(
-        job,
-        house.jobs.rounds(view.job_id),
-        record,
-        [release(BATCH_QUERIES), None],
-        read_questions(folder, job),
-    )
+    _, names = read_names(folder, house.jobs.get(view.job_id))
+    rounds = [
+        AnsweredRound(0, BATCH_QUERIES, 1, release(BATCH_QUERIES)),
+        AnsweredRound(BATCH_QUERIES, 5000 - BATCH_QUERIES, 2, None),
+    ]
+    table = label_table(record.task, STAMP, names, rounds)
     last = table.slice(4999).to_pylist()[0]
     assert (last["label"], last["label_name"], last["status"], last["noisy_votes"]) == (-1, None, "failed_quorum", None)
     assert table["noisy_votes"].null_count == 5000 - BATCH_QUERIES
@@ -175,10 +181,10 @@ def test_a_release_of_another_shape_or_a_missing_file_is_refused(house: House) -
     folder = house.config.home / "jobs" / view.job_id
     job = house.jobs.get(view.job_id)
     with pytest.raises(BadData, match="cannot be read"):
-        read_questions(folder, job)
+        read_names(folder, job)
     write_questions(folder, features=np.ones((4, 3), np.int16), rows=np.arange(4), assignment=np.arange(4))
     with pytest.raises(BadData, match="not one of this task"):
-        label_table(job, house.jobs.rounds(view.job_id), record, [release(3)], read_questions(folder, job))
+        label_table(record.task, STAMP, read_names(folder, job)[1], [AnsweredRound(0, 4, 1, release(3))])
     write_questions(folder, features=np.ones((3, 3), np.int16), rows=np.arange(3), assignment=np.zeros(4, np.int64))
     with pytest.raises(BadData, match="tells of 3"):
-        read_questions(folder, job)
+        read_names(folder, job)

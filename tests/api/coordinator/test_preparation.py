@@ -18,11 +18,11 @@ from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
+from feature_store.job_files.choosing import QuestionRequest
 from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.question_files import QuestionRequest
 from tests.api.conftest import House
 from workers.redis_server import RedisServer
 

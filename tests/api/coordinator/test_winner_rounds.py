@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save
 
 from api.coordinator import submission
-from api.coordinator.labels import release_from_bytes
 from api.schema import JobView
+from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.mailbox.redis import RedisMailbox

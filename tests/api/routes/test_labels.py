@@ -19,10 +19,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from api.client import Client
-from api.coordinator.labels import release_to_bytes
 from api.schema import JobView, LabelsRequest, TaskView
+from feature_store.job_files.pseudo_labels import SCHEMA
+from feature_store.job_files.releases import release_to_bytes
 from feature_store.quantize import quantize
-from labeler.pseudo_labels import SCHEMA
 from labeler.release import Release
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, Service
 

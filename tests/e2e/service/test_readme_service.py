@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from labeler.pseudo_labels import SCHEMA
+from feature_store.job_files.pseudo_labels import SCHEMA
 from tests.e2e.service.conftest import Service
 
 ROOT = Path(__file__).parents[3]

@@ -6,27 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidSetting
+from feature_store.job_files.naming import QuestionNames
+from labeler.errors import BadData, InvalidSetting
+from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
+from labeler.linear_model import released_model
+from labeler.release import Release
 from labeler.task import Task
-
-
-class AnswerStatus(StrEnum):
-    """Why a query has the label it has."""
-
-    ANSWERED = "answered"
-    ABSTAINED = "abstained"
-    REFUSED_BUDGET = "refused_budget"
-    FAILED_QUORUM = "failed_quorum"
-
-
-ABSTAINED_LABEL = -1
-"""The label of a query without an answer."""
 
 SCHEMA = pa.schema(
     [
@@ -67,6 +57,94 @@ class JobStamp:
     created_at: datetime
     privacy: Mapping[str, object]
     is_seeded: bool
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """One round of a job, and what it opened.
+
+    Attributes:
+        start: place of its first query among the job's.
+        num_queries: how many it asked.
+        ledger_seq: of the charge that paid for it; 0 where none was posted.
+        release: what was opened; None where nothing was.
+    """
+
+    start: int
+    num_queries: int
+    ledger_seq: int
+    release: Release | None
+
+
+def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
+    """Put what the rounds of a job opened into the fixed schema; queries of a round that was not opened get no label.
+
+    Args:
+        task: what was asked, of a method that asks about queries.
+        stamp: see JobStamp.
+        names: of every query.
+        rounds: which together ask every query once.
+
+    Raises:
+        BadData: a release does not have the shape of its round.
+    """
+    count = len(names.query_ids)
+    labels = np.full(count, ABSTAINED_LABEL, dtype=np.int16)
+    votes = None if task.release == "winner" else np.full((count, task.num_classes), np.nan)
+    statuses = [AnswerStatus.FAILED_QUORUM] * count
+    sequence = np.zeros(count, dtype=np.int64)
+    for number, one in enumerate(rounds):
+        place = slice(one.start, one.start + one.num_queries)
+        sequence[place] = one.ledger_seq
+        if one.release is None:
+            continue
+        if one.release.labels.shape != (one.num_queries,) or one.release.kind != task.release:
+            raise BadData(f"the stored release of round {number} of job {stamp.job_id} is not one of this task")
+        labels[place] = one.release.labels
+        if votes is not None and one.release.noisy_votes is not None:
+            votes[place] = one.release.noisy_votes
+        # Only a winner release holds -1: the best noisy sum was below the task's threshold.
+        statuses[place] = [
+            AnswerStatus.ABSTAINED if label == ABSTAINED_LABEL else AnswerStatus.ANSWERED
+            for label in one.release.labels.tolist()
+        ]
+    table = pseudo_label_table(
+        task,
+        stamp,
+        query_ids=names.query_ids,
+        sources=names.sources,
+        labels=labels,
+        statuses=statuses,
+        ledger_seq=sequence,
+        noisy_votes=votes,
+    )
+    return _without_unopened(table, labels)
+
+
+def model_label_table(
+    task: Task, stamp: JobStamp, names: QuestionNames, release: Release, features: NDArray[np.int16], *, ledger_seq: int
+) -> pa.Table:
+    """What a released model says of every image, in the fixed schema; without votes, since none were counted.
+
+    Args:
+        task: of a method that asks for a model.
+        stamp: see JobStamp.
+        names: of every image.
+        release: of the job's one round, which pays for every label that the model gives.
+        features: int16, shape (images, dimension).
+        ledger_seq: of the charge that paid for it.
+    """
+    labels = released_model(task, release).predict(features)
+    return pseudo_label_table(
+        task,
+        stamp,
+        query_ids=names.query_ids,
+        sources=names.sources,
+        labels=labels,
+        statuses=[AnswerStatus.ANSWERED] * len(labels),
+        ledger_seq=np.full(len(labels), ledger_seq, dtype=np.int64),
+        noisy_votes=None,
+    )
 
 
 def pseudo_label_table(
@@ -133,3 +211,13 @@ def pseudo_label_table(
         "seeded": json.dumps(stamp.is_seeded),
     }
     return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+
+
+def _without_unopened(table: pa.Table, labels: NDArray[np.int16]) -> pa.Table:
+    """Null votes where nothing was opened: a NaN would look like an answer."""
+    if not (labels == ABSTAINED_LABEL).any():
+        return table
+    place = table.schema.get_field_index("noisy_votes")
+    rows = table.column("noisy_votes").combine_chunks()
+    kept = pa.array(np.arange(len(labels)), mask=labels == ABSTAINED_LABEL)
+    return table.set_column(place, table.schema.field(place), rows.take(kept))

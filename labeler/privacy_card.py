@@ -1,20 +1,15 @@
-"""A released model as a file that travels alone: safetensors, with its privacy card in the metadata.
+"""The privacy card: what whatever was made from a job's releases may have learnt of one private record.
 
-Whoever opens the file reads what it may have learnt of one private record, under which assumptions, without asking us.
+It travels inside every file that leaves, so that whoever opens one reads it, with its assumptions, without asking us.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import save
-
-from labeler.planning import METHOD, Price
+from labeler.planning import METHOD, Price, person_guarantee
 from labeler.task import Task
 
 CARD_VERSION = "labeler-privacy-card/1"
@@ -68,21 +63,16 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
     }
 
 
-def model_file(
-    arrays: Mapping[str, NDArray[np.generic]], *, kind: str, classes: tuple[str, ...], card: Mapping[str, Any]
-) -> bytes:
-    """The bytes of a safetensors file.
-
-    Args:
-        arrays: what the model consists of, by name.
-        kind: what reads it: "linear" for the model of a blind average, else the kind of a student.
-        classes: names of the classes, in the order of labels.
-        card: see `privacy_card`.
-    """
-    about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
-    # One entry: several would be written in an order that differs from process to process.
-    metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+def guarantee(price: Price) -> dict[str, Any]:
+    """The guarantee in a few numbers, independent of any data: for the metadata of a table that travels alone."""
+    return {
+        "delta": price.delta,
+        "instance": {"epsilon": _finite(price.instance.epsilon), "method": METHOD},
+        "agent": {"epsilon": _finite(price.agent.epsilon), "method": METHOD},
+        **person_guarantee(price),
+        "colluding_agents": price.colluding_agents,
+        "holds_against": price.holds_against,
+    }
 
 
 def card_in_words(card: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ bounded by the system (`Room`). A few vectors are chosen from without it, by who
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 from contextlib import suppress
@@ -21,19 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors.numpy import save
 
 from feature_store.durable import replace_file
-from feature_store.query_selection import Strategy, select_queries
+from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, write_failure
+from feature_store.query_selection import select_queries
 from feature_store.room import is_full
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
+from labeler.jobs import Strategy
 from labeler.task import describe_validation
-
-QUESTIONS: Final = "questions.safetensors"
-FAILURE: Final = "failed.json"
-UPLOAD: Final = "upload.parquet"
-SHARD: Final = "public.shard"
 
 CPU_S: Final = 600
 ROOM_BYTES: Final = 2**30
@@ -74,18 +69,15 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
     """
     features = given_features(folder / UPLOAD) if request.source == "features" else _embedded(folder / SHARD)
     queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
-    arrays = {"features": queries.features, "rows": queries.rows, "assignment": queries.assignment}
-    if request.strategy == "weights":
-        arrays["images"] = features  # What the model that is asked for will label.
-    metadata = {"fingerprint": request.fingerprint, "backbone": request.backbone}
-    data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
-    replace_file(folder / QUESTIONS, data, mode=0o600)
-
-
-def write_failure(folder: Path, error: LabelerError) -> None:
-    """Say why a job cannot go on, for the coordinator."""
-    content = {"problem_type": error.problem_type, "sentence": str(error)}
-    replace_file(folder / FAILURE, json.dumps(content).encode(), mode=0o600)
+    stored = StoredQuestions(
+        features=queries.features,
+        rows=queries.rows,
+        assignment=queries.assignment,
+        images=features if request.strategy == "weights" else None,  # What the model that is asked for will label.
+        fingerprint=request.fingerprint,
+        backbone=request.backbone,
+    )
+    replace_file(folder / QUESTIONS, stored.to_bytes(), mode=0o600)
 
 
 def given_features(upload: Path) -> NDArray[np.int16]:

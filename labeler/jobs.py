@@ -1,0 +1,31 @@
+"""The words for a job that everybody shares: its states, how questions are chosen, why one has the label it has."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Literal
+
+JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
+"""How far a job is; see ARCHITECTURE."""
+
+FINISHED: Final[frozenset[JobState]] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
+"""From which no job goes on."""
+
+AskedStrategy = Literal["all", "random", "clustered"]
+"""How a requester may have questions chosen among public images; see `feature_store.query_selection`."""
+
+Strategy = Literal["all", "random", "clustered", "weights"]
+"""How questions are chosen: as asked, or as a method that asks for a model needs it."""
+
+
+class AnswerStatus(StrEnum):
+    """Why a query has the label it has."""
+
+    ANSWERED = "answered"
+    ABSTAINED = "abstained"
+    REFUSED_BUDGET = "refused_budget"
+    FAILED_QUORUM = "failed_quorum"
+
+
+ABSTAINED_LABEL: Final = -1
+"""The label of a query without an answer."""
