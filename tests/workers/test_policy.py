@@ -347,3 +347,9 @@ def test_a_refused_field_stands_beside_the_name_of_the_file(tmp_path: Path) -> N
 def test_only_what_toml_must_not_hold_is_escaped() -> None:
     assert toml_value('X "q" \\ \n x') == '"X \\U00000022q\\U00000022 \\U0000005c \\U0000000a x"'
     assert toml_value((True, False, 1.5, 2)) == "[true, false, 1.5, 2]"
+
+
+def test_a_written_policy_begins_with_where_it_is_explained() -> None:
+    first, second, *_ = policy_toml(policy()).splitlines()
+    assert first == "# What this site allows its agent to answer. Read again at every ask; see docs/policy.md."
+    assert second == "[budget]"

@@ -14,7 +14,12 @@ import pytest
 from mpmath import exp, inf, log, mp, mpf, ncdf, pi, sqrt
 
 from labeler.accounting.events import IntegerSum
-from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, epsilon_bound
+from labeler.accounting.integer import (
+    SAMPLER_TOTAL_VARIATION,
+    epsilon_bound,
+    smoothing_error,
+    sum_of_shares_error,
+)
 from labeler.errors import InvalidSetting
 
 SPLITS = ("1e-9", "1e-6", "1e-4", "1e-3", "1e-2", "0.1")
@@ -115,3 +120,10 @@ def test_among_these_every_way_to_a_bound_is_taken() -> None:
 def test_a_distance_of_the_sampler_outside_its_range_is_refused(bad: float) -> None:
     with pytest.raises(InvalidSetting, match="total_variation must be at least 0 and below 1"):
         epsilon_bound(EVENTS[0], 1e-5, total_variation=bad)
+
+
+def test_the_errors_of_smoothing_and_of_sums_of_shares_are_those_of_their_formulas() -> None:
+    ratio = exp(-6 * pi**2)
+    assert smoothing_error() == pytest.approx(float(4 * ratio / (1 - ratio)), rel=1e-13)
+    assert sum_of_shares_error(0.75, 20) == pytest.approx(float(190 * exp(-((mpf("0.75") * pi) ** 2))), rel=1e-13)
+    assert sum_of_shares_error(0.5, 1) == 0.0

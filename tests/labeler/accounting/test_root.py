@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from labeler.accounting import gaussian
+from labeler.accounting import gaussian, root
 from labeler.accounting.root import crossing
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
@@ -66,3 +66,10 @@ def test_a_zero_at_an_end_is_found_without_a_step() -> None:
 def test_without_a_change_of_sign_it_refuses() -> None:
     with pytest.raises(ArithmeticError, match=r"no change of sign between 1\.0 and 2\.0"):
         crossing(lambda x: x, 1.0, 2.0)
+
+
+def test_a_search_without_an_end_says_between_what_it_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(root, "MOST_STEPS", 3)
+    with pytest.raises(ArithmeticError) as found:
+        crossing(lambda x: x**3 - 2, -3.0, 4.0)
+    assert str(found.value) == "no zero found in 3 steps between -3.0 and 4.0"
