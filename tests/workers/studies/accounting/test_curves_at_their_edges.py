@@ -187,6 +187,7 @@ def test_mixing_subsampling_and_products_have_the_corners_that_one_computes_by_h
 def test_distance_is_found_between_and_at_both_ends() -> None:
     assert distance(identity(), identity()) == 0.0
     assert distance(identity(), of_pair([1.0, 0.0], [0.25, 0.75])) == pytest.approx(0.75)
+    assert distance(identity(), lower_hull([0.5], [0.25])) == 0.25
     for corner in (1e-7, 1 - 1e-7):
         steep = lower_hull([corner], [0.0 if corner < 0.5 else 1 - corner - 5e-8])
         found = distance(steep, identity(), points=11)
