@@ -14,7 +14,7 @@ from feature_store.faults import fault_point
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.promises import PromiseStore
 from labeler.bodies import Ask
-from labeler.errors import AwaitingApproval, JournalBehind, JournalBroken, LabelerError, ProtocolViolation, WrongDigest
+from labeler.errors import AwaitingApproval, JournalBehind, JournalBroken, ProtocolViolation, WrongDigest
 from labeler.messages import Header
 from labeler.proposals import Declined, Proposal, Willing, Withdrawn
 from workers.agent import Agent
@@ -114,7 +114,8 @@ class Proposals:
             raise
         except PUBLIC_ERRORS as error:
             return Declined.of(proposal.job_id, told(error)), error
-        except LabelerError as error:
+        except Exception as error:
+            # Ours or not: a proposal that cannot be judged must not end the process, and again at every start.
             return Declined.of(proposal.job_id, silent(error)), error
 
     def withdrawn(self, body: bytes) -> int:

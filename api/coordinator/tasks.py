@@ -55,6 +55,8 @@ def create_task(
         NotEnrolled: an agent that was named is unknown or revoked.
     """
     task, participants = describe_task(request, config=config, parties=parties, nonce=nonce())
+    # Before it is kept for ever: a task whose price cannot be told would break every list that it stands in.
+    price_view(task, task.max_queries)
     return tasks.add(TaskRecord(task, participants, clock(), by))
 
 

@@ -127,8 +127,11 @@ def _bulk(event: IntegerSum, delta: float, split: float, drift: float, total_var
     shares = event.coordinates * event.noise_contributors
     tau = sum_of_shares_error(sigma, event.noise_contributors)
     shift = event.largest_change * event.grid_scale / event.noise_contributors
-    # The w, in units of s, beyond which the tail is split * delta.
-    width = shift / sigma + math.sqrt(2 * (math.log(2 * shares / (split * delta)) + 2 * tau))
+    tail = split * delta
+    if tail == 0:
+        return math.inf  # a delta so small that no part of it is a float
+    # The w, in units of s, beyond which the tail is that.
+    width = shift / sigma + math.sqrt(2 * (math.log(2 * shares / tail) + 2 * tau))
     log_ratio = math.log(max(total_variation, 5e-324)) + width**2 / 2 + math.log1p(sigma * math.sqrt(2 * math.pi))
     left = delta * (1 - split) - drift
     if log_ratio > -1e-9 or left <= 0:

@@ -159,6 +159,28 @@ def test_a_yes_is_the_same_after_the_policy_changed_and_the_round_is_still_refus
     assert len(entries(site)) == 1
 
 
+def test_a_proposal_that_cannot_be_judged_is_declined_in_silence_and_the_next_one_is_heard(
+    site: Site,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = durable_ledger.round_charges
+
+    def charges(task: Any, size: int) -> Any:
+        return real(task, size) if task.nonce == "good" else size // 0
+
+    monkeypatch.setattr(durable_ledger, "round_charges", charges)
+    propose(site, proposal(site, "job-1", nonce="bad"))
+    propose(site, proposal(site, "job-2", nonce="good"))
+    running = site.run()
+    (no,) = declined(site, 1)
+    assert (no.job_id, no.refusal.sentence) == (
+        "job-1",
+        "this agent cannot answer this round; its operator finds the reason in its log",
+    )
+    assert willing(site, 1) == [Willing("job-2", UNTIL)]
+    running.end()
+
+
 def test_a_promise_that_was_withdrawn_or_has_ended_is_given_back(site: Site) -> None:  # noqa: F811
     now = [NOW]
     first, second = proposal(site), proposal(site, "job-2", nonce="2")

@@ -28,6 +28,22 @@ def test_all_active_agents_take_part_and_their_facts_fill_the_gaps(house: House)
     assert house.tasks.get(record.digest) == record
 
 
+@pytest.mark.parametrize("delta", [5e-324, 1e-320, 2.3e-308, 1e-100, 1 - 2**-53])
+@pytest.mark.parametrize("method", ["knn", "reverse-knn", "ensemble"])
+def test_a_task_of_any_delta_can_be_shown(house: House, delta: float, method: str) -> None:
+    """One that cannot would break every list that it stands in, for everybody who may see it."""
+    record = house.task(method=method, delta=delta, k=1)
+    found = task_view(house.tasks.get(record.digest)).price.instance_epsilon
+    assert found is None or found > 0
+
+
+def test_a_task_that_cannot_be_priced_is_not_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.coordinator.tasks.price_view", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        house.task()
+    assert house.tasks.list() == []
+
+
 def test_equal_requests_make_different_tasks(house: House) -> None:
     assert house.task().digest != house.task().digest
 

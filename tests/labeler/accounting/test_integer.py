@@ -209,6 +209,13 @@ def test_the_bound_grows_with_queries_and_shrinks_with_delta(queries: int, delta
     assert bound(queries, delta) >= bound(queries, delta * 2)
 
 
+def test_a_delta_of_which_no_part_is_a_number_buys_no_finite_bound() -> None:
+    smallest = 5e-324
+    for delta in (smallest, 2 * smallest, 1e-320):
+        assert epsilon_bound(_event(10, 1, 16, 400.0, 1), delta) == math.inf
+    assert epsilon_bound(_event(10, 1, 16, 400.0, 1), 1e-20) < math.inf
+
+
 def test_a_coarse_grid_loses_the_guarantee_and_is_refused() -> None:
     # 1000 shares of variance 0.5 were meant to give a variance of 500, worth 0.016 (Renyi divergence of order 16).
     # What can be proved for 10 classes is an additional 10 tau = 6.4, on either side.
