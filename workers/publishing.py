@@ -21,6 +21,7 @@ from feature_store.durable import replace_file, replacing
 from feature_store.job_files.models import model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.image_labels import ImageStamp, image_label_table
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
@@ -67,7 +68,7 @@ def publish(
         student = _fit(prepared, answers)
         student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
-        _write_student_labels(prepared, student, folder.out)
+        _write_image_labels(prepared, answers, student, folder.out, created_at=created_at, is_seeded=is_seeded)
         progress("Student", 1, 2)
         curve = _accuracy_against_epsilon(prepared, answers, student)
         progress("Student", 2, 2)
@@ -183,22 +184,29 @@ def _write_questions(prepared: PreparedJob, out: Path) -> None:
     replace_file(out / "job.json", json.dumps(place, indent=1).encode())
 
 
-def _write_student_labels(prepared: PreparedJob, student: Student, out: Path) -> None:
+def _write_image_labels(
+    prepared: PreparedJob, answers: NoisyAnswers, student: Student, out: Path, *, created_at: datetime, is_seeded: bool
+) -> None:
     """What the student says of every public image: the labels most users came for."""
-    probabilities = student.predict_proba(prepared.public.features)
-    labels = probabilities.argmax(axis=1)
-    columns = {
-        "source": pa.array(prepared.public.sources, pa.string()),
-        "label": pa.array(labels, pa.int16()),
-        "label_name": pa.array(prepared.task.classes).take(pa.array(labels)),
-        "probability": pa.array(probabilities.max(axis=1), pa.float32()),
-    }
-    metadata = {
-        "task_digest": prepared.task.digest,
-        "privacy": json.dumps(guarantee(prepared.price), sort_keys=True),
-        "seeded": json.dumps(prepared.job.seed is not None),
-    }
-    write_table(pa.table(columns, metadata=metadata), out / "student_labels.parquet")
+    stamp = ImageStamp(
+        task_digest=prepared.task.digest,
+        job_id=prepared.job_id,
+        classes=prepared.task.classes,
+        privacy=guarantee(prepared.price),
+        is_seeded=is_seeded,
+        created_at=created_at.isoformat(),
+    )
+    asked = np.zeros(len(prepared.public), dtype=np.bool_)
+    if not prepared.task.traits.asks_for_a_model:
+        rows = prepared.queries.rows
+        asked[rows[(rows >= 0) & (answers.labels >= 0)]] = True
+    table = image_label_table(
+        stamp,
+        sources=prepared.public.sources,
+        probabilities=student.predict_proba(prepared.public.features),
+        asked=asked,
+    )
+    write_table(table, out / "student_labels.parquet")
 
 
 def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:

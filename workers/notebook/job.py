@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from labeler.errors import InvalidSetting, NotReady
 
 if TYPE_CHECKING:
+    from feature_store.exports import ExportFormat
     from workers.notebook.images import ImageDataset
     from workers.students import Student
 
@@ -113,19 +114,34 @@ class LabelledJob:
         return ImageDataset(Path(images), tuple(self._pairs()), self.classes)
 
     def save_folder(self, out: str | PathLike[str], images: str | PathLike[str], *, copy: bool = False) -> Path:
-        """Sort the images into one folder for each class.
+        """Sort the images into one folder for each class; see `export` for the arguments."""
+        return self.export("image-folder", out, images=images, copy=copy)
+
+    def export(
+        self,
+        format: ExportFormat,
+        out: str | PathLike[str],
+        *,
+        images: str | PathLike[str] | None = None,
+        image_root: str = "",
+        copy: bool = False,
+    ) -> Path:
+        """Write the labels as another tool wants them (feature_store.exports).
 
         Args:
-            out: folder to make; it must not hold anything yet.
-            images: the folder that was embedded.
-            copy: copy the files; otherwise they are linked.
+            format: "hf", "croissant", "label-studio", "image-folder" or "csv".
+            out: the folder or file to write; it must not hold anything yet.
+            images: the folder that was embedded, where pictures go along.
+            image_root: put before each name where the tool fetches images itself.
+            copy: copy pictures into class folders; otherwise they are linked.
 
         Returns:
-            The folder.
+            What was written.
         """
-        from workers.notebook.images import sort_into_folders
+        from feature_store.exports import Wanted, export_images
 
-        return sort_into_folders(Path(out), Path(images), self._pairs(), self.classes, copy=copy)
+        where = None if images is None else Path(images)
+        return export_images(format, Wanted(self.labels("arrow"), Path(out), where, image_root, copy))
 
     def _pairs(self) -> Iterator[tuple[str, int]]:
         table = self.labels("arrow")
