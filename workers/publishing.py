@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.durable import replace_file, replacing
+from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.image_labels import ImageStamp, image_label_table
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release

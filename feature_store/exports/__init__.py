@@ -1,7 +1,7 @@
 """Labelled images as other tools want them: a Hugging Face data set, Croissant, Label Studio, folders by class, CSV.
 
-Every export takes the labels of every public image (labeler.image_labels), says in its own way what they reveal at
-most, and is read back in the tests by the tool it is for. An interrupted export leaves no file under its name.
+Every export takes the labels of every public image (feature_store.job_files.image_labels), says in its own way what they
+reveal at most, and is read back in the tests by the tool it is for. An interrupted export leaves no file under its name.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ExportFormat = Literal["hf", "croissant", "label-studio", "image-folder", "csv"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)

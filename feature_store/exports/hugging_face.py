@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from feature_store.durable import replace_file, replacing, sync_folder
 from feature_store.exports.pictures import check_new, pictures
-from labeler.image_labels import ImageStamp, stamp_of
+from feature_store.job_files.image_labels import ImageStamp, stamp_of
 
 if TYPE_CHECKING:
     from feature_store.exports import Wanted

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from feature_store.durable import replace_file, sync_folder
 from feature_store.exports.pictures import check_new, pictures
-from labeler.image_labels import stamp_of
+from feature_store.job_files.image_labels import stamp_of
 
 if TYPE_CHECKING:
     from feature_store.exports import Wanted

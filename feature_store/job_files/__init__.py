@@ -5,6 +5,7 @@
     naming          which image a question is named after
     releases        what a round opened: a row of the journal, a file of a `run`
     pseudo_labels   the table of answers, as Parquet and every export of it
+    image_labels    what the student says of every public image
     models          a released model as a file that travels alone
     for_students    what `labeler student` finds in the folder of a finished `run`
 

@@ -12,6 +12,7 @@ import pytest
 import workers.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.images import open_source
+from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
 from labeler.release import Release
@@ -39,7 +40,16 @@ def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp
     assert set(table["task_digest"].to_pylist()) == {summary["task"]["digest"]}
     assert all(source.endswith(".png") for source in table["source"].to_pylist())
     student_labels = pq.read_table(out / "student_labels.parquet")
+    assert student_labels.schema.remove_metadata().equals(IMAGE_SCHEMA)
     assert len(student_labels) == 120
+    assert student_labels["origin"].to_pylist().count("asked") == summary["labels"]["answered"]
+    pictures = federation.root / "public"
+    exported = labeler("export", out, "--images", pictures, "--out", tmp_path / "labelled", "--json")
+    assert json.loads(exported.out)["images"] == 120
+    assert "class_label" in (tmp_path / "labelled" / "README.md").read_text()
+    refused = labeler("export", "job_none", "--out", tmp_path / "none")
+    assert refused.code == 2
+    assert "no folder of a job here" in refused.err
     assert "<svg" in (out / "report.html").read_text() or "data:image" in (out / "report.html").read_text()
     assert not {"secrets", "answers"} & {path.name for path in (out / ".job").iterdir()}
 

@@ -55,7 +55,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "budget": Entry("client", "Show what is spent and what is left, per account and level."),
     "export": Entry(
-        "client", "Download the labels of a completed job, or the model that it released with its privacy card."
+        "client",
+        "Write labels as other tools want them: those of every image of a local job, or those of a service's job.",
     ),
     "serve": Entry("roles", "Run the coordinator of a home; with --init make that home first."),
     "embedder": Entry(

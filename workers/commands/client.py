@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feature_store.exports import EXPORT_FORMATS
 from labeler.errors import Interrupted, InvalidSetting
 from workers.commands.console import Json, cell, escaped, one_of, print_json
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
 Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
+MaybeUrl = Annotated[
+    str | None, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
+]
+MaybeToken = Annotated[
+    str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
+]
 CaFile = Annotated[
     Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
 ]
@@ -150,34 +157,66 @@ def budget(
 
 
 def export(
-    job: Annotated[str, typer.Argument(help="Id of a completed job.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
-    url: Url,
-    token: Token,
+    job: Annotated[str, typer.Argument(help="Folder of a finished job, or the id of a completed job of a service.")],
+    out: Annotated[Path, typer.Option(help="File or folder to write.")],
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
     format: Annotated[
-        str, typer.Option(help=f"{', '.join(FORMATS)}, or model: what a blind-average job released.")
-    ] = "parquet",
+        str | None,
+        typer.Option(
+            help=f"Of a folder: {', '.join(EXPORT_FORMATS)} (default hf). Of a service: {', '.join(FORMATS)} (default "
+            "parquet), or model: what a blind-average job released."
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Of a folder: the images that were embedded, where pictures go along.")
+    ] = None,
+    image_root: Annotated[
+        str, typer.Option(help="label-studio: put before each name, for example /data/local-files/?d=scans/.")
+    ] = "",
+    copy: Annotated[bool, typer.Option("--copy", help="image-folder: copy pictures instead of linking them.")] = False,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Download the labels of a completed job, or the model that it released with its privacy card.
+    """Write labels as other tools want them: those of every image of a local job, or those of a service's job.
 
     Examples:
+
+    `labeler export job --format hf --images scans --out labelled`
+
+    `labeler export job --format label-studio --image-root "/data/local-files/?d=scans/" --out tasks.json`
 
     `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
 
     `labeler export job_5c1e --format model --out model.safetensors --url https://labels.example.org`
     """
-    one_of("format", format, (*FORMATS, "model"))
+    if Path(job).is_dir():
+        from feature_store.exports import Wanted, export_images
+        from workers.notebook import open_job
+
+        kind = one_of("format", format or "hf", EXPORT_FORMATS)
+        labels = open_job(job).labels("arrow")
+        export_images(kind, Wanted(labels, out, images, image_root, copy))
+        if as_json:
+            print_json({"job": job, "format": kind, "images": labels.num_rows, "out": str(out)})
+        else:
+            typer.echo(f"Labels of {labels.num_rows} images are in {out}")
+        return
+    chosen = one_of("format", format or "parquet", (*FORMATS, "model"))
+    if url is None or token is None:
+        raise InvalidSetting(
+            f"{job!r} is no folder of a job here; for a job of a service say which: --url and --token (or LABELER_URL "
+            "and LABELER_TOKEN)"
+        )
     with _connect(url, token, ca_file) as service:
-        if format == "model":
+        if chosen == "model":
             service.model(job, out)
         else:
-            service.labels(job, out, format=one_of("format", format, FORMATS))
+            service.labels(job, out, format=one_of("format", chosen, FORMATS))
     if as_json:
         print_json({"job_id": job, "out": str(out)})
     else:
-        typer.echo(f"{'The model is' if format == 'model' else 'Labels are'} in {out}")
+        typer.echo(f"{'The model is' if chosen == 'model' else 'Labels are'} in {out}")
 
 
 def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:

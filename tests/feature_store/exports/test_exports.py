@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from feature_store.exports import EXPORT_FORMATS, Wanted, export_images
+from feature_store.job_files.image_labels import IMAGE_SCHEMA, ImageStamp, image_label_table, stamp_of
 from labeler.errors import BadData, InvalidSetting
-from labeler.image_labels import IMAGE_SCHEMA, ImageStamp, image_label_table, stamp_of
 
 CLASSES = ("healthy", "ill: “stage 1”", "# größer/kleiner")
 COUNT = 25

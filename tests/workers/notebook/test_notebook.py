@@ -15,8 +15,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import labeler
+from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from labeler.errors import BadData, InvalidSetting, InvalidTask, MixedShards, NotReady
-from labeler.image_labels import IMAGE_SCHEMA
 from workers.job_folder import JobFolder
 
 CLASSES = ("zero", "one", "two", "three")
