@@ -1,7 +1,7 @@
 """Labelled images as other tools want them: a Hugging Face data set, Croissant, Label Studio, folders by class, CSV.
 
-Every export takes the labels of every public image (feature_store.job_files.image_labels), says in its own way what they
-reveal at most, and is read back in the tests by the tool it is for. An interrupted export leaves no file under its name.
+Every export takes the labels of all public images (feature_store.job_files.image_labels), says in its own way what they
+reveal at most, and is read back in the tests by the tool it is for. An interrupted one leaves no file under its name.
 """
 
 from __future__ import annotations
