@@ -21,6 +21,7 @@ BENCHES: Final = (
     "backbones",
     "digits",
     "speed",
+    "start",
     "ledger",
     "service",
     "attacks",

@@ -42,6 +42,12 @@ def _speed(_: Path | None, full: bool, progress: ProgressCallback) -> list[Bench
     return bench_speed(full=full, progress=progress)
 
 
+def _start(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.start import bench_start
+
+    return bench_start(full=full, progress=progress)
+
+
 def _ledger(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.ledger import bench_ledger
 
@@ -77,6 +83,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "backbones": _backbones,
     "digits": _digits,
     "speed": _speed,
+    "start": _start,
     "ledger": _ledger,
     "service": _service,
     "attacks": _attacks,
