@@ -25,31 +25,32 @@ WORKDIR /app
 ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1
 RUN python3.11 -m venv .venv && python -m pip install --quiet --no-cache-dir uv==0.13.8
 
-# Dependencies first: they change less often than the code, so these layers are reused.
+# Dependencies first: they change less often than the code, so these layers are reused. Compiled here, once: a container
+# starts from the image each time, and would compile what it loads at every start.
 COPY --chown=labeler pyproject.toml README.md ./
 COPY --chown=labeler deploy/requirements.py deploy/
 
 FROM base AS slim-dependencies
 RUN python deploy/requirements.py --slim > requirements.txt \
-    && uv pip install --quiet --no-cache --python .venv/bin/python -r requirements.txt
+    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -r requirements.txt
 
 FROM base AS full-dependencies
 RUN python deploy/requirements.py > requirements.txt \
-    && uv pip install --quiet --no-cache --python .venv/bin/python -r requirements.txt
+    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -r requirements.txt
 
 FROM slim-dependencies AS slim
 COPY --chown=labeler labeler labeler
 COPY --chown=labeler feature_store feature_store
 COPY --chown=labeler api api
 COPY --chown=labeler workers workers
-RUN uv pip install --quiet --no-cache --no-deps --python .venv/bin/python .
+RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python .venv/bin/python .
 
 FROM full-dependencies AS full
 COPY --chown=labeler labeler labeler
 COPY --chown=labeler feature_store feature_store
 COPY --chown=labeler api api
 COPY --chown=labeler workers workers
-RUN uv pip install --quiet --no-cache --no-deps --python .venv/bin/python .
+RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python .venv/bin/python .
 
 FROM slim AS coordinator
 VOLUME /data

@@ -14,6 +14,7 @@ Elsewhere, and for everything that is no role of ours, a program is started as a
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -155,3 +156,8 @@ def _die_with_supervisor() -> None:
     if supervisor is not None:
         supervisor.join()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":  # `make install`: what every start loads is compiled once, and not by whoever starts first
+    for _module in WARMED:
+        importlib.import_module(_module)
