@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,3 +99,43 @@ def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, rows: np.
         path = folder / CLASSES[label] / f"digit-{row:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(path)
+
+
+class SharedFederations:
+    """Federations of real processes that the files of a folder share: each starts where a test first asks for it.
+
+    All are stopped where a worker turns to another folder. What nobody asks any more would go on polling beside all
+    the tests that follow: each has a dozen processes.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, Any] = {}
+        self._stack = ExitStack()
+
+    def get(self, name: str, start: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """The one of this name; started where it does not run."""
+        if name not in self._running:
+            self._running[name] = self._stack.enter_context(start())
+        return self._running[name]
+
+    def stop(self) -> None:
+        self._running.clear()
+        self._stack.close()
+
+
+SHARED = pytest.StashKey[SharedFederations]()
+
+
+@pytest.fixture(scope="session")
+def federations(request: pytest.FixtureRequest) -> Iterator[SharedFederations]:
+    """See `SharedFederations`."""
+    shared = request.config.stash[SHARED] = SharedFederations()
+    yield shared
+    shared.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop what a folder shared behind its last test, once that test has put everything back."""
+    if SHARED in item.config.stash and (nextitem is None or nextitem.path.parent != item.path.parent):
+        item.config.stash[SHARED].stop()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.e2e.conftest import SharedFederations
 from tests.e2e.service.conftest import Service, digit_features, running
 from workers.federation import make_federation
 from workers.federation_plan import Plan
@@ -17,14 +18,17 @@ PER_ADDRESS = 40
 """Connections of one address, so that a few hundred are an attack."""
 
 
-@pytest.fixture(scope="session")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture
+def attacked(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
     """A federation of two agents, for all attacks of this folder."""
-    home = tmp_path_factory.mktemp("attacked") / "federation"
-    home.mkdir(mode=0o700)
-    settings = make_federation(home, Plan(agents=2)).coordinator / COORDINATOR_FILE
-    text = settings.read_text()
-    assert "[limits]" not in text
-    settings.write_text(f"{text}\n[limits]\nmax_connections_per_address = {PER_ADDRESS}\n")
-    with running(home, agents=2) as service:
-        yield service
+
+    def start() -> AbstractContextManager[Service]:
+        home = tmp_path_factory.mktemp("attacked") / "federation"
+        home.mkdir(mode=0o700)
+        settings = make_federation(home, Plan(agents=2)).coordinator / COORDINATOR_FILE
+        text = settings.read_text()
+        assert "[limits]" not in text
+        settings.write_text(f"{text}\n[limits]\nmax_connections_per_address = {PER_ADDRESS}\n")
+        return running(home, agents=2)
+
+    return federations.get("attacked", start)

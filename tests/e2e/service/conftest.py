@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from api.client import Client
+from tests.e2e.conftest import SharedFederations
 from tests.postgres_server import PostgresServer
 from workers.federation import make_federation
 from workers.federation_plan import Plan
@@ -97,26 +98,29 @@ def running(home: Path, *arguments: object, agents: int = 3, journal: str | None
         process.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture
+def service(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
     """One federation of three agents for all tests that do not harm it."""
-    with running(tmp_path_factory.mktemp("up") / "federation") as service:
-        yield service
+    return federations.get("service", lambda: running(tmp_path_factory.mktemp("up") / "federation"))
 
 
-@pytest.fixture(scope="session")
-def on_postgresql(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture
+def on_postgresql(
+    federations: SharedFederations, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Service:
     """One federation of three agents whose coordinator keeps its journal in a real PostgreSQL."""
-    journal = postgres_server.new_database()
-    with running(tmp_path_factory.mktemp("postgresql") / "federation", journal=journal) as service:
-        yield service
+
+    def start() -> AbstractContextManager[Service]:
+        home = tmp_path_factory.mktemp("postgresql") / "federation"
+        return running(home, journal=postgres_server.new_database())
+
+    return federations.get("postgresql", start)
 
 
-@pytest.fixture(scope="session")
-def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture
+def harmed(federations: SharedFederations, tmp_path_factory: pytest.TempPathFactory) -> Service:
     """One federation of three agents for tests that harm it and leave it whole."""
-    with running(tmp_path_factory.mktemp("harmed") / "federation") as service:
-        yield service
+    return federations.get("harmed", lambda: running(tmp_path_factory.mktemp("harmed") / "federation"))
 
 
 @pytest.fixture(scope="session")
