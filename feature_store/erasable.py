@@ -18,6 +18,7 @@ import hmac
 import os
 import re
 import stat
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +26,7 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from feature_store.durable import replace_file
+from feature_store.durable import sync_folder
 from feature_store.faults import between
 from labeler.errors import BadData, InvalidSetting, UnsafeStorage
 from labeler.randomness import KEY_BYTES, derive_key
@@ -48,6 +49,10 @@ class ErasableKeys(Protocol):
 
     def read(self, name: str) -> bytes | None:
         """The key of a name, or None where there is none, or none any more."""
+        ...
+
+    def draw_all(self, names: Collection[str]) -> None:
+        """Draw several, durable together before this returns."""
         ...
 
     def erase(self, name: str) -> None:
@@ -85,10 +90,30 @@ class KeyFolder:
         """See ErasableKeys."""
         key = self.read(name)
         if key is None:
-            key = os.urandom(KEY_BYTES)
-            replace_file(self._path(name), key, mode=0o600)
-            self._known[name] = key
+            self.draw_all([name])
+            key = self._known[name]
         return key
+
+    def draw_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys. However many there are, the folder is synced once."""
+        new = {name: os.urandom(KEY_BYTES) for name in names if self.read(name) is None}
+        for name, key in new.items():
+            path = self._path(name)
+            # Its name only once it is whole: what a crash leaves has another, and is removed at the next start.
+            unfinished = path.with_name(f".{name}")
+            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.fchmod(handle, 0o600)
+                os.write(handle, key)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            between("rename")
+            unfinished.replace(path)
+            between("renamed")
+        if new:
+            sync_folder(self._folder)
+        self._known.update(new)
 
     def read(self, name: str) -> bytes | None:
         """See ErasableKeys."""
@@ -127,6 +152,11 @@ class KeysInMemory:
     def draw(self, name: str) -> bytes:
         """See ErasableKeys."""
         return self._keys.setdefault(_checked(name), os.urandom(KEY_BYTES))
+
+    def draw_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys."""
+        for name in names:
+            self.draw(name)
 
     def read(self, name: str) -> bytes | None:
         """See ErasableKeys."""

@@ -20,6 +20,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn, SupportsIndex
 
@@ -45,6 +46,8 @@ _FILE_VERSION = "labeler-keys/1"
 _MAX_FILE_BYTES = 4096
 _CONTEXT_BYTES = 32
 _STATEMENT = b"labeler-statement/1\n"
+_KNOWN_KEYS = 4096
+"""Public keys whose check is remembered: it costs as much as a use of the key, and a party meets the same few."""
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -331,6 +334,7 @@ def _key_bytes(key: object, what: str) -> bytes:
     return bytes.fromhex(key)
 
 
+@lru_cache(maxsize=_KNOWN_KEYS)
 def _verifier(key: str) -> VerifyKey:
     data = _key_bytes(key, "verify_key")
     if not crypto_core_ed25519_is_valid_point(data):
@@ -338,6 +342,7 @@ def _verifier(key: str) -> VerifyKey:
     return VerifyKey(data)
 
 
+@lru_cache(maxsize=_KNOWN_KEYS)
 def _sealer(key: str) -> SealedBox[PublicKey]:
     box = SealedBox(PublicKey(_key_bytes(key, "seal_key")))
     try:

@@ -8,6 +8,7 @@ methods are one composition per round (see labeler.planning), so all their queri
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
@@ -78,8 +79,14 @@ def round_charges(task: Task, queries: int) -> dict[Level, int]:
     Raises:
         PrivacyRefusal: nobody has stated the sensitivity of the task's method.
     """
+    return dict(_charges(task, queries))
+
+
+@lru_cache(maxsize=4096)
+def _charges(task: Task, queries: int) -> tuple[tuple[Level, int], ...]:
+    """A price follows from the task and the number alone, and a service asks for the same few at every job."""
     events = {level: integer_event(task, level, queries) for level in LEVELS if has_finite_price(task, level)}
-    return {level: event.charge_nano for level, event in events.items() if event is not None}
+    return tuple((level, event.charge_nano) for level, event in events.items() if event is not None)
 
 
 def total_charges(task: Task, sizes: Iterable[int]) -> dict[Level, int]:

@@ -150,6 +150,21 @@ class Agent:
         with self._answering:
             return self._bodies(task, batch, recipients, seal)
 
+    @property
+    def shard_version(self) -> str:
+        """Which records would answer; for the site's own ledger."""
+        return self._shard.version
+
+    def computed(self, task: Task, batch: QueryBatch, *, seal: Seal) -> tuple[bytes, ...]:
+        """The answer itself, sealed: one body per recipient, of which nothing is stored.
+
+        For who stores the answers of many rounds together (workers.agent_desk). The round is charged, its key is
+        there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
+        where it cannot be stored, nothing leaves.
+        """
+        with self._answering:
+            return self._computed(task, batch, seal)
+
     def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients, expires_at: float | None = None) -> None:
         self.check(task, batch)
         round_digest = round_of(task, batch).digest
@@ -170,11 +185,13 @@ class Agent:
         if stored is not None:
             return stored
         # Nothing of this round has left, so whatever the records are now, this is its first answer.
+        return self._rounds.store(round.digest, recipients, self._computed(task, batch, seal))
+
+    def _computed(self, task: Task, batch: QueryBatch, seal: Seal) -> tuple[bytes, ...]:
         ballots = self.ballots(task, batch)
         source = self._source(b"noise and masks", task, batch, self._shard.version)
-        shares = input_shares(ballots, task, round, agent_id=self.agent_id, source=source)
-        bodies = [seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)]
-        return self._rounds.store(round.digest, recipients, bodies)
+        shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
+        return tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares))
 
     def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.

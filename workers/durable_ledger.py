@@ -7,7 +7,7 @@ deadline of the round, are durable before anything is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from feature_store.journal.agent_memory import AgentMemory
@@ -19,7 +19,7 @@ from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
 from labeler.batching import LEVELS, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal, ProtocolViolation
+from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.proposals import Proposal
 from labeler.task import Level, Task
 from workers.agent_ledger import beyond_task, priced
@@ -44,8 +44,8 @@ KEPT_LONGEST = timedelta(days=31)
 class DurableLedger:
     """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent_ledger.
 
-    The policy is read again at every charge, so tightening it works at once, and a cap lowered below what is
-    spent stops the agent from answering anything new.
+    The policy is looked at again at every charge, so tightening it works at once, and a cap lowered below what is
+    spent stops the agent from answering anything new. Accounts are opened anew where it is another policy.
 
     Args:
         database: the site's journal.
@@ -77,6 +77,7 @@ class DurableLedger:
         self._account = account
         self._read_policy = read_policy
         self._clock = clock
+        self._opened: Policy | None = None
 
     def open_accounts(self) -> Policy:
         """Open the accounts with the caps of the policy as it is now, and return it.
@@ -86,8 +87,10 @@ class DurableLedger:
             BudgetExceeded: more than a cap was spent before the cap was lowered.
         """
         policy = self._read_policy()
-        for level in LEVELS:
-            self._ledger.open_account(self._account, level, policy.budget.cap(level))
+        if policy is not self._opened:
+            for level in LEVELS:
+                self._ledger.open_account(self._account, level, policy.budget.cap(level))
+            self._opened = policy
         return policy
 
     def charge(
@@ -104,40 +107,88 @@ class DurableLedger:
     ) -> None:
         """See AgentLedger. The round begins in the same transaction (feature_store.journal.agent_rounds)."""
         policy = self.open_accounts()
-        amounts = _amounts(policy, charges)
         with self._database.write() as connection:
-            paid_by = self._memory.paid_by(round_digest, connection=connection)
-            promised = None
-            if paid_by is None:
-                promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
-                if promised is None:
-                    # What was promised was counted at the yes.
-                    self._check_day(policy, num_queries, connection)
-            is_new = self._memory.charge(
+            is_new = self.charge_in(
+                connection,
+                policy,
                 round_digest=round_digest,
                 shard_version=shard_version,
-                reservation_id=paid_by or promised or reservation_id,
-                charges=[Charge(self._account, level, amount) for level, amount in amounts.items()],
+                reservation_id=reservation_id,
+                charges=charges,
+                task=task,
                 num_queries=num_queries,
-                task_digest=task.digest,
-                max_queries=task.max_queries,
                 recipients=recipients,
-                is_promised=promised is not None,
-                connection=connection,
             )
             if is_new:
-                self._rounds.open(round_digest, self._kept_until(expires_at), connection=connection)
+                self._rounds.open({round_digest: self.kept_until(expires_at)}, connection=connection)
 
-    def _kept_until(self, expires_at: float | None) -> datetime:
+    def check_price(self, task: Task, sizes: Sequence[int]) -> None:
+        """Find out whether rounds of these sizes can be priced at all, before anything is written down.
+
+        Raises:
+            Exception: whatever a task brings about that nobody had thought of.
+        """
+        for size in set(sizes):
+            round_charges(task, size)
+
+    def charge_in(
+        self,
+        connection: Connection,
+        policy: Policy,
+        *,
+        round_digest: str,
+        shard_version: str,
+        reservation_id: str,
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
+    ) -> bool:
+        """Take the price of one answer in a transaction of many; the caller begins the round in the same one.
+
+        Args:
+            connection: the transaction; what this leaves when it raises has to be undone (`Database.attempt`).
+            policy: as `open_accounts` returned it.
+            round_digest, shard_version, reservation_id, charges, task, num_queries, recipients: see `charge`.
+
+        Returns:
+            Whether it was charged now, and not before.
+        """
+        amounts = _amounts(policy, charges)
+        paid_by = self._memory.paid_by(round_digest, connection=connection)
+        promised = None
+        if paid_by is None:
+            promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
+            if promised is None:
+                # What was promised was counted at the yes.
+                self._check_day(policy, num_queries, connection)
+        return self._memory.charge(
+            round_digest=round_digest,
+            shard_version=shard_version,
+            reservation_id=paid_by or promised or reservation_id,
+            charges=[Charge(self._account, level, amount) for level, amount in amounts.items()],
+            num_queries=num_queries,
+            task_digest=task.digest,
+            max_queries=task.max_queries,
+            recipients=recipients,
+            is_promised=promised is not None,
+            connection=connection,
+        )
+
+    def kept_until(self, expires_at: float | None) -> datetime:
+        """Until when a round is kept whose ask states this deadline, in unix seconds."""
         latest = self._clock() + KEPT_LONGEST
         if expires_at is None or expires_at >= latest.timestamp():
             return latest
         return min(latest, datetime.fromtimestamp(expires_at, UTC) + GRACE)
 
-    def promise(self, proposal: Proposal) -> datetime:
-        """Say yes to a proposal: set the price of all its rounds aside until its deadline.
+    def promise_in(self, connection: Connection, policy: Policy, proposal: Proposal) -> datetime:
+        """Say yes to a proposal that was not answered: set the price of all its rounds aside until its deadline.
 
-        Asked again, it says the same.
+        Args:
+            connection: a transaction of many; what this leaves when it raises has to be undone (`Database.attempt`).
+            policy: as `open_accounts` returned it.
+            proposal: what is asked.
 
         Returns:
             Until when the yes holds.
@@ -146,39 +197,33 @@ class DurableLedger:
             PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
             ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
             PolicyRefusal: the day's queries, or the day's proposals that led to nothing, are used up.
-            BudgetExceeded: an account does not cover it; that is remembered.
+            BudgetExceeded: an account does not cover it; to be remembered by `decline`.
         """
         now = self._clock()
-        known = self._promises.said(proposal.digest)
-        if known is not None and known.answer == "willing":
-            if known.until <= now:
-                raise PrivacyRefusal("what was promised to this job has ended; submit it again")
-            return known.until
         if proposal.expires_at > (now + LONGEST_PROMISE).timestamp():
             days = math.ceil((proposal.expires_at - now.timestamp()) / 86_400)
             raise ProtocolViolation(
                 f"the proposal's deadline is {days} days away, and a site "
                 f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
             )
-        policy = self.open_accounts()
         of_size = {size: _amounts(policy, round_charges(proposal.task, size)) for size in set(proposal.sizes)}
+        self._check_unused(connection)
+        answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
+        if answered > proposal.task.max_queries:
+            raise PrivacyRefusal(beyond_task(answered, proposal.task))
+        self._check_day(policy, proposal.num_queries, connection)
+        rounds = [(size, of_size[size]) for size in proposal.sizes]
+        about = self._about(proposal)
+        self._promises.keep(about, rounds, account=self._account, connection=connection)
+        return about.until
+
+    def decline(self, proposal: Proposal, *, connection: Connection | None = None) -> None:
+        """Remember that the budget did not cover a proposal."""
+        self._promises.decline(self._about(proposal), connection=connection)
+
+    def _about(self, proposal: Proposal) -> Proposed:
         until = datetime.fromtimestamp(proposal.expires_at, UTC)
-        about = Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, now)
-        if known is not None:
-            raise BudgetExceeded("the site's budget did not cover this job when it was proposed; submit it again")
-        try:
-            with self._database.write() as connection:
-                self._check_unused(connection)
-                answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
-                if answered > proposal.task.max_queries:
-                    raise PrivacyRefusal(beyond_task(answered, proposal.task))
-                self._check_day(policy, proposal.num_queries, connection)
-                rounds = [(size, of_size[size]) for size in proposal.sizes]
-                self._promises.keep(about, rounds, account=self._account, connection=connection)
-        except BudgetExceeded:
-            self._promises.decline(about)
-            raise
-        return until
+        return Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, self._clock())
 
     def _check_unused(self, connection: Connection) -> None:
         unused = self._promises.unused_since(self._clock() - _DAY, connection=connection)

@@ -18,16 +18,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
 from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys, verify
+from feature_store.keys import PartyKeys
 from labeler.bodies import Mail, Poll
 from labeler.errors import (
     Forged,
@@ -40,9 +39,10 @@ from labeler.errors import (
     TooLarge,
     Unavailable,
 )
-from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
+from labeler.messages import COORDINATOR, Message, frame, read_frames
 from workers.party_home import PROOF_FILE
 from workers.party_http import CoordinatorDoor, CoordinatorHttp, Unreachable
+from workers.party_mail import Draft, PartyMail
 from workers.party_proof import Proof
 from workers.readiness import tell_ready
 
@@ -52,38 +52,25 @@ MAX_MAIL = 256
 VERSION = "labeler/0.2"
 """Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.proposals)."""
 
+MAX_POST = 256
+MAX_POST_BYTES = 16 * 1024 * 1024
+"""Messages of one request, and their bytes unless a single letter has more: a coordinator receives a message of the
+largest size, 64 MiB, from one party at a time, and what is refused is sent again."""
+
+Letter = Sequence[Draft]
+"""Messages that belong together, for example the shares of one answer: taken or refused as one."""
+
+_ABOUT_HEADER_BYTES = 2048
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _REFUSED_PAUSE_S = 10.0
 _NEW_NUMBERS = 3
-
-
-@dataclass(frozen=True, repr=False)
-class Draft:
-    """A message before it has a number and a signature.
-
-    Attributes:
-        kind, recipient, task_digest, round_digest: as in a header.
-        body: in clear, or sealed before (feature_store.keys.seal_body).
-        seal_to: the recipient's seal key; None sends the body as it is.
-        is_sealed: True where the body was sealed before.
-    """
-
-    kind: Kind
-    recipient: str
-    body: bytes
-    task_digest: str = ""
-    round_digest: str = ""
-    seal_to: str | None = None
-    is_sealed: bool = False
-
-    def __repr__(self) -> str:
-        return f"Draft(kind={self.kind!r}, recipient={self.recipient!r})"
 
 
 class PartyLink:
     """See the module. Used by one thread.
 
     Attributes:
+        mail: opens, signs and numbers this party's messages.
         wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
 
     Args:
@@ -127,9 +114,7 @@ class PartyLink:
     ) -> None:
         self.party_id = party_id
         self.coordinator_key = coordinator_key
-        self._keys = keys
-        self._database = database
-        self._sequences = sequences
+        self.mail = PartyMail(party_id, keys, database=database, sequences=sequences)
         self._journal_head = journal_head
         self._seen = Anchor(seen)
         self._proof = Proof(seen.with_name(PROOF_FILE))
@@ -138,7 +123,6 @@ class PartyLink:
         self.wait_s = wait_s
         self._after = self._next_after = ""
         self._last_answer = 0
-        self._opened: dict[Message, str] = {}
         self._failures = 0
         self.while_waiting: Callable[[], None] = _nothing
         self._is_known = False
@@ -180,14 +164,14 @@ class PartyLink:
         if not messages or messages[0].header.kind != "poll":
             raise ProtocolViolation("the answer to a poll begins with the coordinator's own message; is the URL right?")
         first, *mail = messages
-        self._check_envelope(first, self.coordinator_key)
+        self.mail.check_envelope(first, self.coordinator_key)
         if first.header.sender != COORDINATOR or first.header.sequence <= self._last_answer:
             raise Replayed("the answer to a poll is an old one, or not the coordinator's")
         self._last_answer = first.header.sequence
-        note = Mail.decode(self._keys.open(first))
+        note = Mail.decode(self.mail.open_sealed(first))
         self._compare(seen, note, first)
         self._next_after = note.after
-        self._opened.clear()
+        self.mail.drop()
         if not self._is_known:
             self._is_known = True
             tell_ready()
@@ -198,7 +182,7 @@ class PartyLink:
         self._after = self._next_after
 
     def post(self, drafts: Sequence[Draft]) -> None:
-        """Send messages, in this order, until the coordinator has taken them all.
+        """Send messages, in this order and in one request, until the coordinator has taken them all.
 
         Raises:
             NotEnrolled, Forged: the coordinator does not know this party or its keys.
@@ -207,37 +191,40 @@ class PartyLink:
         """
         self._send("/v1/messages", drafts)
 
-    def open(self, message: Message, verify_key: str) -> bytes:
-        """Check who sent a message and that it is new, and open its body.
+    def post_all(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
+        """Send letters, as many in one request as it may hold: of each the error with which it was not taken, or None.
 
-        Args:
-            message: as `poll` returned it.
-            verify_key: the pinned or enrolled key of the sender it names.
+        A request is refused as a whole from its first message that is not taken. Then each of its letters is sent by
+        itself, so that a round that is over takes no other with it; what is sent twice counts once.
 
         Raises:
-            Forged: signature, digest or seal do not hold.
-            Replayed: this or a later message of the sender was taken before.
+            NotEnrolled, Forged, Interrupted: see `post`.
         """
-        self._check_envelope(message, verify_key)
-        self._sequences.check(message.header.sender, message.header.sequence, verify_key=verify_key)
-        self._opened[message] = verify_key
-        return self._keys.open(message)
+        found: list[LabelerError | None] = []
+        for parcel in parcels(letters):
+            refused = self._try([draft for letter in parcel for draft in letter])
+            if refused is None or len(parcel) == 1:
+                found += [refused] * len(parcel)
+            else:
+                found += [self._try(letter) for letter in parcel]
+        return found
+
+    def _try(self, drafts: Sequence[Draft]) -> LabelerError | None:
+        try:
+            self.post(drafts)
+        except (NotEnrolled, Forged):
+            raise
+        except (ProtocolViolation, TooLarge) as error:
+            return error
+        return None
+
+    def open(self, message: Message, verify_key: str) -> bytes:
+        """See PartyMail.open; `message` is as `poll` returned it."""
+        return self.mail.open(message, verify_key)
 
     def taken(self, messages: Sequence[Message]) -> None:
-        """Never take these again; only of messages that `open` has opened."""
-        highest: dict[tuple[str, str], int] = {}
-        for message in messages:
-            signed = (message.header.sender, self._opened[message])
-            highest[signed] = max(message.header.sequence, highest.get(signed, 0))
-        if highest:
-            with self._database.write() as connection:
-                for (sender, key), sequence in highest.items():
-                    self._sequences.taken(sender, sequence, verify_key=key, connection=connection)
-
-    def _check_envelope(self, message: Message, verify_key: str) -> None:
-        if message.header.recipient != self.party_id:
-            raise ProtocolViolation(f"a message for {message.header.recipient!r} came to {self.party_id!r}")
-        verify(message, verify_key)
+        """See PartyMail.taken."""
+        self.mail.taken(messages)
 
     def _is_ours(self, message: Message) -> bool:
         if message.header.recipient == self.party_id:
@@ -264,7 +251,7 @@ class PartyLink:
         """Send until there is an answer: new numbers where old ones were seen, patience where nobody answers."""
         renumbered = 0
         while True:
-            data = frame([self._sign(draft) for draft in drafts]) + beside
+            data = frame([self.mail.sign(draft) for draft in drafts]) + beside
             try:
                 answer = self._http.post(path, data)
             except Replayed:
@@ -279,19 +266,6 @@ class PartyLink:
                     log.info("coordinator reached again", extra={"party": self.party_id})
                 self._failures = 0
                 return answer
-
-    def _sign(self, draft: Draft) -> Message:
-        return self._keys.message(
-            draft.kind,
-            sender=self.party_id,
-            recipient=draft.recipient,
-            task_digest=draft.task_digest,
-            round_digest=draft.round_digest,
-            sequence=self._sequences.next(draft.recipient),
-            body=draft.body,
-            seal_to=draft.seal_to,
-            is_sealed=draft.is_sealed,
-        )
 
     def _wait_after(self, error: Unreachable) -> None:
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 10))
@@ -311,30 +285,69 @@ def _nothing() -> None:
     """There is nothing to see to."""
 
 
-def converse(
-    link: PartyLink,
-    handle: Callable[[Sequence[Message]], None],
-    stop: threading.Event,
-    *,
-    tidy: Callable[[], None] = _nothing,
-) -> None:
-    """Poll and handle until told to stop; what passes by itself is waited for, what does not is said in the log.
+def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """Letters as they go into requests: whole, in order, within the number and size of what one request may hold."""
+    parcel: list[Letter] = []
+    count, size = 0, 0
+    for letter in letters:
+        bytes_of = sum(len(draft.body) + _ABOUT_HEADER_BYTES for draft in letter)
+        if parcel and (count + len(letter) > MAX_POST or size + bytes_of > MAX_POST_BYTES):
+            yield parcel
+            parcel, count, size = [], 0, 0
+        parcel.append(letter)
+        count, size = count + len(letter), size + bytes_of
+    if parcel:
+        yield parcel
+
+
+class Handler(Protocol):
+    """What a party does with its mail; without network or threads."""
+
+    def tidy(self) -> None:
+        """Do what is due by the clock, such as erasing; send nothing.
+
+        Called whether or not the coordinator answers, since it could otherwise keep alive what it wants by being away,
+        or by turning this party away.
+        """
+        ...
+
+    @property
+    def due_in_s(self) -> float | None:
+        """After how many seconds `handle` wants to be called also without mail; None where it need not be."""
+        ...
+
+    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
+        """Have the effect of every message, durably; what is to be sent. Raises only what concerns them all."""
+        ...
+
+    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+        """The letters were taken, each unless it has an error: what was opened need not come again."""
+        ...
+
+
+def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
+    """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
 
     Args:
         link: to the coordinator.
-        handle: has the effect of every message and sends the answers; raises only what concerns them all.
+        handler: of this party.
         stop: ends the conversation.
-        tidy: does what is due by the clock, such as erasing; called whether or not the coordinator answers, since it
-            could otherwise keep alive what it wants by being away, or by turning this party away. It sends nothing.
 
     Raises:
         LabelerError: this party's own journal or files cannot be used any more.
     """
-    link.while_waiting = tidy
+    link.while_waiting = handler.tidy
+    longest_s = link.wait_s
     while not stop.is_set():
         try:
-            tidy()
-            handle(link.poll())
+            handler.tidy()
+            due_in_s = handler.due_in_s
+            link.wait_s = longest_s if due_in_s is None else min(longest_s, due_in_s)
+            mail = link.poll()
+            if not mail:
+                link.mail.settle()
+            letters = handler.handle(mail)
+            handler.sent(link.post_all(letters))
             link.handled()
         except Interrupted:
             return

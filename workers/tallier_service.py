@@ -54,8 +54,9 @@ from labeler.share_bodies import (
 )
 from labeler.tally import InputShare, Tallier
 from labeler.winner import Winner
-from workers.party import Draft, PartyLink, converse
+from workers.party import PartyLink, converse
 from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, TallierConfig, read_tallier_config
+from workers.party_mail import Draft
 from workers.tallier_journal import TallierJournal
 from workers.tallier_peers import read_group
 from workers.tallier_winner import WinnerDesk, refusal_of
@@ -128,7 +129,8 @@ def run_tallier(
         owned.callback(link.close)
         bench = _Bench(link, journal, config, clock, desk)
         log.info("tallier ready", extra={"tallier": config.tallier_id})
-        converse(link, bench.handle, stop, tidy=bench.tidy)
+        converse(link, bench, stop)
+        link.mail.settle()
     log.info("tallier stopped", extra={"tallier": config.tallier_id})
 
 
@@ -158,14 +160,21 @@ class _Bench:
         self._config = config
         self._clock = clock
         self._desk = desk
-        self._wait_s = link.wait_s
         self._rounds: dict[str, _Open] | None = None
 
     def tidy(self) -> None:
         """Delete what is not needed any more."""
         self._expire(self._known_rounds())
 
-    def handle(self, mail: Sequence[Message]) -> None:
+    @property
+    def due_in_s(self) -> float | None:
+        """At once while winners are computed: it then waits for those, not at the coordinator's door."""
+        return 0.0 if self._desk.is_busy else None
+
+    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+        """Nothing is left to be sent after a turn."""
+
+    def handle(self, mail: Sequence[Message]) -> list[Sequence[Draft]]:
         """Take every message, then send the sums asked for, then say what is held of the rounds they touched, then see
         to the winners that are being computed."""
         try:
@@ -173,6 +182,7 @@ class _Bench:
             self._expire(rounds)
             self._take_all(mail, rounds)
             self._tend_winners()
+            return []
         except LabelerError:
             # What is in memory may be ahead of the journal; only the journal counts.
             self._rounds = None
@@ -334,7 +344,6 @@ class _Bench:
                 told = {"problem": outcome.answer.reason, "sentence": outcome.answer.sentence}
                 log.warning("winners could not be computed", extra=about | told)
                 self._post(self._draft(outcome.opening, "refused", outcome.answer.encode()), "refusal sent")
-        self._link.wait_s = 0.0 if self._desk.is_busy else self._wait_s
 
     def _draft(self, opening: OpenRound, kind: Kind, body: bytes) -> Draft:
         return Draft(

@@ -15,12 +15,14 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import (
     CheckConstraint,
+    ClauseElement,
     Column,
     Connection,
     ForeignKey,
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
     delete,
     func,
     insert,
@@ -28,13 +30,14 @@ from sqlalchemy import (
     update,
 )
 
-from feature_store.journal.chain import time_text
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, metadata
+from feature_store.journal.day_count import DayCount
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
+from feature_store.journal.ledger_tables import LEDGER_TABLES
+from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
@@ -90,6 +93,19 @@ task_approvals = Table(
 stay(task_approvals, ("digest", "body", "requested_at"))
 
 
+def _charged_round() -> ClauseElement:
+    table = answered_rounds.c
+    return select(table.reservation_id, table.recipients).where(table.round_digest == bindparam("wanted"))
+
+
+def _new_round() -> ClauseElement:
+    return insert(answered_rounds)
+
+
+def _approval() -> ClauseElement:
+    return select(task_approvals.c.state).where(task_approvals.c.digest == bindparam("wanted"))
+
+
 class AgentMemory:
     """The memory of one agent, in its own journal.
 
@@ -104,6 +120,10 @@ class AgentMemory:
         self._ledger = ledger
         self._clock = clock
         database.create(*LEDGER_TABLES, answered_rounds, task_approvals)
+        self._counts = DayCount(database, answered_rounds)
+        self._known = prepared(_charged_round, database.sql_dialect)
+        self._answered = prepared(_new_round, database.sql_dialect)
+        self._approved = prepared(_approval, database.sql_dialect)
 
     def charge(
         self,
@@ -152,13 +172,12 @@ class AgentMemory:
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
         sent_to = json_text([list(recipient) for recipient in recipients])
         with writing(self._database, connection) as joined:
-            query = select(answered_rounds).where(answered_rounds.c.round_digest == round_digest)
-            known = joined.execute(query).one_or_none()
-            if known is not None and known.recipients != sent_to:
+            known = self._known.first(joined, wanted=round_digest)
+            if known is not None and known[1] != sent_to:
                 raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
                 return False
-            answered = self._queries_of(task_digest, joined) + num_queries
+            answered = self._counts.of_task(task_digest, joined) + num_queries
             if answered > max_queries:
                 raise PrivacyRefusal(
                     f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
@@ -171,50 +190,41 @@ class AgentMemory:
                 )
             self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
             seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
-            joined.execute(
-                insert(answered_rounds),
-                {
-                    "round_digest": round_digest,
-                    "shard_version": shard_version,
-                    "reservation_id": reservation_id,
-                    "ledger_seq": seq,
-                    "num_queries": num_queries,
-                    "task_digest": task_digest,
-                    "recipients": sent_to,
-                },
+            self._answered.run(
+                joined,
+                round_digest=round_digest,
+                shard_version=shard_version,
+                reservation_id=reservation_id,
+                ledger_seq=seq,
+                num_queries=num_queries,
+                task_digest=task_digest,
+                recipients=sent_to,
             )
+            self._counts.add(task_digest, self._ledger.last_at(connection=joined), num_queries)
         return True
 
     def is_charged(self, round_digest: str, *, connection: Connection | None = None) -> bool:
         """Whether the price of a round was ever taken."""
-        query = select(answered_rounds.c.ledger_seq).where(answered_rounds.c.round_digest == round_digest)
-        with reading(self._database, connection) as joined:
-            return joined.execute(query).scalar() is not None
+        return self.paid_by(round_digest, connection=connection) is not None
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
-        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
         with reading(self._database, connection) as joined:
-            found: str | None = joined.execute(query).scalar()
-        return found
+            found = self._known.first(joined, wanted=round_digest)
+        return None if found is None else str(found[0])
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """How many queries of a task were answered."""
         with reading(self._database, connection) as joined:
-            return self._queries_of(task_digest, joined)
+            return self._counts.of_task(task_digest, joined)
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
 
         A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
         """
-        query = (
-            select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
-            .join(ledger_entries, ledger_entries.c.seq == answered_rounds.c.ledger_seq)
-            .where(ledger_entries.c.at >= time_text(moment))
-        )
         with reading(self._database, connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            return self._counts.since(moment, joined)
 
     # What a person at the site has to say.
 
@@ -294,14 +304,9 @@ class AgentMemory:
             },
         )
 
-    def _queries_of(self, task_digest: str, connection: Connection) -> int:
-        total = func.coalesce(func.sum(answered_rounds.c.num_queries), 0)
-        return int(connection.execute(select(total).where(answered_rounds.c.task_digest == task_digest)).scalar_one())
-
     def _approval(self, digest: str, connection: Connection) -> str | None:
-        query = select(task_approvals.c.state).where(task_approvals.c.digest == digest)
-        found: str | None = connection.execute(query).scalar()
-        return found
+        found = self._approved.first(connection, wanted=digest)
+        return None if found is None else str(found[0])
 
     def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
         with writing(self._database, connection) as joined:

@@ -14,15 +14,37 @@ A round that was answered by a version without this table is one of which nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, LargeBinary, Table, Text, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    ClauseElement,
+    Column,
+    ColumnElement,
+    Connection,
+    ForeignKey,
+    LargeBinary,
+    Table,
+    Text,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from feature_store.erasable import ErasableKeys, lock_away, take_out
 from feature_store.journal.agent_memory import answered_rounds
-from feature_store.journal.columns import Moment, check_moment, json_text, one_of
+from feature_store.journal.chain import time_text
+from feature_store.journal.columns import Moment, check_moment, one_of
 from feature_store.journal.database import Database, metadata
+from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
@@ -50,6 +72,55 @@ forbid(
 )
 
 
+@dataclass(frozen=True, repr=False)
+class KeptAnswer:
+    """What is kept of one round at an agent. Its bodies are sealed, and private all the same: it does not print.
+
+    Attributes:
+        stage: as in the module.
+        recipients: for whom it was charged.
+        bodies: the stored answer.
+    """
+
+    stage: Literal["charged", "stored", "erased"]
+    recipients: Recipients
+    bodies: tuple[bytes, ...] | None
+
+    def __repr__(self) -> str:
+        return f"KeptAnswer({self.stage!r}, <private>)"
+
+
+def _kept_round() -> ClauseElement:
+    paid, table = answered_rounds.c, agent_rounds.c
+    return (
+        select(paid.recipients, table.state, table.answer)
+        .join(agent_rounds, paid.round_digest == table.round_digest, isouter=True)
+        .where(paid.round_digest == bindparam("wanted"))
+    )
+
+
+def _state_of_round() -> ClauseElement:
+    return select(agent_rounds.c.state).where(agent_rounds.c.round_digest == bindparam("wanted"))
+
+
+def _open_round() -> ClauseElement:
+    charged: ColumnElement[str] = literal_column("'charged'")
+    return insert(agent_rounds).values(round_digest=bindparam("wanted"), state=charged, kept_until=bindparam("end"))
+
+
+def _store_answer() -> ClauseElement:
+    table = agent_rounds.c
+    is_open = (table.round_digest == bindparam("wanted"), table.state == literal_column("'charged'"))
+    return update(agent_rounds).where(*is_open).values(state=literal_column("'stored'"), answer=bindparam("locked"))
+
+
+def _erase_round() -> ClauseElement:
+    table = agent_rounds.c
+    is_kept = (table.round_digest == bindparam("wanted"), table.state != literal_column("'erased'"))
+    erased: ColumnElement[str] = literal_column("'erased'")
+    return update(agent_rounds).where(*is_kept).values(state=erased, answer=literal_column("NULL"))
+
+
 class JournalRounds:
     """A `workers.round_store.RoundStore` in an agent's journal.
 
@@ -62,81 +133,114 @@ class JournalRounds:
         self._database = database
         self._keys = keys
         database.create(answered_rounds, agent_rounds)
+        dialect = database.sql_dialect
+        self._known, self._state = prepared(_kept_round, dialect), prepared(_state_of_round, dialect)
+        self._open, self._store = prepared(_open_round, dialect), prepared(_store_answer, dialect)
+        self._erase = prepared(_erase_round, dialect)
+        self._first_end: tuple[int, str] | None = None
 
-    def open(self, round_digest: str, kept_until: datetime, *, connection: Connection) -> None:
-        """Begin a round that is charged in the same transaction; its key is durable when this returns.
+    def open(self, rounds: Mapping[str, datetime], *, connection: Connection) -> None:
+        """Begin rounds that are charged in the same transaction; their keys are durable when this returns.
 
         Args:
-            round_digest: a round that `AgentMemory.charge` has just taken the price of.
-            kept_until: after which nobody may ask any more, and everything is erased.
+            rounds: by digest, rounds that `AgentMemory.charge` has just taken the price of, each with the moment after
+                which nobody may ask for it any more, and everything is erased.
             connection: the transaction of the charge.
         """
-        self._keys.draw(round_digest)
-        row = {"round_digest": round_digest, "state": "charged", "kept_until": check_moment(kept_until)}
-        connection.execute(insert(agent_rounds), row)
+        self._keys.draw_all(rounds)
+        for round_digest, kept_until in rounds.items():
+            end = time_text(kept_until)
+            self._open.run(connection, wanted=round_digest, end=end)
+            if self._first_end is not None and (not self._first_end[1] or end < self._first_end[1]):
+                self._first_end = (self._first_end[0], end)
+
+    def kept(self, round_digest: str) -> KeptAnswer | None:
+        """What is kept of a round; None where it was never charged."""
+        with self._database.read() as connection:
+            row = self._known.first(connection, wanted=round_digest)
+        if row is None:
+            return None
+        recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row[0]))
+        key = self._keys.read(round_digest)
+        if key is None or row[1] not in ("charged", "stored"):
+            return KeptAnswer("erased", recipients, None)
+        bodies = None if row[2] is None else take_out(key, round_digest, bytes(row[2]))
+        return KeptAnswer("charged" if bodies is None else "stored", recipients, bodies)
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """See RoundStore."""
-        query = (
-            select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
-            .join(agent_rounds, answered_rounds.c.round_digest == agent_rounds.c.round_digest, isouter=True)
-            .where(answered_rounds.c.round_digest == round_digest)
-        )
-        with self._database.read() as connection:
-            row = connection.execute(query).one_or_none()
-        if row is None:
+        kept = self.kept(round_digest)
+        if kept is None:
             return None
-        key = self._keys.read(round_digest)
-        if key is None or row.state not in ("charged", "stored"):
+        if kept.stage == "erased":
             raise PrivacyRefusal(NOT_KEPT)
-        if row.recipients != json_text([list(recipient) for recipient in recipients]):
+        if kept.recipients != recipients:
             raise PrivacyRefusal(ANSWERED_TO_OTHERS)
-        return None if row.answer is None else take_out(key, round_digest, bytes(row.answer))
+        return kept.bodies
 
     def key(self, round_digest: str) -> bytes:
         """See RoundStore."""
         with self._database.read() as connection:
-            query = select(agent_rounds.c.state).where(agent_rounds.c.round_digest == round_digest)
-            state = connection.execute(query).scalar()
+            row = self._state.first(connection, wanted=round_digest)
         key = self._keys.read(round_digest)
-        if key is None or state not in ("charged", "stored"):
+        if key is None or row is None or row[0] not in ("charged", "stored"):
             raise PrivacyRefusal(NOT_KEPT)
         return key
 
     def store(self, round_digest: str, recipients: Recipients, bodies: Sequence[bytes]) -> tuple[bytes, ...]:
         """See RoundStore."""
-        locked = lock_away(self.key(round_digest), round_digest, tuple(bodies))
         with self._database.write() as connection:
-            connection.execute(
-                update(agent_rounds)
-                .where(agent_rounds.c.round_digest == round_digest, agent_rounds.c.state == "charged")
-                .values(state="stored", answer=locked)
-            )
+            self.store_new(round_digest, bodies, connection=connection)
         stored = self.stored(round_digest, recipients)
         if stored is None:
             raise PrivacyRefusal(NOT_KEPT)
         return stored
 
+    def store_new(self, round_digest: str, bodies: Sequence[bytes], *, connection: Connection) -> bool:
+        """Keep an answer in a transaction of many; whether it was kept: what was stored first stands.
+
+        Raises:
+            PrivacyRefusal: the round is erased, or was never charged.
+        """
+        key = self._keys.read(round_digest)
+        if key is None:
+            raise PrivacyRefusal(NOT_KEPT)
+        locked = lock_away(key, round_digest, tuple(bodies))
+        return self._store.run(connection, wanted=round_digest, locked=locked) == 1
+
     def erase(self, round_digest: str) -> None:
         """See RoundStore. A round that was never charged here is left alone."""
         with self._database.write() as connection:
-            connection.execute(
-                update(agent_rounds)
-                .where(agent_rounds.c.round_digest == round_digest, agent_rounds.c.state != "erased")
-                .values(state="erased", answer=None)
-            )
-        # After the row: where the process dies in between, the key of an erased round is found by `sweep`.
-        self._keys.erase(round_digest)
+            self.erase_in(round_digest, connection=connection)
+
+    def erase_in(self, round_digest: str, *, connection: Connection) -> None:
+        """Erase a round in a transaction of many: its row there, its key once that is durable.
+
+        Where the process dies in between, the key of an erased round is found by `sweep`.
+        """
+        self._erase.run(connection, wanted=round_digest)
+        self._database.after_commit(partial(self._keys.erase, round_digest))
+
+    def over(self, now: datetime) -> list[str]:
+        """Every round that is kept although nobody may ask for it any more; asks the journal only where one may be."""
+        if self._first_end is not None and self._first_end[0] == self._database.undone:
+            end = self._first_end[1]
+            if not end or end >= time_text(check_moment(now)):
+                return []
+        table = agent_rounds.c
+        is_kept = table.state != "erased"
+        query = select(table.round_digest).where(is_kept, table.kept_until < check_moment(now))
+        with self._database.read() as connection:
+            over = list(connection.execute(query.order_by(table.round_digest)).scalars())
+            rest = select(func.min(table.kept_until)).where(is_kept, table.kept_until >= now)
+            first: datetime | None = connection.execute(rest).scalar()
+        # Until these are erased they are found again.
+        self._first_end = None if over else (self._database.undone, "" if first is None else time_text(first))
+        return over
 
     def expire(self, now: datetime) -> list[str]:
         """Erase every round that nobody may ask for any more; their digests."""
-        query = (
-            select(agent_rounds.c.round_digest)
-            .where(agent_rounds.c.state != "erased", agent_rounds.c.kept_until < check_moment(now))
-            .order_by(agent_rounds.c.round_digest)
-        )
-        with self._database.read() as connection:
-            over = list(connection.execute(query).scalars())
+        over = self.over(now)
         for round_digest in over:
             self.erase(round_digest)
         return over

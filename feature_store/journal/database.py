@@ -53,6 +53,8 @@ class Database:
         is_read_only: True where `write` is refused.
         anchor: the small file that remembers the ledger's head, where there is one.
         path: the SQLite file; None where the journal is in PostgreSQL.
+        undone: how often something that was written was undone again. Who keeps in memory what it wrote (one process
+            writes a journal) reads it anew when this has changed.
     """
 
     def __init__(
@@ -71,13 +73,14 @@ class Database:
         self.is_read_only = is_read_only
         self.anchor = anchor
         self.path = path
+        self.undone = 0
         self._writer = writer
         self._reader = reader
         self._owned = owned
         self._ownership = ownership
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
-        self._after_commit: list[Callable[[], None]] = []
+        self._after_commit: dict[object, Callable[[], None]] = {}
 
     def __repr__(self) -> str:
         return f"Database({self.what!r})"
@@ -128,16 +131,43 @@ class Database:
                 between("committed")
                 if self._ownership is not None:
                     self._ownership.kept()
-                for step in self._after_commit:
+                for step in self._after_commit.values():
                     step()
+            except BaseException:
+                self.undone += 1
+                raise
             finally:
                 self._pen_holder = None
 
-    def after_commit(self, step: Callable[[], None]) -> None:
-        """Do something once the write transaction that is open in this thread is durable, before the next begins."""
+    def after_commit(self, step: Callable[[], None], *, last_of: object = None) -> None:
+        """Do something once the write transaction that is open in this thread is durable, before the next begins.
+
+        Args:
+            step: what to do.
+            last_of: of the steps of one transaction that share this, only the last one is done.
+        """
         if self._pen_holder != threading.get_ident():
             raise RuntimeError("no write transaction is open in this thread")
-        self._after_commit.append(step)
+        key = object() if last_of is None else last_of
+        self._after_commit.pop(key, None)
+        self._after_commit[key] = step
+
+    @contextmanager
+    def attempt(self, connection: Connection) -> Iterator[None]:
+        """A part of a write transaction that is undone by itself where the block raises, with what was to follow it.
+
+        So a turn can keep the steps of many rounds in one transaction, of which one that is refused takes none of the
+        others with it.
+        """
+        before = dict(self._after_commit)
+        try:
+            with connection.begin_nested():
+                yield
+        except BaseException:
+            self.undone += 1
+            self._after_commit.clear()
+            self._after_commit.update(before)
+            raise
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -84,6 +84,11 @@ class Ledger:
         with self._reading(connection) as held:
             return self._book.tail(held)[0]
 
+    def last_at(self, *, connection: Connection | None = None) -> str:
+        """The stored time of the last entry; empty before the first."""
+        with self._reading(connection) as held:
+            return self._book.tail(held)[1]
+
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
         """How far a reservation has come; None where there is none."""
         check_name("a reservation id", reservation_id)
@@ -351,7 +356,7 @@ class Ledger:
         first, head = self._book.append(held, kind, reservation_id, rows, detail)
         if self._anchor is not None:
             anchor = self._anchor
-            self._database.after_commit(lambda: anchor.remember(head))
+            self._database.after_commit(lambda: anchor.remember(head), last_of=anchor)
         return first
 
     def _settle(self, held: Connection, reservation_id: str, known: KnownReservation, state: State, detail: str) -> int:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-Parameter = int | str | None
+Parameter = int | str | bytes | None
+
+
+@lru_cache(maxsize=512)
+def prepared(make: Callable[[], ClauseElement], dialect: Dialect) -> Prepared:
+    """A statement compiled once for a dialect; all SQLite journals of a process share one (engines).
+
+    Args:
+        make: a function of a module that writes the statement.
+        dialect: of the database.
+    """
+    return Prepared(make(), dialect)
 
 
 class Prepared:
-    """A statement as its database's driver takes it; parameters and columns are whole numbers and texts only.
+    """A statement as its database's driver takes it; parameters and columns are whole numbers, texts and bytes
+    only, so what a column type would translate (times, JSON) the caller writes as it is stored.
 
     It runs inside the transaction of the connection it is given, and fails with SQLAlchemy's errors.
     """
@@ -28,28 +41,30 @@ class Prepared:
 
     def first(self, connection: Connection, **parameters: Parameter) -> tuple[Any, ...] | None:
         """The first row it finds."""
-        found = self._execute(connection, parameters, fetch=True)
+        found, _ = self._execute(connection, parameters, fetch=True)
         return found[0] if found else None
 
     def all(self, connection: Connection, **parameters: Parameter) -> list[tuple[Any, ...]]:
         """Every row it finds."""
-        return self._execute(connection, parameters, fetch=True)
+        return self._execute(connection, parameters, fetch=True)[0]
 
-    def run(self, connection: Connection, **parameters: Parameter) -> None:
-        """Execute it once."""
-        self._execute(connection, parameters, fetch=False)
+    def run(self, connection: Connection, **parameters: Parameter) -> int:
+        """Execute it once; how many rows it has written."""
+        return self._execute(connection, parameters, fetch=False)[1]
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Parameter]]) -> None:
         """Execute it once per row."""
         for row in rows:
             self._execute(connection, row, fetch=False)
 
-    def _execute(self, connection: Connection, row: Mapping[str, Parameter], *, fetch: bool) -> list[tuple[Any, ...]]:
+    def _execute(
+        self, connection: Connection, row: Mapping[str, Parameter], *, fetch: bool
+    ) -> tuple[list[tuple[Any, ...]], int]:
         arranged: Any = dict(row) if self._order is None else tuple([row[name] for name in self._order])
         cursor = connection.connection.cursor()
         try:
             cursor.execute(self._text, arranged)
-            return list(cursor.fetchall()) if fetch else []
+            return list(cursor.fetchall()) if fetch else [], cursor.rowcount
         except self._errors as error:
             raise DBAPIError.instance(
                 self._text, None, error, self._errors, hide_parameters=True, dialect=self._dialect

@@ -7,6 +7,9 @@
 A yes and its reservations are one transaction, so asked again after a crash the agent says the same. A reservation is
 given back by the agent alone, from its own journal: it is still reserved, so nothing was answered under it, and from
 then on nothing will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
+
+What is open is kept in memory beside the journal, since it is looked through at every proposal and every ask: read
+once, followed as it is written, and read anew when something that was written was undone (`Database.undone`).
 """
 
 from __future__ import annotations
@@ -14,16 +17,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, func, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    ClauseElement,
+    Column,
+    Connection,
+    ForeignKey,
+    Table,
+    Text,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 
+from feature_store.journal.chain import time_of, time_text
 from feature_store.journal.charges import Charge
-from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, one_of
+from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_reservations
+from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import remain, stay
 from labeler.budget import NothingLeft
 from labeler.task import Level
@@ -89,6 +106,41 @@ class Said:
     until: datetime
 
 
+@dataclass(frozen=True)
+class _Open:
+    """A promised round whose reservation still stands."""
+
+    reservation_id: str
+    digest: str
+    job_id: str
+    task_digest: str
+    num_queries: int
+    amounts: Mapping[Level, int]
+    until: datetime
+
+
+@dataclass
+class _Known:
+    """What is kept in memory: open rounds, the moments of answers that led to nothing, and how current both are."""
+
+    undone: int
+    open: dict[str, _Open]
+    unused: dict[str, datetime]
+
+
+def _answer_to() -> ClauseElement:
+    table = proposal_answers.c
+    return select(table.answer, table.until).where(table.digest == bindparam("wanted"))
+
+
+def _new_answer() -> ClauseElement:
+    return insert(proposal_answers)
+
+
+def _new_promise() -> ClauseElement:
+    return insert(promised_rounds)
+
+
 class PromiseStore:
     """See the module. Every method that writes can join a transaction by `connection`.
 
@@ -101,13 +153,16 @@ class PromiseStore:
         self._database = database
         self._ledger = ledger
         database.create(*LEDGER_TABLES, proposal_answers, promised_rounds)
+        self._memory: _Known | None = None
+        self._find = prepared(_answer_to, database.sql_dialect)
+        self._add = prepared(_new_answer, database.sql_dialect)
+        self._add_round = prepared(_new_promise, database.sql_dialect)
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
         """What was said to a proposal, or None."""
-        query = select(proposal_answers.c.answer, proposal_answers.c.until).where(proposal_answers.c.digest == digest)
         with reading(self._database, connection) as joined:
-            row = joined.execute(query).first()
-        return None if row is None else Said(row.answer, row.until)
+            row = self._find.first(joined, wanted=digest)
+        return None if row is None else Said(row[0], time_of(row[1]))
 
     def keep(
         self,
@@ -129,59 +184,75 @@ class PromiseStore:
             BudgetExceeded: the account does not cover all of them; nothing is set aside.
         """
         with writing(self._database, connection) as joined:
+            known = self._known(joined)
             self._say(about, "willing", joined)
             for number, (num_queries, amounts) in enumerate(rounds):
                 name = f"promise-{about.digest}/{number}"
                 charges = [Charge(account, level, amount) for level, amount in amounts.items()]
                 self._ledger.reserve(name, charges, detail={"proposed": about.job_id}, connection=joined)
-                joined.execute(
-                    insert(promised_rounds),
-                    {
-                        "reservation_id": name,
-                        "digest": about.digest,
-                        "task_digest": about.task_digest,
-                        "num_queries": num_queries,
-                        "amounts": dict(amounts),
-                    },
+                self._add_round.run(
+                    joined,
+                    reservation_id=name,
+                    digest=about.digest,
+                    task_digest=about.task_digest,
+                    num_queries=num_queries,
+                    amounts=json_text(dict(amounts)),
+                )
+                known.open[name] = _Open(
+                    name, about.digest, about.job_id, about.task_digest, num_queries, dict(amounts), about.until
                 )
 
-    def decline(self, about: Proposed) -> None:
+    def decline(self, about: Proposed, *, connection: Connection | None = None) -> None:
         """Remember that the budget did not cover a proposal."""
-        with self._database.write() as connection:
-            if self.said(about.digest, connection=connection) is None:
-                self._say(about, "declined", connection)
+        with writing(self._database, connection) as joined:
+            if self.said(about.digest, connection=joined) is None:
+                known = self._known(joined)
+                self._say(about, "declined", joined)
+                known.unused[about.digest] = about.at
 
     def take(
         self, task_digest: str, num_queries: int, amounts: Mapping[Level, int], *, connection: Connection
     ) -> str | None:
-        """The reservation that pays for a round of this task, size and price; None where none was promised."""
-        found = connection.execute(
-            self._open()
-            .where(promised_rounds.c.task_digest == task_digest, promised_rounds.c.num_queries == num_queries)
-            .order_by(proposal_answers.c.until, promised_rounds.c.reservation_id)
-        )
-        return next((row.reservation_id for row in found if row.amounts == dict(amounts)), None)
+        """The reservation that pays for a round of this task, size and price; None where none was promised.
+
+        It is handed out once, in a transaction in which it is posted.
+        """
+        known = self._known(connection)
+        fitting = [
+            (one.until, one.reservation_id)
+            for one in known.open.values()
+            if (one.task_digest, one.num_queries, one.amounts) == (task_digest, num_queries, amounts)
+        ]
+        if not fitting:
+            return None
+        _, name = min(fitting)
+        del known.open[name]
+        return name
 
     def open_queries(self, *, connection: Connection | None = None) -> int:
         """Queries that were promised, and neither answered nor given back."""
         with reading(self._database, connection) as joined:
-            return sum(row.num_queries for row in joined.execute(self._open()))
+            return sum(one.num_queries for one in self._known(joined).open.values())
 
     def release(self, at: datetime) -> int:
         """Give back what was promised until before now and not answered; how many rounds that were."""
-        late = proposal_answers.c.until < check_moment(at)
-        with self._database.read() as connection:
-            if connection.execute(self._open().where(late)).first() is None:
-                return 0
+        check_moment(at)
+        if self._memory is None or self._memory.undone != self._database.undone:
+            with self._database.read() as connection:
+                self._known(connection)
+        if self._memory is None or not any(one.until < at for one in self._memory.open.values()):
+            return 0
         with self._database.write() as connection:
-            return self._lapse(self._open().where(late), connection)
+            known = self._known(connection)
+            return self._lapse([one for one in known.open.values() if one.until < at], known, connection)
 
-    def withdraw(self, job_id: str, at: datetime) -> int:
+    def withdraw(self, job_id: str, at: datetime, *, connection: Connection | None = None) -> int:
         """Give back what was promised for a job of which nothing more is asked; how many rounds that were."""
-        with self._database.write() as connection:
-            lapsed = self._lapse(self._open().where(proposal_answers.c.job_id == job_id), connection)
+        with writing(self._database, connection) as joined:
+            known = self._known(joined)
+            lapsed = self._lapse([one for one in known.open.values() if one.job_id == job_id], known, joined)
             if lapsed:
-                connection.execute(
+                joined.execute(
                     update(proposal_answers)
                     .where(proposal_answers.c.job_id == job_id, proposal_answers.c.until > check_moment(at))
                     .values(until=at)
@@ -190,43 +261,52 @@ class PromiseStore:
 
     def unused_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many proposals since then told something about the budget for nothing: declined, or never asked about."""
-        given_back = (
-            select(promised_rounds.c.digest)
-            .join(ledger_reservations, ledger_reservations.c.reservation_id == promised_rounds.c.reservation_id)
-            .where(ledger_reservations.c.state == "void")
-        )
-        table = proposal_answers
-        query = select(func.count()).where(
-            table.c.answered_at >= check_moment(moment),
-            (table.c.answer == "declined") | table.c.digest.in_(given_back),
-        )
+        check_moment(moment)
         with reading(self._database, connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            return sum(at >= moment for at in self._known(joined).unused.values())
 
     def _say(self, about: Proposed, answer: str, held: Connection) -> None:
-        held.execute(
-            insert(proposal_answers),
-            {
-                "digest": about.digest,
-                "job_id": about.job_id,
-                "task_digest": about.task_digest,
-                "answer": answer,
-                "until": check_moment(about.until),
-                "answered_at": check_moment(about.at),
-            },
+        self._add.run(
+            held,
+            digest=about.digest,
+            job_id=about.job_id,
+            task_digest=about.task_digest,
+            answer=answer,
+            until=time_text(about.until),
+            answered_at=time_text(about.at),
         )
 
-    def _open(self) -> Any:
-        """Promised rounds whose reservation still stands."""
-        return (
-            select(promised_rounds.c.reservation_id, promised_rounds.c.num_queries, promised_rounds.c.amounts)
-            .join(proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest)
-            .join(ledger_reservations, ledger_reservations.c.reservation_id == promised_rounds.c.reservation_id)
-            .where(ledger_reservations.c.state == "reserved")
-        )
+    def _lapse(self, rounds: Sequence[_Open], known: _Known, connection: Connection) -> int:
+        for one in rounds:
+            self._ledger.void(one.reservation_id, NothingLeft(one.reservation_id, "lapsed"), connection=connection)
+            del known.open[one.reservation_id]
+            if one.digest not in known.unused:
+                row = connection.execute(
+                    select(proposal_answers.c.answered_at).where(proposal_answers.c.digest == one.digest)
+                )
+                known.unused[one.digest] = row.scalar_one()
+        return len(rounds)
 
-    def _lapse(self, query: Any, connection: Connection) -> int:
-        names = [row.reservation_id for row in connection.execute(query)]
-        for name in names:
-            self._ledger.void(name, NothingLeft(name, "lapsed"), connection=connection)
-        return len(names)
+    def _known(self, connection: Connection) -> _Known:
+        """What is in memory, read where it may not be what the journal holds."""
+        if self._memory is None or self._memory.undone != self._database.undone:
+            self._memory = _Known(self._database.undone, *self._read(connection))
+        return self._memory
+
+    def _read(self, connection: Connection) -> tuple[dict[str, _Open], dict[str, datetime]]:
+        said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
+        joined = (
+            select(rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, rounds.num_queries)
+            .add_columns(rounds.amounts, said.until)
+            .join(proposal_answers, said.digest == rounds.digest)
+            .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
+        )
+        is_open = connection.execute(joined.where(reserved.state == "reserved").order_by(rounds.reservation_id))
+        found = {row.reservation_id: _Open(*row) for row in is_open}
+        given_back = (
+            select(rounds.digest)
+            .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
+            .where(reserved.state == "void")
+        )
+        unused = select(said.digest, said.answered_at).where((said.answer == "declined") | said.digest.in_(given_back))
+        return found, {row.digest: row.answered_at for row in connection.execute(unused)}

@@ -6,6 +6,8 @@ journal that was restored from a backup: with the counter alone it would use aga
 it sends would be dropped as a replay. A receiver keeps the highest number of each sender and key: a message must be
 above it. The key is part of it, so that somebody who signs under another's name with a key of its own cannot use up
 that one's numbers.
+
+What was taken is read from the journal once per sender and kept in memory: one process writes a journal.
 """
 
 from __future__ import annotations
@@ -16,11 +18,25 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
-from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, func, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    ClauseElement,
+    Column,
+    Connection,
+    Table,
+    Text,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from feature_store.journal.columns import WHOLE
 from feature_store.journal.database import Database, metadata
-from feature_store.journal.joining import reading, writing
+from feature_store.journal.joining import writing
+from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain
 from labeler.errors import ProtocolViolation, Replayed
 from labeler.messages import MAX_SEQUENCE
@@ -49,6 +65,24 @@ for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last"))
     forbid(_table, "rise", on="UPDATE", when=f"NEW.{_column} <= OLD.{_column}", because="sequence numbers only go up")
 
 
+def _highest_of_sender() -> ClauseElement:
+    table = sequences_taken.c
+    # A number without a key was taken when keys were not kept (version 1 of the tables); it counts for every key.
+    either = table.verify_key.in_([bindparam("signed_with"), literal_column("''")])
+    return select(func.max(table.last)).where(table.sender == bindparam("of"), either)
+
+
+def _rise() -> ClauseElement:
+    table = sequences_taken.c
+    of_sender = (table.sender == bindparam("of"), table.verify_key == bindparam("signed_with"))
+    rising = update(sequences_taken).where(*of_sender, table.last < bindparam("number"))
+    return rising.values(last=bindparam("number"))
+
+
+def _first_of_sender() -> ClauseElement:
+    return insert(sequences_taken)
+
+
 class Sequences:
     """Numbers sent and numbers taken; shared by all threads of a process.
 
@@ -63,7 +97,11 @@ class Sequences:
         self._lock = threading.Lock()
         self._blocks: dict[str, deque[int]] = {}
         self._last: dict[str, int] = {}
+        self._taken: dict[tuple[str, str], int] = {}
         database.create(sequences_sent, sequences_taken)
+        self._highest = prepared(_highest_of_sender, database.sql_dialect)
+        self._raise = prepared(_rise, database.sql_dialect)
+        self._add = prepared(_first_of_sender, database.sql_dialect)
 
     def next(self, recipient: str, *, connection: Connection | None = None) -> int:
         """A number for the next message to a recipient: above all before it, also after a crash.
@@ -99,8 +137,18 @@ class Sequences:
             ProtocolViolation: it is no sequence number.
         """
         _check_number(sequence)
-        with reading(self._database, connection) as joined:
-            self._check(sender, verify_key, sequence, joined)
+        if connection is not None:
+            # Its own transaction may have taken some already, and may be undone.
+            _check_new(sender, sequence, self._highest_taken(sender, verify_key, connection))
+            return
+        last = self._taken.get((sender, verify_key))
+        if last is None:
+            with self._database.read() as reader:
+                last = self._highest_taken(sender, verify_key, reader)
+            with self._lock:
+                last = max(last, self._taken.get((sender, verify_key), 0))
+                self._taken[sender, verify_key] = last
+        _check_new(sender, sequence, last)
 
     def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Note that a message was taken, in the transaction that keeps its effect.
@@ -110,27 +158,18 @@ class Sequences:
         """
         _check_number(sequence)
         with writing(self._database, connection) as joined:
-            table = sequences_taken
-            raised = joined.execute(
-                update(table)
-                .where(table.c.sender == sender, table.c.verify_key == verify_key, table.c.last < sequence)
-                .values(last=sequence)
-            )
-            if raised.rowcount != 1:
-                self._check(sender, verify_key, sequence, joined)
-                joined.execute(insert(table), {"sender": sender, "verify_key": verify_key, "last": sequence})
+            if self._raise.run(joined, of=sender, signed_with=verify_key, number=sequence) != 1:
+                _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
+                self._add.run(joined, sender=sender, verify_key=verify_key, last=sequence)
+            self._database.after_commit(partial(self._remember, sender, verify_key, sequence))
 
-    def _check(self, sender: str, verify_key: str, sequence: int, connection: Connection) -> None:
-        table = sequences_taken
-        # A number without a key was taken when keys were not kept (version 1 of the tables); it counts for every key.
-        keys = table.c.verify_key.in_((verify_key, ""))
-        query = select(func.max(table.c.last)).where(table.c.sender == sender, keys)
-        last = connection.execute(query).scalar()
-        if last is not None and sequence <= last:
-            raise Replayed(
-                f"message {sequence} of {sender!r} is not new: message {last} was taken. If it was sent again because "
-                "the answer was lost, it has arrived"
-            )
+    def _highest_taken(self, sender: str, verify_key: str, connection: Connection) -> int:
+        found = self._highest.first(connection, of=sender, signed_with=verify_key)
+        return 0 if found is None or found[0] is None else int(found[0])
+
+    def _remember(self, sender: str, verify_key: str, sequence: int) -> None:
+        with self._lock:
+            self._taken[sender, verify_key] = max(sequence, self._taken.get((sender, verify_key), 0))
 
     def _from_block(self, recipient: str) -> int | None:
         with self._lock:
@@ -178,6 +217,14 @@ class Sequences:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def _check_new(sender: str, sequence: int, last: int) -> None:
+    if sequence <= last:
+        raise Replayed(
+            f"message {sequence} of {sender!r} is not new: message {last} was taken. If it was sent again because "
+            "the answer was lost, it has arrived"
+        )
 
 
 def _check_number(sequence: int) -> None:

@@ -413,7 +413,7 @@ def test_trouble_after_the_charge_is_tried_again_and_never_told(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A refusal then would say something of the records; so would its words."""
-    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("labeler.rounds.agent.FIRST_PAUSE_S", 0.01)
     real, failures = Agent.ballots, [MemoryError(), BadData("27291 records"), OSError("disk full")]
 
     def ballots(agent: Agent, *asked: Any) -> Any:
@@ -434,15 +434,15 @@ def test_trouble_after_the_charge_is_tried_again_and_never_told(
     assert "disk full" not in caplog.text
 
 
-def test_an_answer_that_cannot_be_made_is_waited_for_until_the_round_is_over_and_then_silence(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_cannot_be_made_is_tried_until_the_round_is_over_while_others_go_on_and_then_silence(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("labeler.rounds.agent.FIRST_PAUSE_S", 0.01)
     now, tries = [NOW], []
 
     def ballots(agent: Agent, task: Task, *_: Any) -> Any:
         tries.append(task.digest)
-        if len(tries) == 3:
+        if tries.count(hopeless.task.digest) == 3:
             now[0] += timedelta(seconds=90)
         if task.nonce == "hopeless":
             raise BadData("the records are no good")
@@ -457,8 +457,13 @@ def test_an_answer_that_cannot_be_made_is_waited_for_until_the_round_is_over_and
     running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=5.0))
     site.shares(good, 1)
     site.relay.wait_for("answered")
+    end = time.monotonic() + 20
+    while "the round is over, and was not answered" not in caplog.text:
+        assert time.monotonic() < end, "waited 20 s for the end of the round"
+        time.sleep(0.02)
     running.end()
-    assert tries == [hopeless.task.digest] * 3 + [good.task.digest]
+    # The other round was answered before the hopeless one was tried again.
+    assert tries == [hopeless.task.digest, good.task.digest, *[hopeless.task.digest] * 2]
     assert site.relay.received("refused") == []
     assert {message.header.round_digest for message in site.relay.mail_of("tallier-0")} == {good.round.digest}
 
@@ -583,8 +588,8 @@ def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordina
 def test_what_is_over_is_erased_while_another_answer_cannot_be_made(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.agent_service._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("workers.agent_service._LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("labeler.rounds.agent.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("labeler.rounds.agent.LONGEST_PAUSE_S", 0.05)
     first = site.ask(nonce="first", expires_at=NOW.timestamp() + 60)
     site.send(first)
     running = site.run()

@@ -35,8 +35,9 @@ from labeler.errors import (
 )
 from labeler.messages import COORDINATOR
 from labeler.share_bodies import holdings_to_bytes
-from workers.party import Draft, PartyLink, converse
+from workers.party import MAX_POST_BYTES, PartyLink, converse, parcels
 from workers.party_http import check_url
+from workers.party_mail import Draft
 from workers.readiness import NOTIFY, Bell
 
 DIGEST = "a" * 64
@@ -136,6 +137,43 @@ def test_a_number_that_was_seen_before_is_replaced(make_link: MakeLink, relay: A
     relay._taken["me", COORDINATOR] = 2
     make_link(sequences=Sequences(database, clock=lambda: datetime.fromtimestamp(0, tz=UTC))).post([DRAFT])
     assert [message.header.sequence for message in relay.inbox] == [3]
+
+
+def test_a_letter_that_is_refused_takes_no_other_with_it(make_link: MakeLink, relay: Any) -> None:
+    over = b'{"type": "urn:labeler:problem:wrong-digest", "detail": "the round is over"}'
+    letters = [[DRAFT], [DRAFT, DRAFT], [DRAFT]]
+    # The request as a whole, then its first letter by itself.
+    relay.failures = [(422, {}, over), (422, {}, over)]
+    errors = make_link().post_all(letters)
+    assert [type(error) for error in errors] == [ProtocolViolation, type(None), type(None)]
+    assert len(relay.inbox) == 3
+
+
+def test_letters_go_whole_into_as_few_requests_as_they_fit(make_link: MakeLink, relay: Any) -> None:
+    small, large = [DRAFT] * 3, [Draft("holdings", COORDINATOR, bytes(MAX_POST_BYTES), task_digest=DIGEST)]
+    assert [len(one) for one in parcels([small] * 100)] == [85, 15]
+    assert [len(one) for one in parcels([small, large, small, small])] == [1, 1, 2]
+    assert list(parcels([])) == []
+    assert make_link().post_all([small] * 100) == [None] * 100
+    assert len(relay.inbox) == 300
+
+
+def test_what_a_turn_has_opened_is_not_opened_again_and_is_written_with_the_next_transaction(
+    make_link: MakeLink, relay: Any, database: Database
+) -> None:
+    link = make_link()
+    relay.send("ask", "me", b"one")
+    (message,) = link.poll()
+    link.open(message, relay.keys.public.verify_key)
+    with pytest.raises(Replayed):
+        link.open(message, relay.keys.public.verify_key)
+    link.mail.note()
+    with pytest.raises(Replayed):
+        link.open(message, relay.keys.public.verify_key)
+    with database.write() as connection:
+        link.mail.write_noted(connection)
+    with pytest.raises(Replayed):
+        Sequences(database).check(COORDINATOR, message.header.sequence, verify_key=relay.keys.public.verify_key)
 
 
 def test_numbers_go_on_after_a_restart(make_link: MakeLink, relay: Any) -> None:
@@ -267,12 +305,22 @@ def test_a_damaged_proof_is_left_out_and_made_anew(
 def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, relay: Any, start: Any) -> None:
     handled: list[bytes] = []
 
-    def handle(mail: Any) -> None:
-        for message in mail:
-            handled.append(link.open(message, relay.keys.public.verify_key))
-            if len(handled) == 1:
-                raise ProtocolViolation("the first time something is wrong")
-            link.taken([message])
+    class Handling:
+        due_in_s = None
+
+        def tidy(self) -> None:
+            """Nothing is due."""
+
+        def handle(self, mail: Any) -> list[list[Draft]]:
+            for message in mail:
+                handled.append(link.open(message, relay.keys.public.verify_key))
+                if len(handled) == 1:
+                    raise ProtocolViolation("the first time something is wrong")
+            return []
+
+        def sent(self, errors: Any) -> None:
+            assert errors == []
+            link.mail.note()
 
     running = None
     relay.failures = [(200, {}, b"no frames")]
@@ -281,7 +329,7 @@ def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, rela
     def work(stop: threading.Event) -> None:
         nonlocal link
         link = make_link(stop=stop, wait_s=5.0)
-        converse(link, handle, stop)
+        converse(link, Handling(), stop)
 
     link: PartyLink
     running = start(work)

@@ -57,7 +57,7 @@ def charged(database: Database, rounds: JournalRounds, round_digest: str, *, kep
             recipients=TALLIERS,
             connection=connection,
         ):
-            rounds.open(round_digest, kept_until, connection=connection)
+            rounds.open({round_digest: kept_until}, connection=connection)
 
 
 @pytest.fixture(params=["memory", "folder", "seeded folder", "journal"])

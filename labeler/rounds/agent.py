@@ -1,0 +1,465 @@
+"""An agent's part in a round and in a proposal, as two pure machines: what has happened goes in, what is to happen out.
+
+A round. What is durable is its stage; beside it at most one thing is under way.
+
+           Asked, admitted            Charged               Computed, Stored
+    new -------------------> (charge) --------> charged -------------------> stored
+     ^                          | refused        |   ^ |                       |  asked again, admitted:
+     +--------------------------+                |   +-+ Failed: Wait, then     |  Send the stored bytes
+      Refuse, nothing charged                    |       Compute again         |
+                                                 +---- Settled or Expired -----+
+                                                                |  Erase
+                                                                v
+                                                             erased, for ever: Refuse, in one sentence
+
+A proposal.
+
+           Proposed, admitted             Promised
+    unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline
+                                    |
+                                    +--- NotCovered -> declined  proposed again: the same no
+                                    +--- Refused: Decline; proposed again it is considered anew
+
+The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
+
+* **Charged once.** `Charge` is asked for in stage `new` only, and while none is under way. Its result `Charged` leaves
+  the stage for ever. A driver's charge is itself idempotent by the round, so a repeated `Charged` is none.
+* **Stored before it leaves.** `SendStored` is asked for in stage `stored` only, and only `Stored` leads there: the
+  bytes are durable. It carries no bytes: whoever carries it out has only the stored ones to send.
+* **One split.** `Compute` is asked for in stage `charged` only, and while none is under way; `Store` follows a
+  `Computed` in stage `charged` only. After `Stored` neither comes again.
+* **After the charge it answers or is silent.** `Failed` leads to `Wait` and nothing else; a refusal after the
+  charge follows a refused admission (public things), other recipients, or the erased stage. Whoever asked sees an agent
+  that does not answer, as when it was switched off. A round that waits for its next attempt holds up no other.
+* **No bit of a record.** No event holds anything of a record but `Computed`, whose bodies are sealed and handed on
+  unread. So two neighbouring worlds that get the same public events give the same effects, kind by kind; whether an
+  attempt fails may depend on the site's trouble (a full disk), which nothing outside can see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, assert_never
+
+from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.bodies import Ask, Refusal
+from labeler.errors import BudgetExceeded, PrivacyRefusal
+from labeler.proposals import Proposal
+
+Stage = Literal["new", "charged", "stored", "erased"]
+Doing = Literal["nothing", "charge", "compute", "store"]
+
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+"""Between attempts at an answer that was charged, the first time and in the end."""
+
+PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"
+NOT_COVERED: Final = (
+    "the site's budget does not cover this round; how much is left the site alone sees (labeler agent budget)"
+)
+"""All that leaves the site of a budget that is too small."""
+
+
+@dataclass(frozen=True)
+class AgentRound:
+    """One round at one agent.
+
+    Attributes:
+        round_digest: which.
+        stage: what is durable of it.
+        recipients: for whom it was charged; empty before.
+        doing: what was asked for and has no result yet.
+        ask: the charged ask while it has no stored answer; None where this process has not heard it.
+        attempts: how often an answer could not be made.
+        is_waiting: for the moment of its next attempt.
+        is_settled: it was settled while its charge was under way.
+    """
+
+    round_digest: str
+    stage: Stage = "new"
+    recipients: Recipients = ()
+    doing: Doing = "nothing"
+    ask: Ask | None = None
+    attempts: int = 0
+    is_waiting: bool = False
+    is_settled: bool = False
+
+
+# What has happened to a round.
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The coordinator asks."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, eq=False)
+class Admitted:
+    """Shard, policy and approvals allow what was asked."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What was asked is not allowed, or no ask; for a proposal likewise."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, eq=False)
+class Charged:
+    """The price is taken durably, now or before."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True)
+class ChargeRefused:
+    """The ledger took nothing."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, repr=False)
+class Computed:
+    """There is an answer, sealed for each recipient; nothing of it is stored."""
+
+    bodies: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return "Computed(<sealed>)"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The answer is durable."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An answer could not be made or stored: trouble of the site."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Nobody misses anything of the round any more."""
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Nobody may ask for the round any more."""
+
+
+@dataclass(frozen=True)
+class Woken:
+    """The pause of a `Wait` is over."""
+
+
+RoundEvent = (
+    Asked | Admitted | Refused | Charged | ChargeRefused | Computed | Stored | Failed | Settled | Expired | Woken
+)
+
+
+# What is to happen to a round.
+
+
+@dataclass(frozen=True, eq=False)
+class Admit:
+    """Look whether shard, policy and approvals allow it; `is_charged` ones need not fit the shard as it is now."""
+
+    ask: Ask
+    is_charged: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Charge:
+    """Take the price, draw the round's key, remember for whom: in one durable step."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """Vote, add noise, split, seal."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, repr=False)
+class Store:
+    """Keep the answer, encrypted under the round's key."""
+
+    bodies: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return "Store(<sealed>)"
+
+
+@dataclass(frozen=True)
+class SendStored:
+    """Send the stored bytes to the talliers, and a receipt to the coordinator."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Say no."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Erase key and answer, for ever."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Come back with `Woken` after so many seconds; other rounds go on meanwhile.
+
+    A pause and no moment: a clock that is set back must not make it long.
+    """
+
+    pause_s: float
+
+
+RoundEffect = Admit | Charge | Compute | Store | SendStored | Refuse | Erase | Wait
+
+
+def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    """What becomes of a round, and what is to be done about it; see the module.
+
+    Args:
+        state: of the round.
+        event: what has happened to it, in whatever order.
+        now: unix time in seconds.
+    """
+    match event:
+        case Asked(ask):
+            return state, (Admit(ask, is_charged=state.stage != "new"),)
+        case Refused(refusal):
+            return state, (Refuse(refusal),)
+        case Admitted(ask):
+            return _admitted(state, ask)
+        case Charged(ask):
+            return _charged(state, ask)
+        case ChargeRefused(refusal):
+            if state.doing != "charge":
+                return state, ()
+            return replace(state, doing="nothing", is_settled=False), (Refuse(refusal),)
+        case Computed(bodies):
+            if (state.stage, state.doing) != ("charged", "compute"):
+                return state, ()
+            return replace(state, doing="store"), (Store(bodies),)
+        case Stored():
+            if (state.stage, state.doing) != ("charged", "store"):
+                return state, ()
+            done = replace(state, stage="stored", doing="nothing", ask=None, attempts=0, is_waiting=False)
+            return done, (SendStored(),)
+        case Failed():
+            return _failed(state)
+        case Woken():
+            return _woken(state, now)
+        case Settled() | Expired():
+            if state.doing == "charge":
+                return replace(state, is_settled=True), ()
+            return _erased(state) if state.stage in ("charged", "stored") else (state, ())
+        case other:
+            assert_never(other)
+
+
+def resume(state: AgentRound) -> tuple[RoundEffect, ...]:
+    """What is still owed of a round by a process that begins with it.
+
+    A round that was charged and has no stored answer is computed once it is asked for again: its queries are in the
+    ask, and the coordinator asks until it has an answer. One whose ask is known is computed now.
+    """
+    if state.stage == "charged" and state.ask is not None:
+        return (Compute(state.ask),)
+    return ()
+
+
+def recipients_of(ask: Ask) -> Recipients:
+    """Who gets the shares of an ask, as it is kept."""
+    return tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)
+
+
+def _admitted(state: AgentRound, ask: Ask) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    if state.stage == "erased":
+        return state, (Refuse(Refusal.of(PrivacyRefusal(NOT_KEPT))),)
+    if state.stage == "new":
+        if state.doing == "charge":
+            return state, ()  # the ask that is being charged is answered, and so is this one with it
+        return replace(state, doing="charge"), (Charge(ask),)
+    if recipients_of(ask) != state.recipients:
+        return state, (Refuse(Refusal.of(PrivacyRefusal(ANSWERED_TO_OTHERS))),)
+    if state.stage == "stored":
+        return state, (SendStored(),)
+    state = replace(state, ask=ask)
+    if state.doing != "nothing" or state.is_waiting:
+        return state, ()  # under way, or waiting for its next attempt: asking more often makes none come sooner
+    return replace(state, doing="compute"), (Compute(ask),)
+
+
+def _charged(state: AgentRound, ask: Ask) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    if (state.stage, state.doing) != ("new", "charge"):
+        return state, ()
+    charged = replace(state, stage="charged", doing="compute", recipients=recipients_of(ask), ask=ask)
+    if state.is_settled:
+        return _erased(replace(charged, is_settled=False))
+    return charged, (Compute(ask),)
+
+
+def _failed(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    if state.stage != "charged" or state.doing not in ("compute", "store"):
+        return state, ()
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(state.attempts, 10))
+    return replace(state, doing="nothing", attempts=state.attempts + 1, is_waiting=True), (Wait(pause_s),)
+
+
+def _woken(state: AgentRound, now: float) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    if state.stage != "charged" or state.doing != "nothing" or state.ask is None or not state.is_waiting:
+        return state, ()
+    if now > state.ask.expires_at:
+        # Nobody waits for it any more; what is kept of it is erased when nobody may ask any more.
+        return replace(state, ask=None, attempts=0, is_waiting=False), ()
+    return replace(state, doing="compute", is_waiting=False), (Compute(state.ask),)
+
+
+def _erased(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    return AgentRound(state.round_digest, "erased", state.recipients), (Erase(),)
+
+
+# A proposal.
+
+
+@dataclass(frozen=True)
+class AgentProposal:
+    """One proposal at one agent.
+
+    Attributes:
+        stage: what was said to it, durably; "unheard" where nothing was, or a no that costs no memory.
+        until: unix time in seconds until which a yes holds.
+        is_promising: the price is being set aside.
+    """
+
+    stage: Literal["unheard", "willing", "declined"] = "unheard"
+    until: float = 0.0
+    is_promising: bool = False
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The coordinator proposes a job."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class ProposalAdmitted:
+    """Shard, policy and approvals allow it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class Promised:
+    """The price is set aside durably."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class NotCovered:
+    """The site's budget does not cover it, which is remembered."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Nothing more of its job is asked: a yes has ended at this moment."""
+
+
+ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | Withdrawn
+
+
+@dataclass(frozen=True)
+class AdmitProposal:
+    """Look whether shard, policy and approvals allow it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Set the price of all its rounds aside, durably, or remember that the budget does not cover it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class SayWilling:
+    """Say yes, until this unix time in seconds."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Say no, or not yet."""
+
+    refusal: Refusal
+
+
+ProposalEffect = AdmitProposal | Promise | SayWilling | Decline
+
+
+def step_proposal(
+    state: AgentProposal, event: ProposalEvent, now: float
+) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
+    """What becomes of a proposal, and what is to be done about it; see the module.
+
+    Args:
+        state: of the proposal.
+        event: what has happened to it, in whatever order.
+        now: unix time in seconds.
+    """
+    match event:
+        case Proposed(proposal):
+            if state.stage == "unheard":
+                return state, (AdmitProposal(proposal),)
+            return state, (_said(state, now),)
+        case ProposalAdmitted(proposal):
+            if state.stage != "unheard":
+                return state, (_said(state, now),)
+            return (state, ()) if state.is_promising else (replace(state, is_promising=True), (Promise(proposal),))
+        case Refused(refusal):
+            return replace(state, is_promising=False), (Decline(refusal),)
+        case Promised(until):
+            if not state.is_promising:
+                return state, ()
+            return AgentProposal("willing", until), (SayWilling(until),)
+        case NotCovered(refusal):
+            if not state.is_promising:
+                return state, ()
+            return AgentProposal("declined"), (Decline(refusal),)
+        case Withdrawn():
+            return (replace(state, until=min(state.until, now)) if state.stage == "willing" else state), ()
+        case other:
+            assert_never(other)
+
+
+def resume_proposal(_: AgentProposal) -> tuple[ProposalEffect, ...]:
+    """Nothing is owed: who proposes asks until it has an answer, and every answer is durable before it is said."""
+    return ()
+
+
+def _said(state: AgentProposal, now: float) -> ProposalEffect:
+    if state.stage == "declined":
+        return Decline(Refusal.of(BudgetExceeded(NOT_COVERED)))
+    if state.until <= now:
+        return Decline(Refusal.of(PrivacyRefusal(PROMISE_ENDED)))
+    return SayWilling(state.until)

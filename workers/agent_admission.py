@@ -1,0 +1,65 @@
+"""Who may ask an agent for what: the site's policy and its people, for what is asked and for what is only proposed.
+
+Nothing of a record takes part, so a refusal says nothing of any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from feature_store.journal.agent_memory import AgentMemory
+from labeler.bodies import Ask
+from labeler.errors import AwaitingApproval, ProtocolViolation
+from labeler.proposals import Proposal
+from workers.party_home import is_approved
+from workers.policy import Policy
+
+
+class Admission:
+    """What the site's policy and its people say to a task, asked or only proposed.
+
+    Args:
+        home: of the agent.
+        memory: where tasks wait for a person.
+        read_policy: reads the policy as it is now.
+        coordinator_key: with which signatures are checked.
+        clock: the time now, with a time zone.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        memory: AgentMemory,
+        *,
+        read_policy: Callable[[], Policy],
+        coordinator_key: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._home = home
+        self._memory = memory
+        self._read_policy = read_policy
+        self._coordinator_key = coordinator_key
+        self._clock = clock
+
+    def check(self, asked: Ask | Proposal) -> None:
+        """Refuse what the policy does not allow, and what nobody has approved where somebody has to.
+
+        Raises:
+            ProtocolViolation: it has expired.
+            PolicyRefusal: see Policy.check.
+            AwaitingApproval: a person has to approve the task; it waits for one from now on.
+        """
+        task = asked.task
+        if asked.expires_at < self._clock().timestamp():
+            raise ProtocolViolation(f"the {'ask' if isinstance(asked, Ask) else 'proposal'} has expired")
+        approved = is_approved(self._home, task.digest)
+        if approved != self._memory.is_approved(task.digest):
+            # The journal follows the folder, so that whoever lists what waits sees what was decided.
+            self._memory.follow(task, self._clock(), is_approved=approved)
+        try:
+            self._read_policy().check(asked, coordinator_key=self._coordinator_key, is_approved=approved)
+        except AwaitingApproval:
+            self._memory.request(task, self._clock())
+            raise
