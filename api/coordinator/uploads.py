@@ -72,7 +72,9 @@ class Upload:
 
     def move_to(self, target: Path) -> None:
         """Give it its final place, durably."""
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One after the other: of folders made on the way to a last one, the mode is anybody's.
+        for folder in (target.parent.parent, target.parent):
+            folder.mkdir(exist_ok=True, mode=0o700)
         self.path.replace(target)
         sync_folder(target.parent)
 

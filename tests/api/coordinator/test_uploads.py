@@ -377,6 +377,7 @@ def test_an_upload_that_ended_takes_nothing_more(tmp_path: Path) -> None:
 def test_an_upload_is_moved_to_its_job_or_discarded(tmp_path: Path) -> None:
     upload = uploaded(tmp_path, lambda writer: writer.add_image("a", png()))
     upload.move_to(tmp_path / "jobs" / "job-1" / "upload.parquet")
+    assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "jobs", tmp_path / "jobs" / "job-1")] == [0o700] * 2
     upload.discard()
     assert [path.name for path in tmp_path.rglob("*.parquet")] == ["upload.parquet"]
 

@@ -137,7 +137,8 @@ def digit_features() -> np.ndarray:
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 90.0, what: str = "it") -> None:
-    """Wait for something that other processes do."""
+    """Wait for something that other processes do. The limit ends a test that hangs and promises nothing about time: on
+    shared cores several federations run beside each other."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
