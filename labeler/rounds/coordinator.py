@@ -1,0 +1,663 @@
+"""The coordinator's side of a job, as a pure machine: `step(job, event, now) -> (job, effects)`.
+
+    queued ---------------------------> collecting --------------------------> tallying ---------> completed
+      |  admitted, proposed, prepared;     |  rounds, one after the other:         |
+      |  a quorum is willing: divided      |  waiting > asked > agreed > posted > opened
+      |                                    |              |         |         |
+      |                                    |    contributors    charge     release
+      |                                    |    fixed for ever  posted     stored, once
+      v                                    v
+    refused (quorum lost, at no charge), failed, expired, cancelled (by somebody else: `Ended`)
+
+It keeps no clock, sends nothing and stores nothing: it says what is to be stored and what is to leave (`effects`), and
+whoever drives it makes the stores of a step durable before anything of that step leaves. It is level-triggered:
+whatever is missing is asked for again, the later the more mail waits with whom it goes through. So a crash of anybody,
+or mail that was lost, costs time and nothing else: `resume` forgets what may be forgotten and asks for the rest.
+
+Four rules hold whatever dies when. Whose shares a round takes, with the key of each, is stored before anybody is asked.
+Contributors are durable before the charge is posted (`FixContributors` ends a step, and `Stored` begins the next).
+The charge is posted in the step whose sends ask for the first sum. A release is stored once and never replaced.
+
+An agent whose keys are changed while a round runs takes part from the next round on; its new key brings nothing into
+this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`winner_line`).
+Messages that are late, foreign, contradictory or of rounds that are over are refused by name (`Refuse`), those that
+come twice change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from labeler.errors import (
+    InvalidSetting,
+    LabelerError,
+    NotReady,
+    PrivacyRefusal,
+    ProtocolViolation,
+    QuorumNotReached,
+    WrongDigest,
+)
+from labeler.rounds.effects import (
+    UNFINISHED,
+    Admitted,
+    AgentDone,
+    Answered,
+    AskForSums,
+    AskForTurn,
+    Begin,
+    BodiesMade,
+    Complete,
+    Divide,
+    Effect,
+    End,
+    Ended,
+    Enter,
+    Event,
+    Failed,
+    FixContributors,
+    HoldingsCame,
+    JobState,
+    Leave,
+    MakeBodies,
+    Now,
+    OpenAt,
+    Opened,
+    PartiesChanged,
+    Party,
+    Post,
+    Prepare,
+    PutTogether,
+    QuestionsPrepared,
+    RefusalCame,
+    Refuse,
+    Relay,
+    SendAsks,
+    SendProposals,
+    SendWithdrawn,
+    ShareCame,
+    StoreBatches,
+    Stored,
+    StoreHoldings,
+    StoreRefusal,
+    StoreRelease,
+    StoreSaid,
+    StoreShareNote,
+    StoreSum,
+    SumCame,
+    Tell,
+    TellSettled,
+    Tick,
+    TurnFailed,
+    TurnGranted,
+    WaitUntil,
+)
+from labeler.rounds.job_state import JobRun, RoundRun, Standing, stand
+from labeler.winner import winner_time_limit_s
+
+LONGEST_PAUSE_S = 30.0
+"""Between two questions for one thing, however much mail waits; and between two looks at questions being prepared."""
+
+TURN_GRACE_S = 30.0
+"""How much longer than talliers may compute a round waits for its winners, before it is another round's turn."""
+
+REKEYED = "its keys were changed while this batch was being collected; it takes part again from the next one on"
+
+LEAST_LOOK_S = 0.05
+PREPARING_LOOK_S = 1.0
+"""How often the questions are looked for while others make them."""
+
+_OPEN_STATES = ("asked", "agreed", "posted")
+
+
+def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
+    """What an event makes of a job, and what is to be done for it.
+
+    Args:
+        job: as the last step left it.
+        event: what happened.
+        now: when.
+
+    Returns:
+        The job, and effects in order: stores, sends and computations as `labeler.rounds.effects` describes them. Where
+        the event is a message that is not taken, the job is unchanged and the only effect is `Refuse`.
+    """
+    turn = _Turn(job, now, is_tick=isinstance(event, Tick))
+    try:
+        turn.take(event)
+    except LabelerError as error:
+        return job, (Refuse(error),)
+    turn.go_on()
+    return turn.job, turn.done()
+
+
+def resume(job: JobRun, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
+    """A job as the journal has it, after a restart: the effects that are still owed."""
+    rounds = tuple(replace(one, is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
+    fresh = replace(job, rounds=rounds, is_admitted=False, is_storing=False, decided_at_s=None, asked_at_s={}, mail={})
+    return step(fresh, Tick(), now)
+
+
+class _Turn:
+    """One step under way."""
+
+    def __init__(self, job: JobRun, now: Now, *, is_tick: bool) -> None:
+        self.job = job
+        self._now = now
+        self._is_tick = is_tick
+        self._effects: list[Effect] = []
+        self._looks: list[float] = []
+
+    def done(self) -> tuple[Effect, ...]:
+        """The effects, and until when nothing more is to be done."""
+        job = self.job
+        if job.state in UNFINISHED and not job.is_storing:
+            if self._now.wall_s <= job.expires_at_s:
+                self._looks.append(self._now.steady_s + job.expires_at_s - self._now.wall_s + LEAST_LOOK_S)
+            if self._looks:
+                self._effects.append(WaitUntil(max(self._now.steady_s + LEAST_LOOK_S, min(self._looks))))
+        return tuple(self._effects)
+
+    # What happened.
+
+    def take(self, event: Event) -> None:
+        """Take an event in.
+
+        Raises:
+            LabelerError: it is a message that is not taken.
+        """
+        job = self.job
+        match event:
+            case Tick():
+                self.job = replace(job, mail=event.mail)
+            case PartiesChanged():
+                self.job = replace(job, parties=event.parties)
+            case Admitted():
+                self.job = replace(job, is_admitted=True)
+            case Stored():
+                self.job = replace(job, is_storing=False)
+            case QuestionsPrepared():
+                self._prepared(event)
+            case BodiesMade():
+                self._change_round(job.rounds[event.number], is_made=True)
+            case TurnGranted():
+                self._ask_all_for_winners(event)
+            case Opened():
+                self._opened(event)
+            case Failed():
+                self._fail(event.error)
+            case Ended():
+                self._ended(event.state)
+            case Answered():
+                self._answered(event)
+            case ShareCame():
+                self._share(event)
+            case AgentDone():
+                self._open_round(event, event.agent_id)
+            case HoldingsCame():
+                one = self._open_round(event, None)
+                if one.holdings.get(event.tallier_id) != event.holdings:
+                    held = {**one.holdings, event.tallier_id: dict(event.holdings)}
+                    self._change_round(one, holdings=held)
+                    self._effects += [StoreHoldings(one.number, event.tallier_id, dict(event.holdings)), Tell()]
+            case RefusalCame():
+                self._refusal(event)
+            case SumCame():
+                self._sum_came(event)
+
+    def _prepared(self, event: QuestionsPrepared) -> None:
+        job = self.job
+        if job.state not in UNFINISHED or job.is_prepared:
+            return
+        digests = {number: (batch, of_round) for number, batch, of_round in event.batches}
+        if sorted(digests) != [one.number for one in job.rounds] or len(digests) != len(event.batches):
+            raise InvalidSetting("the questions are not those of the job's rounds")
+        self.job = replace(
+            job,
+            rounds=tuple(
+                replace(one, batch_digest=digests[one.number][0], round_digest=digests[one.number][1])
+                for one in job.rounds
+            ),
+        )
+        self._effects += [StoreBatches(event.batches), Tell()]
+
+    def _answered(self, event: Answered) -> None:
+        job = self.job
+        if event.task_digest != job.task.digest or event.agent_id not in job.participants:
+            raise WrongDigest("the answer is about a job of another task, or one the sender has no part in")
+        if job.answers.get(event.agent_id) != event.said:
+            self.job = replace(job, answers={**job.answers, event.agent_id: event.said})
+            self._effects += [StoreSaid(event.agent_id, event.said), Tell()]
+        is_late = job.state not in UNFINISHED or (job.asked is not None and event.agent_id not in job.asked)
+        if is_late and event.said.answer == "willing":
+            self._withdraw_from([event.agent_id])
+
+    def _share(self, event: ShareCame) -> None:
+        one = self._open_round(event, event.agent_id)
+        if (tallier := self.job.parties.get(event.tallier_id)) is None or tallier.tallier is None:
+            raise ProtocolViolation("a share goes to an enrolled tallier, sealed to its key")
+        if one.state != "asked":
+            # A late share could only be refused at the tallier.
+            raise WrongDigest("the contributors of this round are fixed; the agent can take part in the next")
+        if not one.has_shares:
+            # Durable before it leaves: a charge is given back only where no share did.
+            self._effects.append(StoreShareNote(one.number))
+            self._change_round(one, has_shares=True)
+        self._effects.append(Relay())
+
+    def _refusal(self, event: RefusalCame) -> None:
+        is_agent = (party := self.job.parties.get(event.party_id)) is not None and party.tallier is None
+        one = self._open_round(event, event.party_id if is_agent else None)
+        self._keep_refusal(one, event.party_id, event.sentence, event.is_final)
+        if not is_agent:
+            self._effects.append(TurnFailed(one.round_digest))
+
+    def _sum_came(self, event: SumCame) -> None:
+        one = self._open_round(event, None)
+        tallier = self.job.parties.get(event.tallier_id)
+        number = None if tallier is None else tallier.tallier
+        if event.stated != (one.round_digest, number):
+            what = "sum is" if event.kind == "histogram" else "winners are"
+            raise WrongDigest(f"a tallier's {what} of another round, or of another tallier")
+        if event.kind != self.job.task.release:
+            raise ProtocolViolation(
+                "the sums of a winner round stay with the talliers; none is taken here"
+                if event.kind == "histogram"
+                else "the task of this round releases the histogram; it takes no winners"
+            )
+        known = one.sums.get(event.tallier_id)
+        if known == event.data:
+            return
+        if known is not None:
+            raise PrivacyRefusal(
+                f"tallier {event.tallier_id!r} has sent another sum of round {one.round_digest[:12]!r}; a round is "
+                "summed once, so the second is refused for ever. Find out why its journal forgot the first"
+            )
+        if one.state != "posted":
+            raise NotReady(
+                f"round {one.round_digest[:12]!r} is {one.state}; a sum is taken while its round is posted only"
+            )
+        self._change_round(one, sums={**one.sums, event.tallier_id: event.data})
+        self._effects.append(StoreSum(one.number, one.round_digest, event.tallier_id, event.data))
+
+    def _open_round(self, event: Any, agent_id: str | None) -> RoundRun:
+        """The round a message belongs to, if it is open and an agent has a part in it.
+
+        Raises:
+            WrongDigest: another task, a round that is over, or one the agent has no part in.
+        """
+        one = self.job.round_with(event.round_digest)
+        if one is None:
+            raise WrongDigest("the message belongs to a round that this coordinator never opened")
+        if self.job.task.digest != event.task_digest:
+            raise WrongDigest("the message names another task than its round is of")
+        if one.state not in _OPEN_STATES or self.job.state not in ("collecting", "tallying"):
+            raise WrongDigest("the round is over, or was not begun; nothing more is taken for it")
+        if agent_id is not None and agent_id not in self.job.participants:
+            raise WrongDigest(f"agent {agent_id!r} takes no part in the task of this round")
+        return one
+
+    # What is to be done now.
+
+    def go_on(self) -> None:
+        """Take every step that can be taken now."""
+        while self.job.state in UNFINISHED and not self.job.is_storing:
+            current = self.job.current
+            if current is None:
+                self.job = replace(self.job, state="completed")
+                self._effects += [Complete(), self._leave(), Tell()]
+                return
+            if self._now.wall_s > self.job.expires_at_s and current.state != "posted":
+                self._expire()
+                return
+            before = self.job
+            if before.state == "queued":
+                self._settle_whom()
+            elif current.state == "waiting":
+                self._begin(current)
+            elif current.state == "asked" and not current.participants:
+                self._fix_participants(current, is_asked=False)  # asked by a version that did not store them
+            elif current.state == "asked":
+                self._collect(current)
+            elif current.state == "agreed":
+                self._post(current)
+            else:
+                self._sum(current)
+            if (self.job.state, self._steps) == (before.state, [one.state for one in before.rounds]):
+                return
+
+    @property
+    def _steps(self) -> list[str]:
+        return [one.state for one in self.job.rounds]
+
+    def _settle_whom(self) -> None:
+        """Questions, and agents that are willing; once both are there, the job is divided and goes on."""
+        if not self.job.is_admitted:
+            self._effects.append(Enter())
+            return
+        if not self.job.is_prepared:
+            self._effects.append(Prepare())
+            self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
+        asked = self.job.asked or self._pursue()
+        if asked is not None and self.job.is_prepared:
+            self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
+            self._effects += [Divide(asked), Tell()]
+
+    def _pursue(self) -> tuple[str, ...] | None:
+        """Ask who has not answered whether they will, and settle whom the job asks; None while it is open."""
+        standing = stand(self.job, wall_s=self._now.wall_s)
+        parties, quorum = self.job.parties, self.job.task.quorum
+        if self._talliers() is not None:
+            able = [agent for agent in standing.open if parties[agent].takes_proposals]
+            due = tuple(agent for agent in able if self._is_due((agent, "proposal"), through=[agent]))
+            if due:
+                self._effects.append(SendProposals(due))
+        is_lost = len(standing.willing) + len(standing.open) < quorum
+        if not is_lost and len(standing.willing) < quorum:
+            if self.job.decided_at_s is not None:
+                self.job = replace(self.job, decided_at_s=None)
+            return None
+        if self.job.decided_at_s is None:
+            self.job = replace(self.job, decided_at_s=self._now.steady_s)
+        if standing.open and self._waits_since(self.job.decided_at_s):
+            # Lost or won already; those who are about to answer are still heard, so that all reasons are there.
+            return None
+        if is_lost:
+            self._fail(_lost_before(self.job, standing))
+            return None
+        return tuple(standing.willing)
+
+    def _begin(self, current: RoundRun) -> None:
+        if self._talliers() is None:
+            return
+        if not current.is_made:
+            # Before it is charged for: a batch that fits into no message costs nothing.
+            self._effects.append(MakeBodies(current.number))
+            return
+        self._fix_participants(current, is_asked=True)
+
+    def _fix_participants(self, current: RoundRun, *, is_asked: bool) -> None:
+        agents, parties = self.job.agents, self.job.parties
+        keys = {agent: parties[agent].verify_key for agent in agents if agent in parties}
+        if len(keys) < self.job.task.quorum:
+            self._fail(
+                QuorumNotReached(
+                    f"{len(keys)} of {len(agents)} agents that were willing are enrolled with keys in force, so the "
+                    f"quorum of {self.job.task.quorum} cannot be reached; nobody was asked in this batch"
+                )
+            )
+            return
+        # Durable before the first question leaves: from here on nobody can say that nothing left.
+        self._effects += [Begin(current.number, keys, is_asked), Tell()]
+        one = self._change_round(current, state="asked", participants=keys)
+        if not is_asked:
+            self._collect(one)
+
+    def _collect(self, current: RoundRun) -> None:
+        talliers = self._talliers()
+        if talliers is None:
+            return
+        answered = current.held_by_all(talliers)
+        refused = current.final - answered
+        gone = self._rekeyed(current) - answered - refused
+        current = self.job.rounds[current.number]
+        quorum, agents = self.job.task.quorum, self.job.agents
+        missing = [agent for agent in agents if agent not in answered | refused | gone]
+        is_won, is_lost = len(answered) >= quorum, len(answered) + len(missing) < quorum
+        if is_won or is_lost:
+            if current.decided_at_s is None:
+                current = self._change_round(current, decided_at_s=self._now.steady_s)
+            if not missing or not self._waits_since(current.decided_at_s):
+                if is_won:
+                    self._agree(current, answered)
+                else:
+                    self._fail(
+                        QuorumNotReached(
+                            f"{len(refused | gone)} of {len(agents)} agents refused or had their keys changed "
+                            f"meanwhile, so the quorum of {quorum} cannot be reached; nothing was opened. Their "
+                            "reasons stand beside the round"
+                        )
+                    )
+                return
+        self._ask(current, talliers, missing)
+
+    def _agree(self, current: RoundRun, answered: frozenset[str]) -> None:
+        contributors = tuple(sorted(answered))
+        self._change_round(current, state="agreed", contributors=contributors)
+        self._effects += [FixContributors(current.number, contributors), Tell()]
+        # The charge is posted in the next step, once this is durable.
+        self.job = replace(self.job, state="tallying", is_storing=True, asked_at_s={})
+
+    def _rekeyed(self, current: RoundRun) -> frozenset[str]:
+        """Agents that cannot answer in this round, because the key it knows of them is not theirs any more.
+
+        They are given up once every tallier has reported and a moment has passed, in which shares that were signed with
+        the old key may still arrive. Only said to people, never a refusal of theirs: nobody knows what they have sent.
+        """
+        if len(current.holdings) < self.job.task.talliers:
+            return frozenset()
+        parties, since = self.job.parties, dict(current.gone_at_s)
+        gone = set()
+        for agent in self.job.agents:
+            party = parties.get(agent)
+            if (None if party is None else party.verify_key) == current.participants.get(agent):
+                continue
+            if not self._waits_since(since.setdefault(agent, self._now.steady_s)):
+                gone.add(agent)
+        if since != current.gone_at_s:
+            current = self._change_round(current, gone_at_s=since)
+        for agent in sorted(gone - current.refusals.keys()):
+            current = self._keep_refusal(current, agent, REKEYED, False)
+        return frozenset(gone)
+
+    def _ask(self, current: RoundRun, talliers: Sequence[str], agents: Sequence[str]) -> None:
+        """Open the round at every tallier that has not reported, then ask every agent that is missing."""
+        digest = current.round_digest
+        unaware = [one for one in talliers if one not in current.holdings]
+        opened = tuple(one for one in unaware if self._is_due((one, digest), through=[one]))
+        if opened:
+            self._effects.append(OpenAt(current.number, opened))
+        # A share that lies in a tallier's mail is on its way, and its agent need not be asked for it again.
+        due = tuple(agent for agent in agents if self._is_due((agent, digest), through=[agent, *talliers]))
+        if due:
+            self._effects.append(SendAsks(current.number, due))
+
+    def _post(self, current: RoundRun) -> None:
+        self._effects += [Post(current.number, current.num_queries, current.contributors), Tell()]
+        self._change_round(current, state="posted")
+
+    def _sum(self, current: RoundRun) -> None:
+        talliers = self._talliers()
+        if talliers is None:
+            return
+        missing = [one for one in talliers if one not in current.sums]
+        if not missing:
+            self._effects.append(PutTogether(current.number, tuple(current.sums[one] for one in talliers)))
+            return
+        for one in missing:
+            report = current.holdings.get(one)
+            lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
+            if lost:
+                self._fail(_shut_out(one, lost))
+                return
+        if self.job.task.release == "winner":
+            self._seek_turn(current, talliers, missing)
+            return
+        due = tuple(one for one in missing if self._is_due((one, "sum"), through=[one]))
+        if due:
+            self._effects.append(AskForSums(current.number, due))
+
+    def _seek_turn(self, current: RoundRun, talliers: Sequence[str], missing: Sequence[str]) -> None:
+        for one in talliers:
+            if one in current.final:
+                self._fail(ProtocolViolation(f"{one} says: {current.refusals[one]}"))
+                return
+        limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
+        self._effects.append(AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
+        self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
+
+    def _ask_all_for_winners(self, event: TurnGranted) -> None:
+        one, talliers = self.job.round_with(event.round_digest), self._talliers()
+        if one is not None and one.state == "posted" and talliers is not None:
+            # All or nobody, since each needs the others.
+            self._effects.append(AskForSums(one.number, talliers))
+
+    def _opened(self, event: Opened) -> None:
+        job, one, release = self.job, self.job.rounds[event.number], event.release
+        if job.state not in UNFINISHED or one.state != "posted":
+            return
+        if release.is_seeded:
+            self._fail(
+                ProtocolViolation("an agent's noise came from a known seed; such a round protects nobody, and is void")
+            )
+            return
+        if release.contributors != frozenset(one.contributors):
+            self._fail(
+                ProtocolViolation("the talliers summed other agents than the charge was posted for; the round is void")
+            )
+            return
+        is_last = all(other.state == "opened" for other in job.rounds if other.number != one.number)
+        following: JobState = "completed" if is_last else "collecting"
+        self._change_round(one, state="opened", sums={})
+        self.job = replace(self.job, state=following, asked_at_s={})
+        self._effects += [StoreRelease(one.number, release, following), TellSettled((one.number,)), Tell()]
+        self._effects.append(self._leave() if is_last else Leave((one.round_digest,), has_ended=False))
+
+    # Ends.
+
+    def _expire(self) -> None:
+        later = [agent for agent, said in self.job.answers.items() if said.answer == "later"]
+        waits = self.job.state == "queued" and later
+        error = QuorumNotReached(
+            f"the deadline passed while {', '.join(sorted(later)[:5])} had not agreed to take part; nobody was asked, "
+            "and nothing is charged. Submit the job again"
+            if waits
+            else "the deadline passed before enough agents and talliers had answered; submit the job again"
+        )
+        self._end("expired", error)
+
+    def _fail(self, error: LabelerError) -> None:
+        if self.job.state not in UNFINISHED:
+            return
+        is_begun = any(one.state != "waiting" for one in self.job.rounds)
+        is_refused = isinstance(error, QuorumNotReached) and not is_begun
+        self._end("refused" if is_refused else "failed", error)
+
+    def _end(self, state: JobState, error: LabelerError) -> None:
+        """What was asked stays charged, what was not is given back, in one transaction."""
+        self._effects.append(End(state, error))
+        self._ended(state)
+
+    def _ended(self, state: JobState) -> None:
+        """Whoever took part learns that nothing comes; of rounds that were opened it was said then."""
+        was = self.job
+        self.job = replace(was, state=state, is_storing=False, asked_at_s={})
+        self._effects.append(self._leave())
+        if state != "completed":
+            rest = tuple(one.number for one in was.rounds if one.state in _OPEN_STATES)
+            if rest:
+                self._effects.append(TellSettled(rest))
+            if any(one.state == "waiting" for one in was.rounds):
+                self._withdraw_from([agent for agent, said in was.answers.items() if said.answer == "willing"])
+        self._effects.append(Tell())
+
+    def _leave(self) -> Leave:
+        return Leave(tuple(one.round_digest for one in self.job.rounds if one.round_digest), has_ended=True)
+
+    def _withdraw_from(self, agents: Sequence[str]) -> None:
+        enrolled = tuple(agent for agent in agents if agent in self.job.parties)
+        if enrolled:
+            self._effects.append(SendWithdrawn(enrolled))
+
+    # Small things.
+
+    def _change_round(self, one: RoundRun, **changes: Any) -> RoundRun:
+        changed = replace(one, **changes)
+        rounds = list(self.job.rounds)
+        rounds[one.number] = changed
+        self.job = replace(self.job, rounds=tuple(rounds))
+        return changed
+
+    def _keep_refusal(self, one: RoundRun, party_id: str, sentence: str, is_final: bool) -> RoundRun:
+        """A final refusal is not taken back by one that passes."""
+        was_final = party_id in one.final
+        if (was_final and not is_final) or (was_final == is_final and one.refusals.get(party_id) == sentence):
+            return one
+        self._effects += [StoreRefusal(one.number, party_id, sentence, is_final), Tell()]
+        final = one.final | {party_id} if is_final else one.final
+        return self._change_round(one, refusals={**one.refusals, party_id: sentence}, final=final)
+
+    def _talliers(self) -> tuple[str, ...] | None:
+        """The enrolled talliers in order; None while one of them is not enrolled."""
+        by_number = _talliers_of(self.job.parties)
+        wanted = range(self.job.task.talliers)
+        return tuple(by_number[number] for number in wanted) if all(one in by_number for one in wanted) else None
+
+    def _waits_since(self, since_s: float | None) -> bool:
+        until_s = (self._now.steady_s if since_s is None else since_s) + self.job.patience.patience_s
+        if self._now.steady_s < until_s:
+            self._looks.append(until_s)
+            return True
+        return False
+
+    def _is_due(self, what: tuple[str, str], *, through: Sequence[str]) -> bool:
+        """Whether to ask, for the first time or again; where it is, it counts as asked.
+
+        The more mail waits with the parties it goes through, the longer the pause: they are busy, and every repetition
+        is work for all of them, so that repeating at a fixed pace would keep a service under load from catching up.
+        How much waits is known at ticks, so only they repeat.
+        """
+        now_s, pause_s = self._now.steady_s, self.job.patience.ask_again_s
+        before_s = self.job.asked_at_s.get(what)
+        if before_s is not None:
+            waiting = max((self.job.mail.get(party_id, 0) for party_id in through), default=0)
+            again_s = before_s + min(pause_s * (1 + waiting), max(pause_s, LONGEST_PAUSE_S))
+            if now_s < again_s or not self._is_tick:
+                self._looks.append(again_s)
+                return False
+        self.job = replace(self.job, asked_at_s={**self.job.asked_at_s, what: now_s})
+        self._looks.append(now_s + pause_s)
+        return True
+
+
+def _talliers_of(parties: Mapping[str, Party]) -> dict[int, str]:
+    return {one.tallier: one.party_id for one in parties.values() if one.tallier is not None}
+
+
+def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached:
+    reasons = {one: job.answers[one].sentence for one in standing.declined if one in job.answers}
+    reasons = {agent: sentence for agent, sentence in reasons.items() if sentence}
+    why = "Their keys were revoked"
+    if reasons:
+        first = next(iter(reasons))
+        also = f" (and {len(reasons) - 1} more, beside the job)" if len(reasons) > 1 else ""
+        why = f"{first} says: {printable(reasons[first])}{also}"
+    return QuorumNotReached(
+        f"{len(standing.declined)} of {len(job.participants)} agents will not take part, so the quorum of "
+        f"{job.task.quorum} cannot be reached; nobody was asked, and nothing is charged. {why}"
+    )
+
+
+def _shut_out(tallier_id: str, agents: Sequence[str]) -> ProtocolViolation:
+    """A round whose sum can never be made: a tallier that reported a contributor has shut it out since.
+
+    That is what an agent achieves that sends a second, different share behind its first. The contributors are fixed for
+    ever, so waiting would not help anybody.
+    """
+    return ProtocolViolation(
+        f"{tallier_id} shut out {', '.join(agents[:5])}, who sent it two different shares after the contributors "
+        "were agreed on, so their sum cannot be made. What was charged stands; ask that site what happened, or "
+        "revoke its keys, then submit the job again"
+    )
+
+
+MAX_REASON_CHARACTERS = 300
+"""Of what a party gave as its reason: a sentence, not a document."""
+
+
+def printable(sentence: str) -> str:
+    """Words of another party as they may be shown: on one line, bounded, nothing that moves a terminal's cursor."""
+    start = " ".join(sentence[: 4 * MAX_REASON_CHARACTERS].split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in start)
+    return shown if len(shown) <= MAX_REASON_CHARACTERS else shown[: MAX_REASON_CHARACTERS - 3] + "..."
