@@ -1,9 +1,10 @@
-"""The mailroom: signed messages from agents and talliers, checked, then relayed or acted on.
+"""The mailroom: signed messages from agents and talliers, checked, then handed to the driver; and mail handed out.
 
 A share on its way from an agent to a tallier passes through here sealed: the coordinator reads its header, never its
-body. Everything is checked before anything happens: the sender is enrolled and not revoked, its signature holds,
-the round is one of an unfinished job in which it takes part, and its sequence number is new. A message that arrives a
-second time is refused (`Replayed`), which tells a sender whose first answer was lost that it has arrived.
+body. Who sent a message, under which key, and what form it has is checked here; whether its round is open and its
+number new, in the turn that takes it (feature_store.driving.coordinator), and whoever sent it has its answer when its
+effect is durable. A message that arrives a second time is refused (`Replayed`), which tells a sender whose first answer
+was lost that it has arrived.
 
 Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those
 of relayed messages are kept durably by the party they are for; here in memory, so that most replays end early.
@@ -11,76 +12,48 @@ of relayed messages are kept durably by the party they are for; here in memory, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
+from anyio import to_thread
+
 from api.coordinator.facts import check_facts
-from api.coordinator.post_office import PostOffice
-from api.coordinator.proposals import Proposals, read_answer
-from api.coordinator.relays import Relays
-from api.coordinator.winner_turns import WinnerTurns
 from api.coordinator.witnesses import Witnesses
-from feature_store.journal.aggregates import AggregateStore
+from feature_store.driving.intake import Delivery, Incoming, incoming
+from feature_store.driving.post_office import PostOffice
+from feature_store.driving.relays import Relays
 from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.jobs import JobStore, RoundRecord
+from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskStore
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
-from labeler.bodies import Mail, Poll, Refusal
-from labeler.errors import (
-    LabelerError,
-    NotEnrolled,
-    NotFound,
-    ProtocolViolation,
-    Replayed,
-    WrongDigest,
-)
+from labeler.bodies import Mail, Poll
+from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
-from labeler.methods import ReleaseKind
-from labeler.proposals import ANSWER_KINDS
-from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 
 log = logging.getLogger("labeler.mailroom")
 
 MAX_MESSAGES = 256
+MAX_MAIL = 200
+"""Most messages handed out at once; parties read 256, the coordinator's own among them."""
+
 CONTACT_S = 5.0
 """A party's last contact is written down at most this often; in memory it is exact."""
 
-MAX_TASKS_KNOWN = 1024
-
-_ROLES_OF = {
-    "input-share": ("agent",),
-    "answered": ("agent",),
-    "refused": ("agent", "tallier"),
-    "holdings": ("tallier",),
-    "aggregate-share": ("tallier",),
-    "winner": ("tallier",),
-    "willing": ("agent",),
-    "declined": ("agent",),
-}
-_OPEN_STATES = ("asked", "agreed", "posted")
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Of a task: who takes part, how many numbers a share has for each query, and what is released."""
-
-    participants: frozenset[str]
-    columns: int
-    release: ReleaseKind
+SMALL_BYTES = 256 * 1024
+"""Messages of so many bytes together are checked at once; more would hold up every other request."""
 
 
 class Mailroom:
-    """See the module."""
+    """See the module. `take` and `poll` belong to one event loop."""
 
     def __init__(
         self,
@@ -88,36 +61,25 @@ class Mailroom:
         keys: PartyKeys,
         database: Database,
         ledger: Ledger,
-        tasks: TaskStore,
-        jobs: JobStore,
-        aggregates: AggregateStore,
         parties: PartyStore,
         sequences: Sequences,
         mailbox: Mailbox,
         post_office: PostOffice,
-        wake: Callable[[str], None],
-        proposals: Proposals,
-        turns: WinnerTurns,
+        deliver: Callable[[Delivery], None],
+        relays: Relays,
         clock: Callable[[], datetime],
     ) -> None:
         self._keys = keys
         self._database = database
         self._ledger = ledger
-        self._tasks = tasks
-        self._jobs = jobs
-        self._aggregates = aggregates
         self._parties = parties
         self._sequences = sequences
         self._mailbox = mailbox
         self._post_office = post_office
-        self._wake = wake
-        self._proposals = proposals
-        self._turns = turns
+        self._deliver = deliver
+        self._relays = relays
         self._clock = clock
         self._lock = threading.Lock()
-        self._relayed: dict[tuple[str, str], int] = {}
-        self._parts: dict[str, _Part] = {}
-        self._relays = Relays()
         self._polled: dict[str, int] = {}
         self._contacts: dict[str, datetime] = {}
         self._written: dict[str, tuple[float, Poll]] = {}
@@ -131,51 +93,77 @@ class Mailroom:
         is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
         return replace(party, last_contact=seen) if is_newer else party
 
-    def take(self, data: bytes) -> int:
+    async def take(self, data: bytes) -> int:
         """Take messages of one party; all of them, or those before the first that is refused.
 
         Args:
             data: frames (labeler.messages), as they came.
 
         Returns:
-            How many were taken.
+            How many were taken; what they changed is durable.
 
         Raises:
             NotEnrolled, Forged, Replayed, WrongDigest, ProtocolViolation, TooLarge: a message was refused.
             Unavailable: the mailbox or the journal cannot take it now; send again.
         """
-        count = 0
         try:
-            for message in read_frames(data, max_messages=MAX_MESSAGES):
-                self._take(message)
-                self.taken[message.header.kind] += 1
-                count += 1
+            if len(data) <= SMALL_BYTES:
+                messages, error = self._checked(data)
+            else:
+                messages, error = await to_thread.run_sync(self._checked, data)
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[int | LabelerError] = loop.create_future()
+
+            def settle(outcome: int | LabelerError) -> None:
+                if not answer.done():
+                    answer.set_result(outcome)
+
+            self._deliver(Delivery(messages, error, lambda outcome: _tell(loop, settle, outcome)))
+            outcome = await answer
+            if isinstance(outcome, LabelerError):
+                raise outcome
         except LabelerError as error:
             self.refused[error.problem_type] += 1
             raise
-        return count
+        self.taken.update(one.message.header.kind for one in messages)
+        return outcome
 
-    async def poll(self, data: bytes, *, in_thread: Callable[..., object]) -> bytes:
+    def _checked(self, data: bytes) -> tuple[tuple[Incoming, ...], LabelerError | None]:
+        """The messages before the first that is refused for itself, and why that one is.
+
+        Raises:
+            ProtocolViolation, TooLarge: these are no messages; none is taken.
+        """
+        found: list[Incoming] = []
+        for message in read_frames(data, max_messages=MAX_MESSAGES):
+            try:
+                found.append(incoming(message, self._sender(message), self._keys))
+            except LabelerError as error:
+                return tuple(found), error
+        return tuple(found), None
+
+    async def poll(self, data: bytes) -> bytes:
         """Hand a party what waits for it, waiting a while if nothing does.
 
         Args:
             data: one framed "poll" message, and after it, as proof of what the party has seen of the journal, an
                 answer to an earlier one as the coordinator signed it.
-            in_thread: awaitable runner of blocking functions, for example anyio.to_thread.run_sync.
 
         Returns:
             Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail, of
             which there is never more than one message of the largest size (feature_store.mailbox.MAX_MAIL_BYTES).
         """
-        message, poll = await in_thread(self._check_poll, data)  # type: ignore[misc]  # a coroutine function
-        mail = await self._mailbox.receive(message.header.sender, poll.after, poll.wait_s)
+        message, poll, party, proof = self._read_poll(data)
+        if not self._is_known(party, poll):
+            await to_thread.run_sync(self._compare, message, poll, party, proof)
+        mail = await self._mailbox.receive(message.header.sender, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
             self._relays.emptied(message.header.sender)
         after = mail[-1][0] if mail else poll.after
-        first: Message = await in_thread(self._answer, message.header.sender, after)  # type: ignore[misc]
+        first = self._answer(message.header.sender, after)
         return b"".join((frame([first]), *(frames for _, frames in mail)))
 
-    def _check_poll(self, data: bytes) -> tuple[Message, Poll]:
+    def _read_poll(self, data: bytes) -> tuple[Message, Poll, PartyRecord, Message | None]:
         messages = read_frames(data, max_messages=2)
         if not messages or messages[0].header.kind != "poll" or messages[0].header.recipient != COORDINATOR:
             raise ProtocolViolation("asking for mail takes one message of kind poll, for the coordinator")
@@ -188,9 +176,19 @@ class Mailroom:
         poll = Poll.decode(self._keys.open(message))
         check_facts(poll.facts)
         self._contacts[party.party_id] = self._clock()
+        return message, poll, party, proof
+
+    def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
+        """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
+        written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
+        is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
+        if is_news or time.monotonic() - written_at >= CONTACT_S:
+            return False
+        return self.witnesses.is_held(party.party_id, poll)
+
+    def _compare(self, message: Message, poll: Poll, party: PartyRecord, proof: Message | None) -> None:
         self.witnesses.compare(party.party_id, poll, proof)
         self._write_contact(party, message, poll)
-        return message, poll
 
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
@@ -209,58 +207,10 @@ class Mailroom:
         self._written[party.party_id] = (time.monotonic(), poll)
 
     def _answer(self, party_id: str, after: str) -> Message:
-        head = self._ledger.head()
+        head = self._ledger.known_head()
+        self.witnesses.told(head)
         body = Mail(after=after, coordinator_seq=head.seq, coordinator_hash=head.hash).encode()
         return self._post_office.sign("poll", party_id, body)
-
-    def _take(self, message: Message) -> None:
-        header = message.header
-        # One moment of the journal for everything that is looked up: a transaction each costs more than the looking.
-        with self._database.read() as connection:
-            party = self._sender(message, connection)
-            if party.role not in _ROLES_OF.get(header.kind, ()):
-                raise ProtocolViolation(f"{party.role} {party.party_id!r} may not send a message of kind {header.kind}")
-            if (header.kind == "input-share") == (header.recipient == COORDINATOR):
-                raise ProtocolViolation(f"a message of kind {header.kind} is not for {header.recipient!r}")
-            current = None if header.kind in ANSWER_KINDS else self._round(message, party, connection)
-            if current is not None and header.kind == "input-share":
-                self._check_share(message, current, connection)
-                self._relays.check(message, current, self._part(message.header.task_digest, connection).columns)
-        if current is None:
-            self._wake(self._take_answer(message, party))
-            return
-        if header.kind == "input-share":
-            self._relay(message, current)
-        else:
-            self._act(message, party, current)
-        self._wake(current.job_id)
-        if header.kind == "refused" and party.role == "tallier":
-            following = self._turns.failed(current.round_digest)
-            if following is not None:
-                self._wake(following)
-
-    def _take_answer(self, message: Message, party: PartyRecord) -> str:
-        """What an agent says to a proposal, and its sequence number, in one transaction; the job it is about.
-
-        Raises:
-            WrongDigest: there is no such job, it is of another task, or the agent takes no part in it.
-        """
-        header = message.header
-        said = read_answer(header.kind, self._keys.open(message))
-        try:
-            job = self._jobs.get(said.job_id)
-        except NotFound:
-            raise WrongDigest("the answer is about a job that this coordinator never proposed") from None
-        task = self._tasks.get(job.task_digest)
-        if header.task_digest != task.digest or party.party_id not in task.participants:
-            raise WrongDigest("the answer is about a job of another task, or one the sender has no part in")
-        kept = self._proposals.take(job, task, party.party_id, said)
-        with self._database.write() as connection:
-            self._sequences.check(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
-            if self._jobs.willingness.report(job.job_id, party.party_id, kept, connection=connection):
-                self._jobs.touch(job.job_id, connection=connection)
-            self._sequences.taken(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
-        return job.job_id
 
     def check_sender(self, header: Header, signature: bytes) -> None:
         """Check who signed the header of a message whose body has not come yet, so that a stranger's is never read.
@@ -275,110 +225,23 @@ class Mailroom:
             self.refused[error.problem_type] += 1
             raise
 
-    def _sender(self, message: Message, connection: Connection | None = None) -> PartyRecord:
-        party = self._active(message.header.sender, connection)
+    def _sender(self, message: Message) -> PartyRecord:
+        party = self._active(message.header.sender)
         verify(message, party.verify_key)
         return party
 
-    def _active(self, party_id: str, connection: Connection | None = None) -> PartyRecord:
-        try:
-            party = self._parties.get(party_id, connection=connection)
-        except NotFound:
-            raise NotEnrolled(f"no party {party_id!r} is enrolled; ask the administrator") from None
+    def _active(self, party_id: str) -> PartyRecord:
+        party = self._parties.known(party_id)
+        if party is None:
+            raise NotEnrolled(f"no party {party_id!r} is enrolled; ask the administrator")
         if party.state != "active":
             raise NotEnrolled(f"the keys of {party.party_id!r} were revoked; ask the administrator")
         return party
 
-    def _round(self, message: Message, party: PartyRecord, connection: Connection) -> RoundRecord:
-        """The open round a message belongs to.
 
-        Raises:
-            WrongDigest: no such round, another task, a round that is over, or one the sender has no part in.
-        """
-        header = message.header
-        try:
-            current = self._jobs.round_of(header.round_digest, connection=connection)
-        except NotFound:
-            raise WrongDigest("the message belongs to a round that this coordinator never opened") from None
-        job = self._jobs.get(current.job_id, connection=connection)
-        if job.task_digest != header.task_digest:
-            raise WrongDigest("the message names another task than its round is of")
-        if current.state not in _OPEN_STATES or job.state not in ("collecting", "tallying"):
-            raise WrongDigest("the round is over, or was not begun; nothing more is taken for it")
-        if party.role == "agent" and party.party_id not in self._part(job.task_digest, connection).participants:
-            raise WrongDigest(f"agent {party.party_id!r} takes no part in the task of this round")
-        return current
-
-    def _part(self, task_digest: str, connection: Connection) -> _Part:
-        """What messages of a task are checked against; remembered, since it never changes and every message asks for
-        it."""
-        known = self._parts.get(task_digest)
-        if known is None:
-            record = self._tasks.get(task_digest, connection=connection)
-            terms = record.task.winner_terms
-            # Where rows are checked, ballots with a column for votes not cast travel beside the noise.
-            has_rows = terms is not None and terms.row_total is not None
-            columns = 2 * record.task.num_classes + 1 if has_rows else record.task.num_classes
-            known = _Part(frozenset(record.participants), columns, record.task.release)
-            while len(self._parts) >= MAX_TASKS_KNOWN:
-                self._parts.pop(next(iter(self._parts)), None)
-            self._parts[task_digest] = known
-        return known
-
-    def _check_share(self, message: Message, current: RoundRecord, connection: Connection) -> None:
-        header = message.header
-        try:
-            tallier = self._parties.get(header.recipient, connection=connection)
-        except NotFound:
-            tallier = None
-        if tallier is None or tallier.role != "tallier" or tallier.state != "active" or not header.is_sealed:
-            raise ProtocolViolation("a share goes to an enrolled tallier, sealed to its key")
-        if current.state != "asked":
-            # The contributors are fixed; a late share could only be refused at the tallier.
-            raise WrongDigest("the contributors of this round are fixed; the agent can take part in the next")
-
-    def _relay(self, message: Message, current: RoundRecord) -> None:
-        header = message.header
-        if not current.has_shares:
-            # Durable before it leaves: a charge is given back only where no share did.
-            self._jobs.note_share(current.job_id, current.number)
-        with self._lock:
-            key = (header.sender, header.recipient)
-            if header.sequence <= self._relayed.get(key, 0):
-                raise Replayed(
-                    f"message {header.sequence} of {header.sender!r} for {header.recipient!r} was taken before"
-                )
-            self._mailbox.send(header.recipient, frame([message]), message_id=message.message_id)
-            self._relayed[key] = header.sequence
-        self._relays.sent(message)
-
-    def _act(self, message: Message, party: PartyRecord, current: RoundRecord) -> None:
-        """The effect of a message to the coordinator and its sequence number, in one transaction."""
-        header, job_id, number = message.header, current.job_id, current.number
-        body = self._keys.open(message)
-        with self._database.write() as connection:
-            release = self._part(header.task_digest, connection).release
-            self._sequences.check(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
-            if header.kind == "holdings":
-                holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
-                self._jobs.report_holdings(job_id, number, party.party_id, holdings, connection=connection)
-            elif header.kind == "refused":
-                told = Refusal.decode(body)
-                self._jobs.report_refusal(
-                    job_id, number, party.party_id, told.sentence, told.is_final, connection=connection
-                )
-            elif header.kind == "aggregate-share":
-                aggregate = aggregate_from_bytes(body)
-                if aggregate.round.digest != current.round_digest or aggregate.tallier != party.tallier:
-                    raise WrongDigest("a tallier's sum is of another round, or of another tallier")
-                if release != "histogram":
-                    raise ProtocolViolation("the sums of a winner round stay with the talliers; none is taken here")
-                self._aggregates.put(current.round_digest, party.party_id, body, connection=connection)
-            elif header.kind == "winner":
-                winner = winner_from_bytes(body)
-                if winner.round_digest != current.round_digest or winner.tallier != party.tallier:
-                    raise WrongDigest("a tallier's winners are of another round, or of another tallier")
-                if release != "winner":
-                    raise ProtocolViolation("the task of this round releases the histogram; it takes no winners")
-                self._aggregates.put(current.round_digest, party.party_id, body, connection=connection)
-            self._sequences.taken(header.sender, header.sequence, verify_key=party.verify_key, connection=connection)
+def _tell(
+    loop: asyncio.AbstractEventLoop, settle: Callable[[int | LabelerError], None], outcome: int | LabelerError
+) -> None:
+    """From the driver's thread to whoever waits; nobody does once the loop has ended."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(settle, outcome)

@@ -21,7 +21,7 @@ from anyio import to_thread
 
 from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
-from api.coordinator.conductor import Conductor, Timing
+from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
@@ -30,16 +30,13 @@ from api.coordinator.incoming import clear_incoming
 from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
-from api.coordinator.post_office import PostOffice
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
-from api.coordinator.proposals import Proposals
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.room import RoomProbe
 from api.coordinator.tasks import create_task, describe_task, task_view
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
-from api.coordinator.winner_turns import WinnerTurns
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -81,6 +78,7 @@ from feature_store.mailbox import Mailbox
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import JournalBehind, NotAuthenticated, NotFound, TryAgain
 from labeler.messages import Header
+from labeler.rounds.effects import Patience
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -155,8 +153,6 @@ class Coordinator:
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         self._owned = ExitStack()
-        post_office = PostOffice(keys=keys, sequences=stores.sequences, parties=stores.parties, mailbox=mailbox)
-        turns = WinnerTurns()
         self._forgotten = ForgottenJobs(stores.database, clock=clock)
         self._keeper = Keeper(
             config.home,
@@ -176,14 +172,6 @@ class Coordinator:
             backbone_of=config.backbone,
             bounds=Bounds(config.limits.max_pixels, config.limits.max_job_pixels),
         )
-        proposals = Proposals(
-            jobs=stores.jobs,
-            post_office=post_office,
-            mailbox=mailbox,
-            patience_s=config.timing.patience_s,
-            ask_again_s=config.timing.ask_again_s,
-            clock=clock,
-        )
         self.conductor = Conductor(
             home=config.home,
             database=stores.database,
@@ -191,28 +179,24 @@ class Coordinator:
             tasks=stores.tasks,
             jobs=stores.jobs,
             aggregates=stores.aggregates,
-            post_office=post_office,
+            parties=stores.parties,
+            sequences=stores.sequences,
+            keys=keys,
             mailbox=mailbox,
-            timing=Timing(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
+            patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             clock=clock,
-            turns=turns,
             preparation=self._preparation,
-            proposals=proposals,
         )
         self.mailroom = Mailroom(
             keys=keys,
             database=stores.database,
             ledger=stores.ledger,
-            tasks=stores.tasks,
-            jobs=stores.jobs,
-            aggregates=stores.aggregates,
             parties=stores.parties,
             sequences=stores.sequences,
             mailbox=mailbox,
-            post_office=post_office,
-            wake=self.conductor.wake,
-            proposals=proposals,
-            turns=turns,
+            post_office=self.conductor.post_office,
+            deliver=self.conductor.deliver,
+            relays=self.conductor.driver.relays,
             clock=clock,
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
@@ -403,6 +387,7 @@ class Coordinator:
         """
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self._intake)
+        self.conductor.wake(job_id)
         self._preparation.withdraw(job_id)
         self._keeper.wake()
         return view
@@ -568,13 +553,13 @@ class Coordinator:
         """Who signed a message whose body has not come yet; see api.coordinator.mailroom."""
         self.mailroom.check_sender(header, signature)
 
-    def take(self, data: bytes) -> int:
+    async def take(self, data: bytes) -> int:
         """Messages from a party; see api.coordinator.mailroom."""
-        return self.mailroom.take(data)
+        return await self.mailroom.take(data)
 
     async def poll(self, data: bytes) -> bytes:
         """What waits for a party; see api.coordinator.mailroom."""
-        return await self.mailroom.poll(data, in_thread=to_thread.run_sync)
+        return await self.mailroom.poll(data)
 
     def readiness(self, *, is_named: bool = True) -> ReadinessView:
         """Whether jobs can be taken, and what is missing.

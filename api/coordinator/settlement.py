@@ -14,12 +14,14 @@ A job of an earlier version has JOB/N from its submission on, for every agent of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from api.coordinator.pricing import charges_of, finite_levels, round_amounts
 from api.problems import problem_of
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
+from feature_store.journal.joining import writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
@@ -102,6 +104,7 @@ def settle_rounds(
     ledger: Ledger,
     jobs: JobStore,
     tasks: TaskStore,
+    connection: Connection | None = None,
 ) -> JobRecord:
     """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
 
@@ -113,11 +116,12 @@ def settle_rounds(
         job: unfinished.
         state: cancelled, failed, refused or expired.
         error: why, shown to the requester.
+        connection: write transaction to join.
 
     Returns:
         The job as it is now.
     """
-    with database.write() as connection:
+    with writing(database, connection) as connection:
         now = jobs.get(job.job_id, connection=connection)
         if now.is_finished:
             # Somebody else ended it, and gave back what there was.
@@ -149,3 +153,38 @@ def settle_rounds(
         for first_query, num_queries in jobs.unasked(job.job_id, connection=connection):
             tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
         return ended
+
+
+@dataclass(frozen=True)
+class JournalSettlement:
+    """What the driver needs of this module (feature_store.driving.storing.Settlement)."""
+
+    database: Database
+    ledger: Ledger
+    jobs: JobStore
+    tasks: TaskStore
+
+    def divide(
+        self,
+        job: JobRecord,
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,
+        asked: Collection[str],
+        *,
+        connection: Connection,
+    ) -> None:
+        """See `divide`."""
+        divide(job, rounds, task, asked, ledger=self.ledger, connection=connection)
+
+    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
+        """See `settle_rounds`."""
+        return settle_rounds(
+            job,
+            state,
+            error,
+            database=self.database,
+            ledger=self.ledger,
+            jobs=self.jobs,
+            tasks=self.tasks,
+            connection=connection,
+        )

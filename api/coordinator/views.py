@@ -13,10 +13,9 @@ from feature_store.journal.jobs import JobRecord, RoundRecord
 from feature_store.journal.tasks import TaskRecord
 from feature_store.journal.willingness import AgentAnswer, Answers
 from labeler.errors import AwaitingApproval
+from labeler.rounds.coordinator import printable
 
 _NAMES = 5
-MAX_REASON_CHARACTERS = 300
-"""Of what a party gave as its reason: a sentence, not a document."""
 
 
 def job_view(
@@ -146,13 +145,6 @@ def answered_by(one: RoundRecord, task: TaskRecord) -> tuple[str, ...]:
         return ()
     common = set(reports[0].items()).intersection(*(report.items() for report in reports[1:]))
     return tuple(sorted(agent for agent, _ in common))
-
-
-def printable(sentence: str) -> str:
-    """Words of another party as they may be shown: on one line, bounded, nothing that moves a terminal's cursor."""
-    start = " ".join(sentence[: 4 * MAX_REASON_CHARACTERS].split())
-    shown = "".join(letter if letter.isprintable() else "?" for letter in start)
-    return shown if len(shown) <= MAX_REASON_CHARACTERS else shown[: MAX_REASON_CHARACTERS - 3] + "..."
 
 
 def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, *, is_over: bool) -> RoundView:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 
 from feature_store.journal.chain import Head
 from feature_store.journal.ledger import Ledger
@@ -22,6 +23,9 @@ from labeler.errors import JournalBehind, LabelerError
 from labeler.messages import COORDINATOR, Message
 
 log = logging.getLogger("labeler.mailroom")
+
+MAX_KNOWN = 4096
+"""Heads that were found in the journal, or told to parties, and need not be looked for again."""
 
 
 class Witnesses:
@@ -38,6 +42,7 @@ class Witnesses:
         self._lock = threading.Lock()
         self._proven: dict[str, int] = {}
         self._claimed: dict[str, int] = {}
+        self._known: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     @property
     def sentence(self) -> str:
@@ -80,6 +85,8 @@ class Witnesses:
         """
         if not poll.coordinator_seq or self._holds(Head(poll.coordinator_seq, poll.coordinator_hash)):
             self.forget(party_id)
+            if poll.coordinator_seq:
+                self.told(Head(poll.coordinator_seq, poll.coordinator_hash))
             return
         seen = self._signed(proof)
         if seen is not None and not self._holds(seen):
@@ -95,6 +102,20 @@ class Witnesses:
             "refused: restore its coordinator.proof, or tell the operator; where the journal was restored, the site "
             "consents to it (labeler journal trust-restored)"
         )
+
+    def is_held(self, party_id: str, poll: Poll) -> bool:
+        """Whether what a party has seen was found in the journal before, so that nobody has to look again."""
+        with self._lock:
+            if party_id in self._proven or party_id in self._claimed:
+                return False
+            return not poll.coordinator_seq or (poll.coordinator_seq, poll.coordinator_hash) in self._known
+
+    def told(self, head: Head) -> None:
+        """A head of this journal that parties are told now: they will say that they have seen it."""
+        with self._lock:
+            self._known[head.seq, head.hash] = None
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
 
     def _note(self, into: dict[str, int], out_of: dict[str, int], party_id: str, seq: int) -> None:
         with self._lock:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from api.access import client_address
 from api.documentation import Answers, problem
@@ -49,7 +48,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         media_type(request, OCTETS)
         with _counting_failures(request):
             async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
-                return {"taken": await run_in_threadpool(coordinator.take, data)}
+                return {"taken": await coordinator.take(data)}
 
     @router.post(
         "/v1/messages:poll",

@@ -7,6 +7,7 @@ sums of one round differ by single ballots. When the release is stored the sums 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -61,6 +62,22 @@ class AggregateStore:
         )
         with reading(self._database, connection) as joined:
             return {row.tallier_id: bytes(row.data) for row in joined.execute(query)}
+
+    def of_all(
+        self, round_digests: Collection[str], *, connection: Connection | None = None
+    ) -> dict[str, dict[str, bytes]]:
+        """`of` several rounds at once, by round; those without any are left out."""
+        table = aggregate_shares
+        found: dict[str, dict[str, bytes]] = {}
+        if not round_digests:
+            return found
+        query = select(table.c.round_digest, table.c.tallier_id, table.c.data).where(
+            table.c.round_digest.in_(list(round_digests)), table.c.data.is_not(None)
+        )
+        with reading(self._database, connection) as joined:
+            for row in joined.execute(query):
+                found.setdefault(row.round_digest, {})[row.tallier_id] = bytes(row.data)
+        return found
 
     def delete(self, round_digest: str, *, connection: Connection | None = None) -> None:
         """Drop the sums of a round; which they were stays known."""

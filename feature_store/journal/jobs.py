@@ -35,7 +35,7 @@ from feature_store.journal.job_tables import (
 )
 from feature_store.journal.joining import before, check_limit, reading, writing
 from feature_store.journal.willingness import WillingnessStore
-from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, ProtocolViolation, TryAgain
+from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, NotReady, ProtocolViolation, TryAgain
 
 __all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundRecord", "RoundState"]
 
@@ -118,6 +118,22 @@ class JobStore:
         query = select(jobs).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)
         with reading(self._database, connection) as joined:
             return [JobRecord(**row._mapping) for row in joined.execute(query)]
+
+    def unfinished_ids(self) -> list[str]:
+        """Ids of every job that still has to be moved on, oldest first."""
+        query = select(jobs.c.job_id).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def move(self, job_id: str, state: JobState, *, expected: Collection[JobState], connection: Connection) -> None:
+        """Move a job that is known to be in one of the states expected; `change` for whoever does not know.
+
+        Raises:
+            NotReady: it is in another state now; nothing of the transaction is to be kept.
+        """
+        same = (jobs.c.job_id == job_id) & jobs.c.state.in_(sorted(set(expected) - FINISHED))
+        if connection.execute(update(jobs).where(same).values(state=state, **self._stamp())).rowcount != 1:
+            raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
 
     def change(
         self,

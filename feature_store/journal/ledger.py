@@ -75,6 +75,7 @@ class Ledger:
         self._database = database
         self._book = Book(database.sql_dialect, clock=clock)
         self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
+        self._known_head: Head | None = None
         self._check_anchor()
 
     # What is known.
@@ -88,6 +89,11 @@ class Ledger:
         """The stored time of the last entry; empty before the first."""
         with self._reading(connection) as held:
             return self._book.tail(held)[1]
+
+    def known_head(self) -> Head:
+        """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
+        known = self._known_head
+        return self.head() if known is None else known
 
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
         """How far a reservation has come; None where there is none."""
@@ -354,9 +360,14 @@ class Ledger:
 
     def _append(self, held: Connection, kind: Kind, reservation_id: str, rows: Sequence[Row], detail: str) -> int:
         first, head = self._book.append(held, kind, reservation_id, rows, detail)
-        if self._anchor is not None:
-            anchor = self._anchor
-            self._database.after_commit(lambda: anchor.remember(head), last_of=anchor)
+
+        def remember() -> None:
+            if self._anchor is not None:
+                self._anchor.remember(head)
+            self._known_head = head
+
+        # The last head of a transaction stands for those before it.
+        self._database.after_commit(remember, last_of=("head", id(self)))
         return first
 
     def _settle(self, held: Connection, reservation_id: str, known: KnownReservation, state: State, detail: str) -> int:

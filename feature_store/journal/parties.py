@@ -8,6 +8,7 @@ charges, and is refused.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -140,7 +141,39 @@ class PartyStore:
     def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
         self._database = database
         self._clock = clock
+        self._lock = threading.Lock()
+        self._version = 0
+        self._known: tuple[int, tuple[PartyRecord, ...]] | None = None
         database.create(parties, party_keys)
+
+    @property
+    def version(self) -> int:
+        """Goes up at every change through this store, once it is durable: whoever remembers parties looks here."""
+        return self._version
+
+    def all(self) -> tuple[PartyRecord, ...]:
+        """All parties by id, as they are now; remembered until one is changed through this store."""
+        with self._lock:
+            version, known = self._version, self._known
+        if known is None or known[0] != version:
+            # Read after its version was, so that a change in between is looked for again.
+            known = (version, tuple(self.list()))
+            with self._lock:
+                self._known = known
+        return known[1]
+
+    def known(self, party_id: str) -> PartyRecord | None:
+        """One party as `all` remembers it; None where nobody of this id was enrolled."""
+        return next((one for one in self.all() if one.party_id == party_id), None)
+
+    def _changed(self) -> None:
+        """To be called in the write transaction of a change."""
+
+        def count() -> None:
+            with self._lock:
+                self._version += 1
+
+        self._database.after_commit(count)
 
     def enrol(
         self,
@@ -182,6 +215,7 @@ class PartyStore:
             self._check_number(tallier, joined)
             self._check_unused((verify_key, seal_key), joined)
             record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", check_moment(self._clock()))
+            self._changed()
             joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
             self._keep_keys(party_id, (verify_key, seal_key), joined)
             return record
@@ -225,6 +259,7 @@ class PartyStore:
             if known.state == "revoked":
                 self._check_number(known.tallier, joined)
             self._check_unused((verify_key, seal_key), joined)
+            self._changed()
             self._keep_keys(party_id, (verify_key, seal_key), joined)
             joined.execute(
                 update(parties)
@@ -240,6 +275,7 @@ class PartyStore:
             NotFound: nobody of this id was enrolled.
         """
         with writing(self._database, connection) as joined:
+            self._changed()
             joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
             return self.get(party_id, connection=joined)
 
@@ -272,6 +308,7 @@ class PartyStore:
                     "or holds another entry there: it was restored from an older copy, and charges are missing from "
                     "it. Restore its newest journal"
                 )
+            self._changed()
             joined.execute(
                 update(parties)
                 .where(parties.c.party_id == party_id)

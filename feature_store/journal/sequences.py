@@ -150,6 +150,11 @@ class Sequences:
                 self._taken[sender, verify_key] = last
         _check_new(sender, sequence, last)
 
+    def last(self, sender: str, verify_key: str) -> int:
+        """The highest number taken of a sender under a key; 0 where none was."""
+        with self._database.read() as connection:
+            return self._highest_taken(sender, verify_key, connection)
+
     def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
         """Note that a message was taken, in the transaction that keeps its effect.
 

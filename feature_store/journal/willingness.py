@@ -118,6 +118,12 @@ class WillingnessStore:
             found = joined.execute(select(job_asked.c.agents).where(job_asked.c.job_id == job_id)).scalar()
         return None if found is None else tuple(found)
 
+    def asked_of(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
+        """`asked` of several jobs at once; those in which it is open are left out."""
+        query = select(job_asked.c.job_id, job_asked.c.agents).where(job_asked.c.job_id.in_(list(job_ids)))
+        with reading(self._database, connection) as joined:
+            return {row.job_id: tuple(row.agents) for row in joined.execute(query)}
+
     def fix_asked(self, job_id: str, agents: Collection[str], *, connection: Connection | None = None) -> None:
         """Fix whom a job asks, once for ever.
 

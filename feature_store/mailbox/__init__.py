@@ -4,6 +4,6 @@
 package's root loads neither, so that whoever only takes a mailbox loads no client library.
 """
 
-from feature_store.mailbox.protocol import MAX_MAIL_BYTES, Mailbox, Work
+from feature_store.mailbox.protocol import MAX_MAIL_BYTES, Letter, Mailbox, Work
 
-__all__ = ["MAX_MAIL_BYTES", "Mailbox", "Work"]
+__all__ = ["MAX_MAIL_BYTES", "Letter", "Mailbox", "Work"]

@@ -11,17 +11,19 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from feature_store.mailbox.protocol import (
+    CHANGED,
     MAIL_SEEN_S,
     MAIL_UNUSED_S,
     MAX_EVENTS,
     MAX_MAIL,
     MAX_MAIL_BYTES,
     PROGRESS_UNUSED_S,
+    Letter,
     Work,
     check_mail,
     check_wait,
@@ -108,6 +110,15 @@ class MemoryMailbox:
                 self._seen = {key: until for key, until in self._seen.items() if until > now}
                 self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
 
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+        """See the protocol."""
+        for letter in letters:
+            check_mail(letter.recipient, letter.data, letter.message_id)
+        for letter in letters:
+            self.send(letter.recipient, letter.data, message_id=letter.message_id)
+        for job_id in tell:
+            self.publish(job_id, CHANGED)
+
     async def receive(
         self,
         recipient: str,
@@ -126,6 +137,10 @@ class MemoryMailbox:
         with self._changed:
             stream = self._stream(("mail", check_party_id(recipient, "recipient of mail")))
             return 0 if stream is None else len(stream.entries)
+
+    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
+        """See the protocol."""
+        return {recipient: self.pending(recipient) for recipient in recipients}
 
     # Work
 

@@ -16,7 +16,7 @@ module, and only what wires a process names a twin.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,9 @@ MAIL_UNUSED_S = 7 * 86_400
 MAIL_SEEN_S = 86_400
 PROGRESS_UNUSED_S = 86_400
 MAX_WAIT_S = 30.0
+
+CHANGED: Mapping[str, Any] = {"changed": True}
+"""The event of a job that has changed: whoever watches looks for itself what."""
 
 MAX_MAIL_BYTES = MAX_MESSAGE_BYTES
 """Of the messages that one call hands out, unless the first alone is larger."""
@@ -58,6 +61,21 @@ class Work:
     entry: str
     consumer: str
     attempt: int
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One message for one party's mail, as `Mailbox.send` takes it.
+
+    Attributes:
+        recipient: party id.
+        data: frames (labeler.messages).
+        message_id: `Message.message_id`, SENDER:SEQUENCE.
+    """
+
+    recipient: str
+    data: bytes
+    message_id: str
 
 
 class Mailbox(Protocol):
@@ -89,6 +107,16 @@ class Mailbox(Protocol):
             Unavailable: it does not answer, or is full.
         """
 
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+        """Put messages into the mail of parties, in order, and tell whoever watches some jobs that they have changed.
+
+        As many calls of `send` and `publish`, at the cost of about one.
+
+        Raises:
+            TooLarge: one has more bytes than a message may have; none was sent.
+            Unavailable: it does not answer, or is full; some of them may have been sent.
+        """
+
     async def receive(
         self,
         recipient: str,
@@ -117,6 +145,9 @@ class Mailbox(Protocol):
 
     def pending(self, recipient: str) -> int:
         """How many messages lie in a party's mail, those included that it took and has not confirmed."""
+
+    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
+        """`pending` of several parties at once, by party."""
 
     def add_work(self, queue: str, work_id: str) -> None:
         """Ask for a piece of work; while it is not done, asking again changes nothing."""

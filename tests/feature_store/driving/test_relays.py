@@ -6,8 +6,7 @@ import secrets
 
 import pytest
 
-from api.coordinator.relays import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
-from feature_store.journal.jobs import RoundRecord
+from feature_store.driving.relays import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
 from feature_store.keys import PartyKeys
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message
@@ -15,7 +14,7 @@ from labeler.share_bodies import share_to_bytes
 from labeler.sharing import ShareVector
 
 KEYS = PartyKeys.generate()
-ROUND = RoundRecord("job-1", 0, 0, 2)
+QUERIES = 2
 
 
 def share(size: int, *, sender: str = "east", recipient: str = "t0", round_digest: str = "1" * 64) -> Message:
@@ -34,30 +33,30 @@ def share(size: int, *, sender: str = "east", recipient: str = "t0", round_diges
 def test_a_share_is_as_large_as_its_round_asks_for_and_no_larger() -> None:
     relays = Relays()
     sealing = len(share(0).body)
-    relays.check(share(8 * 2 * 3 + SHARE_OVERHEAD_BYTES - sealing), ROUND, 3)
+    relays.check(share(8 * 2 * 3 + SHARE_OVERHEAD_BYTES - sealing), QUERIES, 3)
     with pytest.raises(TooLarge, match="2 queries and 3 classes"):
-        relays.check(share(8 * 2 * 3 + SHARE_OVERHEAD_BYTES - sealing + 1), ROUND, 3)
+        relays.check(share(8 * 2 * 3 + SHARE_OVERHEAD_BYTES - sealing + 1), QUERIES, 3)
 
 
 @pytest.mark.parametrize("queries", [1, 4096])
 def test_every_real_share_fits(queries: int) -> None:
     words = ShareVector((queries, 3), secrets.token_bytes(16), False, seed=secrets.token_bytes(32)).expand()
     real = ShareVector((queries, 3), secrets.token_bytes(16), False, words=words)
-    Relays().check(share(len(share_to_bytes(real))), RoundRecord("job-1", 0, 0, queries), 3)
+    Relays().check(share(len(share_to_bytes(real))), queries, 3)
 
 
 def test_a_few_shares_wait_and_more_are_taken_once_the_mail_has_run_empty() -> None:
     relays = Relays()
     for _ in range(MAX_SHARES_WAITING):
-        relays.check(share(10), ROUND, 3)
+        relays.check(share(10), QUERIES, 3)
         relays.sent(share(10))
     with pytest.raises(ProtocolViolation, match="already"):
-        relays.check(share(10), ROUND, 3)
-    relays.check(share(10, sender="west"), ROUND, 3)
-    relays.check(share(10, recipient="t1"), ROUND, 3)
-    relays.check(share(10, round_digest="3" * 64), ROUND, 3)
+        relays.check(share(10), QUERIES, 3)
+    relays.check(share(10, sender="west"), QUERIES, 3)
+    relays.check(share(10, recipient="t1"), QUERIES, 3)
+    relays.check(share(10, round_digest="3" * 64), QUERIES, 3)
     relays.emptied("t1")
     with pytest.raises(ProtocolViolation):
-        relays.check(share(10), ROUND, 3)
+        relays.check(share(10), QUERIES, 3)
     relays.emptied("t0")
-    relays.check(share(10), ROUND, 3)
+    relays.check(share(10), QUERIES, 3)

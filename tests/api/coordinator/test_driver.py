@@ -1,0 +1,361 @@
+"""The coordinator's driver, turn by turn: what it takes, stores together, and keeps apart where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from api.coordinator import submission
+from api.coordinator.conductor import Conductor
+from api.schema import JobView
+from feature_store.driving.intake import Delivery, incoming
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.chain import Head
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.task_shares import TaskShares
+from feature_store.keys import PartyKeys
+from feature_store.mailbox.memory import MemoryMailbox
+from feature_store.quantize import quantize
+from labeler.errors import LabelerError, NotReady, Replayed, Unavailable, WrongDigest
+from labeler.messages import COORDINATOR, Kind, Message
+from labeler.proposals import Willing
+from labeler.rounds.coordinator import LONGEST_PAUSE_S
+from labeler.rounds.effects import Patience
+from labeler.share_bodies import aggregate_to_bytes, holdings_to_bytes
+from labeler.tally import AggregateShare, Round
+from tests.api.conftest import FINGERPRINT, House
+
+AGENTS = ("east", "north", "west")
+TALLIERS = ("t0", "t1", "t2")
+
+
+@dataclass
+class Site:
+    """A driver over a real journal and a mailbox in memory; a test signs for every party."""
+
+    house: House
+    mailbox: MemoryMailbox = field(default_factory=MemoryMailbox)
+    own: PartyKeys = field(default_factory=PartyKeys.generate)
+    keys: dict[str, PartyKeys] = field(default_factory=dict)
+    steady_s: float = 100.0
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        for agent in AGENTS:
+            self._rotate(agent)
+            facts: dict[str, Any] = {"classes": ["cat", "dog", "owl"], "backbone_fingerprint": FINGERPRINT}
+            self.house.parties.contact(agent, self.house.clock(), facts | {"version": "labeler/0.2"}, Head(1, "a" * 64))
+        for number, name in enumerate(TALLIERS):
+            self.keys[name] = PartyKeys.generate()
+            public = self.keys[name].public
+            self.house.parties.enrol(name, "tallier", public.verify_key, public.seal_key, tallier=number)
+        self.restart()
+
+    def _rotate(self, name: str) -> None:
+        self.keys[name] = PartyKeys.generate()
+        public = self.keys[name].public
+        self.house.parties.rotate(name, public.verify_key, public.seal_key)
+
+    def restart(self) -> None:
+        house = self.house
+        self.conductor = Conductor(
+            home=house.config.home,
+            database=house.database,
+            ledger=house.ledger,
+            tasks=house.tasks,
+            jobs=house.jobs,
+            aggregates=AggregateStore(house.database),
+            parties=house.parties,
+            sequences=Sequences(house.database),
+            keys=self.own,
+            mailbox=self.mailbox,
+            patience=Patience(0.0, 5.0),
+            clock=house.clock,
+            steady=lambda: self.steady_s,
+        )
+
+    def submit(self, *, by: str = "tok-1", prepared: bool = True, start: int = 0) -> JobView:
+        task = self.house.task()
+        TaskShares(self.house.database, clock=self.house.clock).add(task.digest, by)
+        job = self.house.submit(task, 2, by=by, start=start)
+        if prepared:
+            vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])
+            folder = self.house.config.home / "jobs" / job.job_id
+            (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+        self.conductor.wake(job.job_id)
+        return job
+
+    def message(self, kind: Kind, sender: str, body: bytes, job: JobView, **header: Any) -> Message:
+        self.sequence += 1
+        fields: dict[str, Any] = {"recipient": COORDINATOR, "task_digest": job.task_id, "sequence": self.sequence}
+        return self.keys[sender].message(kind, sender=sender, body=body, **(fields | header))
+
+    def deliver(self, *messages: Message, error: LabelerError | None = None) -> list[int | LabelerError]:
+        taken = [incoming(one, self.house.parties.get(one.header.sender), self.own) for one in messages]
+        outcomes: list[int | LabelerError] = []
+        self.conductor.deliver(Delivery(tuple(taken), error, outcomes.append))
+        return outcomes
+
+    def yes(self, agent: str, job: JobView) -> Message:
+        return self.message("willing", agent, Willing(job.job_id, job.expires_at.timestamp()).encode(), job)
+
+    def held(self, tallier: str, job: JobView) -> Message:
+        body = holdings_to_bytes(dict.fromkeys(AGENTS, b"s" * 16))
+        return self.message("holdings", tallier, body, job, round_digest=self.round_digest(job))
+
+    def summed(self, number: int, job: JobView) -> Message:
+        one = self.house.jobs.rounds(job.job_id)[0]
+        of = self.house.tasks.get(job.task_id).task
+        shape = (one.num_queries, of.num_classes)
+        of_round = Round(of.digest, one.batch_digest, one.num_queries, of.num_classes, of.quorum)
+        share = AggregateShare(number, of_round, frozenset(AGENTS), "b" * 64, np.zeros(shape, np.uint64), False)
+        seal_to = self.own.public.seal_key
+        body = aggregate_to_bytes(share)
+        name = TALLIERS[number]
+        return self.message("aggregate-share", name, body, job, round_digest=one.round_digest, seal_to=seal_to)
+
+    def round_digest(self, job: JobView) -> str:
+        return self.house.jobs.rounds(job.job_id)[0].round_digest
+
+    def state(self, job: JobView) -> str:
+        return self.house.jobs.get(job.job_id).state
+
+    def waiting(self, party: str) -> int:
+        return self.mailbox.pending(party)
+
+
+@pytest.fixture
+def site(house: House) -> Site:
+    return Site(house)
+
+
+def test_many_jobs_take_each_step_in_one_commit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [site.submit(by=f"tok-{number}") for number in range(6)]
+    commits: list[int] = []
+    write = type(site.house.database).write
+
+    def counted(database: Any) -> Any:
+        commits.append(1)
+        return write(database)
+
+    site.conductor.tick()
+    site.conductor.post_office._sequences.next("east")  # a block of numbers is taken before it is counted
+    monkeypatch.setattr(type(site.house.database), "write", counted)
+    # Every agent, then every tallier, with all of its messages in one delivery; all deliveries in one turn.
+    outcomes = [site.deliver(*(site.yes(agent, job) for job in jobs)) for agent in AGENTS]
+    site.conductor.tick()
+    asked = len(commits)
+    outcomes += [site.deliver(*(site.held(tallier, job) for job in jobs)) for tallier in TALLIERS]
+    site.conductor.tick()
+    held = len(commits) - asked
+    outcomes += [site.deliver(*(site.summed(number, job) for job in jobs)) for number in range(3)]
+    site.conductor.tick()
+    assert outcomes == [[6]] * 9
+    assert [site.state(job) for job in jobs] == ["completed"] * 6
+    # One for what was said, one where a block of numbers begins for each party; then agreed and posted; then released.
+    assert asked <= 1 + len(TALLIERS)
+    assert held == 2
+    assert len(commits) - asked - held == 1
+    for job in jobs:
+        assert site.house.ledger.state(f"{job.job_id}/0") == "posted"
+
+
+def test_who_delivers_is_told_when_its_effect_is_durable_and_not_before(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    outcomes = site.deliver(site.yes("east", job))
+    assert outcomes == []
+    site.conductor.tick()
+    assert outcomes == [1]
+    assert set(site.house.jobs.willingness.answers(job.job_id)) == {"east"}
+
+
+def test_of_one_delivery_what_comes_before_the_first_refused_message_counts(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    good, foreign, other = site.yes("east", job), site.yes("east", job), site.yes("east", job)
+    wrong = site.message("willing", "east", Willing("job-nobody-has", 2e9).encode(), job)
+    outcomes = site.deliver(good, wrong, foreign, other)
+    site.conductor.tick()
+    assert isinstance(outcomes[0], WrongDigest)
+    assert set(site.house.jobs.willingness.answers(job.job_id)) == {"east"}
+    again = site.deliver(good)
+    site.conductor.tick()
+    assert isinstance(again[0], Replayed)
+    # Numbers of what was not taken are not used up.
+    later = site.deliver(foreign)
+    site.conductor.tick()
+    assert later == [1]
+    behind = site.deliver(other, error=Unavailable("what came behind it does not count"))
+    site.conductor.tick()
+    assert isinstance(behind[0], Unavailable)
+
+
+def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ended beside the driver, which has not heard of it yet; the others' step is kept."""
+    jobs = [site.submit() for _ in range(3)]
+    site.conductor.tick()
+    for agent in AGENTS[:2]:
+        site.deliver(*(site.yes(agent, job) for job in jobs))
+    site.conductor.tick()
+    submission.cancel(jobs[1].job_id, stores=site.house.stores)
+    outcomes = site.deliver(*(site.yes("west", job) for job in jobs))
+    single = site.deliver(site.yes("west", jobs[1]))
+    site.conductor.tick()
+    assert [site.state(job) for job in jobs] == ["collecting", "cancelled", "queued"]
+    assert isinstance(outcomes[0], NotReady), "the second of three was refused, and so the third not looked at"
+    assert single == [1], "by then it is known that the job has ended; it is told so"
+    site.deliver(site.yes("west", jobs[2]))
+    site.conductor.tick()
+    assert [site.state(job) for job in jobs] == ["collecting", "cancelled", "collecting"]
+
+
+def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    with monkeypatch.context() as broken:
+
+        def full(_: Any) -> Any:
+            raise Unavailable("the disk is full")
+
+        broken.setattr(type(site.house.database), "write", full)
+        outcomes = site.deliver(*(site.yes(agent, job) for agent in AGENTS[:1]))
+        site.conductor.tick()
+        assert isinstance(outcomes[0], Unavailable)
+    assert site.house.jobs.willingness.answers(job.job_id) == {}
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.steady_s += LONGEST_PAUSE_S
+    site.conductor.tick()
+    assert site.state(job) == "collecting"
+
+
+def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    before = site.waiting("t0")
+    share = site.message(
+        "input-share", "east", bytes(100), job,
+        recipient="t0", round_digest=site.round_digest(job), seal_to=site.keys["t0"].public.seal_key,
+    )  # fmt: skip
+    with monkeypatch.context() as away:
+
+        def gone(*_: Any, **__: Any) -> None:
+            raise Unavailable("redis is away")
+
+        away.setattr(MemoryMailbox, "send_all", gone)
+        lost = site.deliver(share)
+        site.conductor.tick()
+    assert isinstance(lost[0], Unavailable)
+    found = site.deliver(share)
+    site.conductor.tick()
+    assert (found, site.waiting("t0")) == ([1], before + 1)
+    again = site.deliver(share)
+    site.conductor.tick()
+    assert isinstance(again[0], Replayed)
+
+
+def test_a_restarted_driver_goes_on_with_every_unfinished_job(site: Site) -> None:
+    jobs = [site.submit() for _ in range(3)]
+    for agent in AGENTS:
+        site.restart()
+        site.conductor.tick()
+        outcomes = site.deliver(*(site.yes(agent, job) for job in jobs))
+        site.conductor.tick()
+        assert outcomes == [3]
+    for number, tallier in enumerate(TALLIERS):
+        site.restart()
+        site.deliver(*(site.held(tallier, job) for job in jobs))
+        site.conductor.tick()
+        assert {site.state(job) for job in jobs} == {"tallying" if number == 2 else "collecting"}
+    for number in range(3):
+        site.restart()
+        site.deliver(*(site.summed(number, job) for job in jobs))
+        site.conductor.tick()
+    assert {site.state(job) for job in jobs} == {"completed"}
+    assert {site.house.ledger.state(f"{job.job_id}/0") for job in jobs} == {"posted"}
+    assert site.house.ledger.verify()
+
+
+def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(site: Site) -> None:
+    for number in range(12):
+        site.submit(by="loud", prepared=False, start=number)
+    site.conductor.tick()
+    full = site.waiting("east")
+    assert full < 12
+    site.submit(by="quiet", prepared=False, start=50)
+    site.conductor.tick()
+    assert site.waiting("east") == full + 1
+
+
+def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_looked_at(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud, quiet = site.submit(prepared=False), site.submit(prepared=False, start=9)
+    looked: list[str] = []
+    questions = site.conductor.driver._questions
+    monkeypatch.setattr(questions, "look", lambda job, _: looked.append(job.job_id))
+    for _ in range(150):
+        site.conductor.wake(loud.job_id)
+        site.conductor.tick()
+        site.steady_s += 0.4
+    assert looked.count(quiet.job_id) >= 40
+
+
+def test_what_was_lost_of_a_wake_is_found_by_looking(site: Site) -> None:
+    job = site.submit(prepared=False)
+    site.conductor.driver._woken.clear()
+    site.conductor.tick()
+    assert job.job_id in site.conductor.driver._live
+    submission.cancel(job.job_id, stores=site.house.stores)
+    site.steady_s += 2.0
+    site.conductor.tick()
+    assert job.job_id not in site.conductor.driver._live
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    late = site.held("t0", job)
+    submission.cancel(job.job_id, stores=site.house.stores)
+    site.conductor.wake(job.job_id)
+    site.conductor.tick()
+    driver = site.conductor.driver
+    assert (driver._live, driver._of_round, driver._stored) == ({}, {}, [])
+    outcomes = site.deliver(late), site.deliver(site.yes("east", job))
+    site.conductor.tick()
+    assert isinstance(outcomes[0][0], WrongDigest)
+    assert outcomes[1] == [1]
+    assert (driver._live, driver._of_round) == ({}, {})
+
+
+def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    early = site.deliver(site.yes("east", job))
+    site.conductor.driver.close()
+    late = site.deliver(site.yes("west", job))
+    assert isinstance(early[0], Unavailable)
+    assert isinstance(late[0], Unavailable)
+
+
+def test_a_message_under_a_key_that_was_changed_meanwhile_is_sent_again(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    outcomes = site.deliver(site.yes("east", job))
+    site._rotate("east")
+    site.conductor.tick()
+    assert isinstance(outcomes[0], Unavailable)
+    assert site.house.jobs.willingness.answers(job.job_id) == {}

@@ -1,0 +1,91 @@
+"""Whose turn it is to have its winners computed: one round at a time, and a dead one holds up nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from labeler.rounds.winner_line import Line, ask_for_turn, leave_line, turn_failed
+
+LIMIT_S, AGAIN_S = 100.0, 2.0
+
+
+class Waiting:
+    """A line with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.line = Line()
+
+    def ask(self, round_digest: str, *, answers: int = 0) -> bool:
+        self.line, is_granted = ask_for_turn(
+            self.line, round_digest, self.now, num_answers=answers, limit_s=LIMIT_S, ask_again_s=AGAIN_S
+        )
+        return is_granted
+
+    def failed(self, round_digest: str) -> str | None:
+        self.line, following = turn_failed(self.line, round_digest, self.now)
+        return following
+
+    def ended(self, round_digests: set[str]) -> str | None:
+        self.line, following = leave_line(self.line, round_digests)
+        return following
+
+
+@pytest.fixture
+def line() -> Waiting:
+    return Waiting()
+
+
+def test_one_round_is_asked_for_and_the_next_when_it_has_ended(line: Waiting) -> None:
+    assert line.ask("a")
+    assert not line.ask("a")
+    assert not line.ask("b")
+    assert not line.ask("c")
+    assert line.ended({"a"}) == "b"
+    assert not line.ask("c")
+    assert line.ask("b")
+    # One that had no turn may end without disturbing anybody.
+    assert line.ended({"c"}) is None
+    assert line.ended({"b"}) is None
+
+
+def test_a_round_that_fails_goes_to_the_end_of_the_line_and_comes_again_after_a_pause(line: Waiting) -> None:
+    assert line.ask("a")
+    assert not line.ask("b")
+    assert line.failed("a") == "b"
+    # The other talliers report the same failure a moment later.
+    assert line.failed("a") is None
+    assert line.ask("b")
+    assert line.failed("b") == "a"
+    assert not line.ask("a")
+    line.now = AGAIN_S
+    assert line.ask("a")
+    assert line.failed("never asked for") is None
+
+
+def test_a_round_alone_that_fails_is_asked_for_again_after_a_pause(line: Waiting) -> None:
+    assert line.ask("a")
+    line.failed("a")
+    assert not line.ask("a")
+    line.now = AGAIN_S
+    assert line.ask("a")
+
+
+def test_where_one_tallier_has_answered_and_another_has_not_all_are_asked_again_after_a_while(line: Waiting) -> None:
+    assert line.ask("a")
+    line.now = 50.0
+    assert not line.ask("a", answers=1)
+    line.now = 51.9
+    assert not line.ask("a", answers=2)
+    line.now = 52.0
+    assert line.ask("a", answers=2)
+    assert not line.ask("a", answers=2)
+
+
+def test_a_round_that_takes_longer_than_its_limit_makes_room(line: Waiting) -> None:
+    assert line.ask("a")
+    line.now = LIMIT_S
+    assert not line.ask("b")
+    line.now = LIMIT_S + 1
+    assert line.ask("b")
+    assert not line.ask("a")
