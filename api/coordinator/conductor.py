@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.preparation import Preparation
-from api.coordinator.questions import read_failure, read_questions
 from api.coordinator.settlement import JournalSettlement
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
+from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobRecord, JobStore
@@ -32,7 +32,6 @@ from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
-from feature_store.question_files import FAILURE, QUESTIONS
 from labeler.rounds.effects import Patience
 from labeler.task import Task
 

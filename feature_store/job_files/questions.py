@@ -16,8 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from feature_store.durable import replace_file
-from feature_store.journal.job_records import JobRecord, RoundRecord
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, LabelerError, TryAgain
 
 QUESTIONS: Final = "questions.safetensors"
@@ -105,12 +103,6 @@ def read_questions(path: Path) -> NDArray[np.int16]:
     if features.dtype != np.int16 or features.ndim != 2:
         raise BadData("the prepared questions are not quantised features; submit the job again")
     return features
-
-
-def batch_of(features: NDArray[np.int16], job: JobRecord, one: RoundRecord) -> QueryBatch:
-    """The questions of one round, of all those of its job."""
-    start = one.first_query - job.first_query
-    return QueryBatch(features[start : start + one.num_queries], first_query=one.first_query)
 
 
 def write_failure(folder: Path, error: LabelerError) -> None:
