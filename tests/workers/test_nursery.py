@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.nursery import CAN_FORK, role_launcher
+from workers.nursery import CAN_FORK, role_launcher, warm
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="roles are forked on Linux alone")
 
@@ -72,3 +72,37 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
         pid = int(supervisor.stdout.readline())
         supervisor.kill()
     wait_until(lambda: is_gone(pid))
+
+
+def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_library() -> None:
+    code = (
+        "import importlib, sys, threading\n"
+        "from workers.nursery import WARMED\n"
+        "for name in WARMED: importlib.import_module(name)\n"
+        "print(threading.active_count(), *sorted(set(sys.modules) & set(sys.argv[1:])))\n"
+    )
+    heavy = ["torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib", "pandas", "scipy.optimize", "mpyc"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert ended.stdout.split() == ["1"]
+
+
+def test_a_warmed_process_serves_every_later_fork(tmp_path: Path) -> None:
+    warm()
+    roles = [
+        role_launcher(f"role-{number}", ["serve", "--help"], output=tmp_path / f"{number}.log", environment={})()
+        for number in range(2)
+    ]
+    assert [role.wait() for role in roles] == [0, 0]
+    said = [(tmp_path / f"{number}.log").read_text() for number in range(2)]
+    assert all("Run the coordinator of a home" in words for words in said)
+
+
+def test_the_environment_of_a_role_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LABELER_URL", raising=False)
+    told = {"LABELER_URL": "nowhere", "LABELER_TOKEN": "x"}
+    role = role_launcher("status", ["status"], output=tmp_path / "log", environment=told)()
+    assert role.wait() == 2
+    assert "nowhere" in (tmp_path / "log").read_text() or "http" in (tmp_path / "log").read_text()
+    assert "LABELER_URL" not in os.environ
