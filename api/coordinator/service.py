@@ -565,7 +565,7 @@ class Coordinator:
         """Whether jobs can be taken, and what is missing.
 
         Args:
-            is_named: whether parties are named; for strangers they are not.
+            is_named: whether parties are named and entries counted; for strangers they are not.
         """
         needed, live_s = self.config.talliers, self.config.timing.live_s
         probes: dict[str, Probe] = {
@@ -584,7 +584,9 @@ class Coordinator:
         if not is_named and self.mailroom.witnesses.sentence:
             raise JournalBehind("a party has seen, with proof, entries of this journal that it does not hold")
         self._check_trusted()
-        found = f"{self.ledger.head().seq} entries, chain checked at the start"
+        entries = self.ledger.head().seq
+        # To strangers no number: watched, it tells when somebody's job is charged.
+        found = f"{entries} entries, chain checked at the start" if is_named else "chain checked at the start"
         doubters = self.mailroom.witnesses.doubters
         if doubters:
             who = ", ".join(doubters[:5]) if is_named else f"{len(doubters)} parties"

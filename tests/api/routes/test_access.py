@@ -110,6 +110,9 @@ def test_readiness_names_parties_only_to_whoever_shows_a_token(service: Service)
     assert "tallier-0" in named.text
     details = [[check["name"] for check in answer.json()["checks"]] for answer in (told, named)]
     assert details[0] == details[1]
+    journal = [one["detail"] for answer in (told, named) for one in answer.json()["checks"] if one["name"] == "journal"]
+    assert journal[0] == "chain checked at the start", "how many charges there are is no stranger's business"
+    assert journal[1].split()[0].isdecimal()
 
 
 def test_a_token_is_shown_once_and_listed_without_its_secret(service: Service) -> None:
