@@ -18,8 +18,8 @@ from labeler.errors import ProtocolViolation
 MAX_ID_CHARACTERS = 200
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LARGEST_INTEGER = 2**62
-_LATEST_S = 1e11
+LARGEST_INTEGER = 2**62
+LATEST_S = 1e11
 
 
 def canonical_json(content: object) -> bytes:
@@ -79,21 +79,21 @@ def check_public_key(value: object, what: str) -> str:
 def check_time(value: object, what: str) -> float:
     """A unix time in seconds, or refused: finite, after 1970 and before the year 5138."""
     seconds = check_number(value, what)
-    if not 0 < seconds < _LATEST_S:
+    if not 0 < seconds < LATEST_S:
         raise ProtocolViolation(f"{what} must be a unix time in seconds")
     return seconds
 
 
 def check_number(value: object, what: str) -> float:
     """A finite number, or refused; true and false are none."""
-    if type(value) is int and abs(value) <= _LARGEST_INTEGER:
+    if type(value) is int and abs(value) <= LARGEST_INTEGER:
         return float(value)
     if type(value) is float and math.isfinite(value):
         return value
     raise ProtocolViolation(f"{what} must be a finite number")
 
 
-def check_integer(value: object, what: str, *, least: int, most: int = _LARGEST_INTEGER) -> int:
+def check_integer(value: object, what: str, *, least: int, most: int = LARGEST_INTEGER) -> int:
     """A whole number within bounds, or refused; 1.0 and true are none."""
     if type(value) is not int or not least <= value <= most:
         raise ProtocolViolation(f"{what} must be a whole number between {least} and {most}")

@@ -18,9 +18,9 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.share_bodies import share_from_bytes, share_to_bytes
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
 from workers.agent_ledger import AgentLedger

@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from feature_store.journal.agent_memory import AgentMemory
-from labeler.bodies import Ask
 from labeler.errors import AwaitingApproval, ProtocolViolation
-from labeler.proposals import Proposal
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask
 from workers.party_home import is_approved
 from workers.policy import Policy
 

@@ -29,8 +29,6 @@ from feature_store.keys import seal_body
 from labeler import proposals
 from labeler.answered import NOT_KEPT
 from labeler.batching import round_charges
-from labeler.bodies import Ask, Refusal
-from labeler.bodies import Settled as SettledBody
 from labeler.errors import (
     BudgetExceeded,
     Forged,
@@ -43,7 +41,9 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, Header, Message
-from labeler.proposals import Declined, Proposal, Willing
+from labeler.messages.proposals import Declined, Proposal, Willing
+from labeler.messages.rounds import Ask, Refusal
+from labeler.messages.rounds import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentProposal, AgentRound, ProposalEffect, ProposalEvent, RoundEffect, RoundEvent
 from workers.agent import Agent

@@ -20,7 +20,7 @@ from labeler.answered import Recipients
 from labeler.batching import LEVELS, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.proposals import Proposal
+from labeler.messages.proposals import Proposal
 from labeler.task import Level, Task
 from workers.agent_ledger import beyond_task, priced
 from workers.policy import Policy

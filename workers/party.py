@@ -27,7 +27,6 @@ from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from labeler.bodies import Mail, Poll
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -40,6 +39,7 @@ from labeler.errors import (
     Unavailable,
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
+from labeler.messages.polls import Mail, Poll
 from workers.party_home import PROOF_FILE
 from workers.party_http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party_mail import Draft, PartyMail
@@ -50,7 +50,7 @@ log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
 VERSION = "labeler/0.2"
-"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.proposals)."""
+"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.proposals)."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024

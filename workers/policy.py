@@ -17,12 +17,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from labeler.bodies import Ask
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask
 from labeler.methods import Method, ReleaseKind
-from labeler.proposals import Proposal
 from labeler.task import Level, PositiveFinite, Task, describe_validation
 
 MAX_POLICY_BYTES = 1024 * 1024

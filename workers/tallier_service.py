@@ -28,7 +28,6 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from labeler.bodies import OpenRound, SumRequest
 from labeler.errors import (
     DuplicateAgent,
     Forged,
@@ -44,7 +43,8 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
-from labeler.share_bodies import (
+from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.shares import (
     aggregate_from_bytes,
     aggregate_to_bytes,
     holdings_to_bytes,

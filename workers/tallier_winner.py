@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from feature_store.keys import PartyKeys
-from labeler.bodies import OpenRound, Refusal
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
+from labeler.messages.rounds import OpenRound, Refusal
 from labeler.tally import AggregateShare
 from labeler.winner import Winner, winner_time_limit_s
 from workers.tallier_peers import WinnerGroup

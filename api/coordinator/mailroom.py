@@ -35,9 +35,9 @@ from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
-from labeler.bodies import Mail, Poll
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
+from labeler.messages.polls import Mail, Poll
 
 log = logging.getLogger("labeler.mailroom")
 

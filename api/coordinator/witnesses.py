@@ -18,9 +18,9 @@ from collections import OrderedDict
 from feature_store.journal.chain import Head
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import verify
-from labeler.bodies import Mail, Poll
 from labeler.errors import JournalBehind, LabelerError
 from labeler.messages import COORDINATOR, Message
+from labeler.messages.polls import Mail, Poll
 
 log = logging.getLogger("labeler.mailroom")
 

@@ -55,6 +55,7 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR
+from labeler.messages.shares import aggregate_from_bytes, winner_from_bytes
 from labeler.release import Release, agree_on_winners, open_histogram
 from labeler.rounds import winner_line
 from labeler.rounds.coordinator import LONGEST_PAUSE_S, step
@@ -99,7 +100,6 @@ from labeler.rounds.effects import (
 )
 from labeler.rounds.job_state import JobRun
 from labeler.rounds.lanes import Lanes, admit, enter, leave, next_place_s
-from labeler.share_bodies import aggregate_from_bytes, winner_from_bytes
 from labeler.tally import round_of
 from labeler.task import Task
 

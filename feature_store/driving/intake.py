@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys
-from labeler.bodies import Refusal
 from labeler.errors import LabelerError, ProtocolViolation
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.proposals import ANSWER_KINDS, Declined, Willing
+from labeler.messages.proposals import ANSWER_KINDS, Declined, Willing
+from labeler.messages.rounds import Refusal
+from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 from labeler.rounds.effects import (
     AgentDone,
     Answered,
@@ -25,7 +26,6 @@ from labeler.rounds.effects import (
     ShareCame,
     SumCame,
 )
-from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 
 _ROLES_OF = {
     "input-share": ("agent",),

@@ -17,10 +17,10 @@ from feature_store.driving.post_office import PostOffice
 from feature_store.journal.chain import Head
 from feature_store.mailbox import Letter
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, OpenRound, Settled, SumRequest, TallierKey
 from labeler.errors import TooLarge, Unavailable, WrongDigest
 from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind
-from labeler.proposals import Proposal, Withdrawn
+from labeler.messages.proposals import Proposal, Withdrawn
+from labeler.messages.rounds import Ask, OpenRound, Settled, SumRequest, TallierKey
 from labeler.rounds.effects import (
     AskForSums,
     OpenAt,

@@ -80,7 +80,7 @@ class Proposed:
     """What an answer is about.
 
     Attributes:
-        digest: of the proposal (labeler.proposals).
+        digest: of the proposal (labeler.messages.proposals).
         job_id, task_digest: of it.
         until: its deadline.
         at: when it is answered.

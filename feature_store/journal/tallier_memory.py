@@ -23,7 +23,6 @@ from feature_store.erasable import ErasableKeys, is_locked_away, lock_away, take
 from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
-from labeler.bodies import OpenRound
 from labeler.errors import (
     BadData,
     DuplicateAgent,
@@ -34,6 +33,7 @@ from labeler.errors import (
     ProtocolViolation,
     WrongDigest,
 )
+from labeler.messages.rounds import OpenRound
 
 _SHARES, _SUM = ".shares", ".sum"
 
@@ -43,7 +43,7 @@ class KeptShare:
     """What is kept of one agent's share. Secret: does not print.
 
     Attributes:
-        data: as it was received (labeler.share_bodies.share_to_bytes); None once it was summed or dropped.
+        data: as it was received (labeler.messages.shares.share_to_bytes); None once it was summed or dropped.
         sharing_id: 16 bytes.
         fingerprint: 32 bytes, of the whole share.
     """
@@ -66,7 +66,7 @@ class KeptRound:
         fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
         excluded: agents that sent two different shares.
         contributors: the agents summed, or None.
-        aggregate: the sum (labeler.share_bodies.aggregate_to_bytes), or None.
+        aggregate: the sum (labeler.messages.shares.aggregate_to_bytes), or None.
         is_forgotten: the round takes no share and gives no sum any more.
     """
 

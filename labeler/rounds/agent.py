@@ -42,9 +42,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from labeler.bodies import Ask, Refusal
 from labeler.errors import BudgetExceeded, PrivacyRefusal
-from labeler.proposals import Proposal
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask, Refusal
 
 Stage = Literal["new", "charged", "stored", "erased"]
 Doing = Literal["nothing", "charge", "compute", "store"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from labeler.batching import BATCH_QUERIES, MAX_ROUND_ENTRIES, check_round_fits, round_sizes
-from labeler.bodies import MAX_ENTRIES
 from labeler.errors import InvalidTask
+from labeler.messages.rounds import MAX_ENTRIES
 from labeler.task import Task
 from labeler.winner import words_per_query
 

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from feature_store.keys import PartyKeys, PublicKeys, verify
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.bodies import Mail, Poll
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
+from labeler.messages.polls import Mail, Poll
 from labeler.randomness import seeded_source
 
 CLASSES = ("cat", "dog", "eel")

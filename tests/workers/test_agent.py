@@ -27,9 +27,9 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
+from labeler.messages.shares import share_to_bytes
 from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
-from labeler.share_bodies import share_to_bytes
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task

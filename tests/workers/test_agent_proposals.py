@@ -15,9 +15,9 @@ import pytest
 
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
-from labeler.bodies import Ask
+from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.messages.rounds import Ask
 from labeler.planning import price
-from labeler.proposals import Declined, Proposal, Willing, Withdrawn
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
 from workers import durable_ledger
 from workers.agent_service import run_agent

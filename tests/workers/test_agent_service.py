@@ -27,11 +27,11 @@ from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, Refusal, Settled, TallierKey
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal
 from labeler.messages import Message
+from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
+from labeler.messages.shares import share_from_bytes
 from labeler.planning import price
-from labeler.share_bodies import share_from_bytes
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from workers.agent import Agent

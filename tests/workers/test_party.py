@@ -23,7 +23,6 @@ from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, verify
-from labeler.bodies import Mail
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -34,7 +33,8 @@ from labeler.errors import (
     Replayed,
 )
 from labeler.messages import COORDINATOR
-from labeler.share_bodies import holdings_to_bytes
+from labeler.messages.polls import Mail
+from labeler.messages.shares import holdings_to_bytes
 from workers.party import MAX_POST_BYTES, PartyLink, converse, parcels
 from workers.party_http import check_url
 from workers.party_mail import Draft

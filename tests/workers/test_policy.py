@@ -14,10 +14,10 @@ import pytest
 from feature_store.keys import PartyKeys
 from feature_store.quantize import quantize
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, TallierKey
 from labeler.budget import budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, PolicyRefusal
+from labeler.messages.rounds import Ask, TallierKey
 from labeler.planning import price
 from labeler.task import parse_task
 from workers.policy import (

@@ -18,8 +18,8 @@ from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.tallier_memory import TallierMemory
-from labeler.bodies import OpenRound
 from labeler.errors import InvalidSetting, JournalInUse
+from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
 from tests.homes import unpack

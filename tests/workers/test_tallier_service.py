@@ -22,11 +22,11 @@ from feature_store.erasable import KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys, verify
-from labeler.bodies import OpenRound, SumRequest
 from labeler.errors import JournalBehind
 from labeler.messages import Message
+from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
-from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
 from workers import tallier_service

@@ -13,9 +13,9 @@ from sqlalchemy import text
 
 from feature_store.erasable import is_locked_away, take_out
 from feature_store.journal.database import open_database
-from labeler.bodies import Settled
+from labeler.messages.rounds import Settled
+from labeler.messages.shares import share_from_bytes
 from labeler.randomness import derive_key
-from labeler.share_bodies import share_from_bytes
 from tests.workers import test_agent_service
 from tests.workers.test_agent_service import AGENT, Site
 from workers.journal_care import backup_home

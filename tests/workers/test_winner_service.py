@@ -16,9 +16,9 @@ from feature_store.erasable import KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys
-from labeler.bodies import OpenRound, Refusal, SumRequest
+from labeler.messages.rounds import OpenRound, Refusal, SumRequest
+from labeler.messages.shares import share_to_bytes, winner_from_bytes
 from labeler.randomness import os_source
-from labeler.share_bodies import share_to_bytes, winner_from_bytes
 from labeler.tally import Round
 from labeler.wellformed import split_ballots
 from labeler.winner import WinnerTerms

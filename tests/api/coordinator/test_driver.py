@@ -22,10 +22,10 @@ from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
 from labeler.errors import LabelerError, NotReady, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.proposals import Willing
+from labeler.messages.proposals import Willing
+from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience
-from labeler.share_bodies import aggregate_to_bytes, holdings_to_bytes
 from labeler.tally import AggregateShare, Round
 from tests.api.conftest import FINGERPRINT, House
 

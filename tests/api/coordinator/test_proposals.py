@@ -17,9 +17,9 @@ from feature_store.driving.loading import answer_from, parties_of
 from feature_store.journal.chain import Head
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.batching import round_charges
-from labeler.bodies import Ask, Refusal
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
-from labeler.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.messages.rounds import Ask, Refusal
 from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House

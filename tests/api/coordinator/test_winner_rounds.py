@@ -17,9 +17,9 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
-from labeler.bodies import Settled
 from labeler.errors import Unavailable
-from labeler.share_bodies import winner_to_bytes
+from labeler.messages.rounds import Settled
+from labeler.messages.shares import winner_to_bytes
 from labeler.winner import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk

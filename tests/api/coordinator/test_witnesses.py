@@ -9,9 +9,9 @@ import pytest
 from api.coordinator.witnesses import Witnesses
 from feature_store.journal.chain import Head
 from feature_store.keys import PartyKeys
-from labeler.bodies import Mail, Poll
 from labeler.errors import JournalBehind
 from labeler.messages import COORDINATOR, Kind, Message
+from labeler.messages.polls import Mail, Poll
 from tests.api.conftest import House
 
 LOST = Head(10**6, "a" * 64)

@@ -15,8 +15,8 @@ import redis
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
-from labeler.bodies import Mail, Poll
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
+from labeler.messages.polls import Mail, Poll
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}

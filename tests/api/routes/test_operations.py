@@ -31,9 +31,9 @@ from api.coordinator.service import Coordinator
 from api.server import open_door, serve, serve_at
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
-from labeler.bodies import Poll
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
+from labeler.messages.polls import Poll
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 ROOT = Path(__file__).parents[3]

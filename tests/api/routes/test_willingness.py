@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from api.schema import JobView
-from labeler.bodies import Refusal
 from labeler.messages import COORDINATOR, Kind, Message, frame
-from labeler.proposals import Declined, Willing
+from labeler.messages.proposals import Declined, Willing
+from labeler.messages.rounds import Refusal
 from tests.api.routes.conftest import AGENTS, FINGERPRINT, ConfigOf, ServeIn, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -15,11 +15,12 @@ import pytest
 
 from api.schema import KeysRequest, PartyRequest
 from feature_store.keys import PartyKeys
-from labeler.bodies import Ask, Poll
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
-from labeler.proposals import Proposal, Willing
+from labeler.messages.polls import Poll
+from labeler.messages.proposals import Proposal, Willing
+from labeler.messages.rounds import Ask
+from labeler.messages.shares import share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
-from labeler.share_bodies import share_to_bytes
 from labeler.sharing import ShareVector, split
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, redis_of, submit

@@ -10,7 +10,7 @@ from feature_store.driving.relays import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTE
 from feature_store.keys import PartyKeys
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message
-from labeler.share_bodies import share_to_bytes
+from labeler.messages.shares import share_to_bytes
 from labeler.sharing import ShareVector
 
 KEYS = PartyKeys.generate()

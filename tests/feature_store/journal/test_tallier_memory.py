@@ -16,7 +16,6 @@ from feature_store.journal.backup import backup
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.tallier_memory import KeptRound, KeptShare, TallierMemory
 from feature_store.journal.tallier_tables import tallier_shares
-from labeler.bodies import OpenRound
 from labeler.errors import (
     BadData,
     DuplicateAgent,
@@ -27,6 +26,7 @@ from labeler.errors import (
     ProtocolViolation,
     WrongDigest,
 )
+from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
 from tests.feature_store.journal.conftest import Place
 

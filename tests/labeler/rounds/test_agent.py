@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
-from labeler.bodies import Ask, Refusal, TallierKey
 from labeler.errors import PolicyRefusal
-from labeler.proposals import Proposal
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask, Refusal, TallierKey
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentProposal, AgentRound, RoundEffect, RoundEvent, resume, step, step_proposal
 from labeler.task import parse_task

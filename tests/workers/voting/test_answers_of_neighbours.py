@@ -37,9 +37,9 @@ from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
+from labeler.messages.shares import share_to_bytes
 from labeler.methods import METHODS
 from labeler.randomness import seeded_source
-from labeler.share_bodies import share_to_bytes
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from workers.agent import Agent

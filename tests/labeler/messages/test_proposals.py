@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from labeler.bodies import Refusal, TallierKey
 from labeler.errors import AwaitingApproval, LabelerError, PolicyRefusal, ProtocolViolation, WrongDigest
-from labeler.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
+from labeler.messages.rounds import Refusal, TallierKey
 from labeler.task import parse_task
 
 TASK = parse_task(

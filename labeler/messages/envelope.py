@@ -15,11 +15,14 @@ checked with `feature_store.keys.verify`, and whether the number was seen before
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
 
 from labeler.errors import ProtocolViolation, TooLarge
-from labeler.untrusted import canonical_json, check_digest, check_flag, check_integer, check_party_id, read_object
+from labeler.messages.strict import Digest, DigestIfAny, Flag, PartyId, names_of, strict, whole
+from labeler.untrusted import canonical_json, read_object
 
 Kind = Literal[
     "poll",
@@ -59,10 +62,9 @@ MAX_SEQUENCE = 2**62
 _LENGTHS = (4, 8)
 FRAME_HEAD_BYTES = sum(_LENGTHS)
 """The two lengths that a frame begins with."""
-_KINDS: frozenset[str] = frozenset(get_args(Kind))
 
 
-@dataclass(frozen=True)
+@strict("a message")
 class Header:
     """What a message says about itself; its canonical bytes are what the sender signs.
 
@@ -80,26 +82,16 @@ class Header:
         ProtocolViolation: a field is outside its bounds, or a secret share is not sealed.
     """
 
-    kind: Kind
-    sender: str
-    recipient: str
-    task_digest: str
-    round_digest: str
-    sequence: int
-    body_digest: str
-    is_sealed: bool
+    kind: Annotated[Kind, Field(description=f"one of {', '.join(sorted(get_args(Kind)))}")]
+    sender: PartyId
+    recipient: PartyId
+    task_digest: DigestIfAny
+    round_digest: DigestIfAny
+    sequence: Annotated[int, whole(1, MAX_SEQUENCE)]
+    body_digest: Digest
+    is_sealed: Flag
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in _KINDS:
-            raise ProtocolViolation(f"kind of a message must be one of {', '.join(sorted(_KINDS))}")
-        check_party_id(self.sender, "sender of a message")
-        check_party_id(self.recipient, "recipient of a message")
-        for name in ("task_digest", "round_digest"):
-            if getattr(self, name) != "":
-                check_digest(getattr(self, name), f"{name} of a message")
-        check_digest(self.body_digest, "body_digest of a message")
-        check_integer(self.sequence, "sequence of a message", least=1, most=MAX_SEQUENCE)
-        check_flag(self.is_sealed, "is_sealed of a message")
         if self.kind in SEALED_KINDS and not self.is_sealed:
             raise ProtocolViolation(
                 f"a message of kind {self.kind!r} is for its recipient's eyes only and must be sealed to it; "
@@ -108,7 +100,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
-        return canonical_json(asdict(self) | {"version": VERSION})
+        return canonical_json({name: getattr(self, name) for name in names_of(Header)} | {"version": VERSION})
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
@@ -120,7 +112,7 @@ class Header:
         """
         if len(data) > MAX_HEADER_BYTES:
             raise TooLarge(f"a header has at most {MAX_HEADER_BYTES} bytes, found {len(data)}")
-        content = read_object(data, "a header", fields=[field.name for field in fields(cls)], version=VERSION)
+        content = read_object(data, "a header", fields=names_of(Header), version=VERSION)
         header = cls(**content)
         if header.to_bytes() != data:
             raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")

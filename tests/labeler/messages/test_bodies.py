@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from labeler.batch import QueryBatch
-from labeler.bodies import MAX_ENTRIES, Ask, Mail, OpenRound, Poll, Refusal, Settled, SumRequest, TallierKey
-from labeler.body_format import MAX_JSON_BYTES
 from labeler.errors import (
     AwaitingApproval,
     BudgetExceeded,
@@ -28,8 +26,10 @@ from labeler.errors import (
     TooLarge,
     WrongDigest,
 )
-from labeler.randomness import seeded_source
-from labeler.share_bodies import (
+from labeler.messages.body_format import MAX_JSON_BYTES
+from labeler.messages.polls import Mail, Poll
+from labeler.messages.rounds import MAX_ENTRIES, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
+from labeler.messages.shares import (
     aggregate_from_bytes,
     aggregate_to_bytes,
     holdings_from_bytes,
@@ -39,6 +39,7 @@ from labeler.share_bodies import (
     winner_from_bytes,
     winner_to_bytes,
 )
+from labeler.randomness import seeded_source
 from labeler.sharing import ShareVector, split, unshard
 from labeler.tally import AggregateShare
 from labeler.task import parse_task
@@ -472,7 +473,8 @@ def test_an_aggregate_share_does_not_print_its_words() -> None:
 
 
 def test_bodies_load_no_learning_library_and_no_pickle() -> None:
-    code = "import sys, labeler.bodies; print(*sorted({'torch', 'nacl', 'redis', 'sqlalchemy'} & set(sys.modules)))"
+    heavy = {"torch", "nacl", "redis", "sqlalchemy"}
+    code = f"import sys, labeler.messages.rounds; print(*sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
 
 
