@@ -1,5 +1,5 @@
 """Requesters among each other: a task of another's is closed, a token that was revoked sees nothing more, and whoever
-repeats itself keeps nobody waiting."""
+repeats itself, or wants much, keeps nobody waiting."""
 
 from __future__ import annotations
 
@@ -168,3 +168,21 @@ def test_replaying_a_finished_job_keeps_nobody_waiting_and_changes_nothing(
     assert mallory.job(done.job_id) == done
     with attacked.client() as admin:
         assert [one for one in admin.ledger() if done.job_id in str(one)] == entries
+
+
+MUCH = 24
+
+
+def test_whoever_wants_much_waits_for_itself(
+    attacked: Service, alice: Client, mallory: Client, digit_features: np.ndarray
+) -> None:
+    """One requester's jobs stand in the queue before another's only job comes; requesters take turns, jobs do not."""
+    tasks = [new_task(mallory, f"much {number}") for number in range(MUCH)]
+    with paused(attacked.pid("agent-1")), paused(attacked.pid("agent-2")):
+        much = [submit(mallory, task, digit_features).job_id for task in tasks]
+        mine = submit(alice, new_task(alice, "a little"), digit_features).job_id
+    ended = alice.wait(mine)
+    finished = {job: mallory.wait(job).updated_at for job in much}
+    assert (ended.state, ended.queries_done) == ("completed", QUERIES)
+    before = sum(at < ended.updated_at for at in finished.values())
+    assert before <= MUCH // 2, f"{before} of {MUCH} were done before the one of somebody who came last"
