@@ -243,7 +243,7 @@ class Tallier:
         tallier = cls(index, round)
         tallier._excluded = set(excluded)
         held = {agent: share for agent, share in shares.items() if agent not in tallier._excluded}
-        if any(_misfit(share, round) for share in held.values()):
+        if any(misfit_of(share, round) for share in held.values()):
             raise BadData("a share that a tallier kept does not have the shape of its round")
         tallier._fingerprints = _merge({agent: share.fingerprint() for agent, share in held.items()}, fingerprints)
         known_ids = _merge({agent: share.sharing_id for agent, share in held.items()}, sharing_ids)
@@ -307,7 +307,7 @@ class Tallier:
             raise ProtocolViolation(
                 f"a share of agent {agent!r} for tallier {input_share.tallier} reached tallier {self._index}"
             )
-        misfit = _misfit(share, self._round)
+        misfit = misfit_of(share, self._round)
         if misfit:
             raise ProtocolViolation(f"a share of agent {agent!r} {misfit}")
         fingerprint = share.fingerprint()
@@ -361,46 +361,11 @@ class Tallier:
                 f"tallier {self._index} holds no share of {len(missing)} of the {len(wanted)} agents to sum, "
                 f"among them {min(missing)!r}; agree on the contributors again"
             )
-        words, rows = self._add(sorted(wanted))
-        self._aggregate = AggregateShare(
-            tallier=self._index,
-            round=self._round,
-            contributors=wanted,
-            sharings_digest=_sharings_digest({agent: self._sharing_ids[agent] for agent in wanted}),
-            words=words,
-            is_seeded=any(self._shares[agent].is_seeded for agent in wanted),
-            row_sums=rows,
-        )
+        self._aggregate = add_shares(self._index, self._round, {agent: self._shares[agent] for agent in wanted})
         # Single shares have served; agreeing again, after a crash elsewhere, must find the set that was summed.
         self._shares.clear()
         self._sharing_ids = {agent: self._sharing_ids[agent] for agent in sorted(wanted)}
         return self._aggregate
-
-    def _add(self, agents: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64] | None]:
-        """The sum of these agents' shares, and what their rows sum to where that is checked; both read-only."""
-        terms = self._round.terms
-        field = None if terms is None else terms.field
-        total = np.zeros((self._round.num_queries, self._round.num_classes), dtype=np.uint64)
-        votes, rows = total.copy(), []
-        for agent in agents:
-            share = self._shares[agent]
-            if isinstance(share, BallotShare) and field is not None:
-                ballots = share.ballots.expand()
-                votes = field.add(votes, ballots[:, :-1])
-                rows.append(row_sums(ballots, field))
-                total = field.add(total, share.noise.expand())
-            elif isinstance(share, ShareVector):
-                total = _sum(total, share.expand(), field)
-        if terms is None or terms.row_total is None:
-            total.setflags(write=False)
-            return total, None
-        total = terms.field.add(total, terms.field.times(votes, terms.scale))
-        sums = np.stack(rows)
-        if self._index == 0:
-            sums = terms.field.subtract(sums, np.full_like(sums, terms.row_total))
-        for array in (total, sums):
-            array.setflags(write=False)
-        return total, sums
 
     def __repr__(self) -> str:
         return f"Tallier(index={self._index}, round={self._round.digest[:12]!r}, agents={len(self._sharing_ids)})"
@@ -432,7 +397,47 @@ def agree_on_contributors(talliers: Sequence[ShareHolder]) -> frozenset[str]:
     return frozenset(agent for agent, _ in common)
 
 
-def _misfit(share: ShareVector | BallotShare, round: Round) -> str:
+def add_shares(index: int, round: Round, shares: Mapping[str, ShareVector | BallotShare]) -> AggregateShare:
+    """One tallier's share of the sum over exactly these agents. Whether they may be summed decides the caller.
+
+    Args:
+        index: which tallier, from 0.
+        round: the round; every share fits it (`misfit_of`).
+        shares: agent id -> its share.
+    """
+    terms = round.terms
+    field = None if terms is None else terms.field
+    total = np.zeros((round.num_queries, round.num_classes), dtype=np.uint64)
+    votes, sums = total.copy(), []
+    for agent in sorted(shares):
+        share = shares[agent]
+        if isinstance(share, BallotShare) and field is not None:
+            ballots = share.ballots.expand()
+            votes = field.add(votes, ballots[:, :-1])
+            sums.append(row_sums(ballots, field))
+            total = field.add(total, share.noise.expand())
+        elif isinstance(share, ShareVector):
+            total = _sum(total, share.expand(), field)
+    rows = None
+    if terms is not None and terms.row_total is not None:
+        total = terms.field.add(total, terms.field.times(votes, terms.scale))
+        rows = np.stack(sums)
+        if index == 0:
+            rows = terms.field.subtract(rows, np.full_like(rows, terms.row_total))
+        rows.setflags(write=False)
+    total.setflags(write=False)
+    return AggregateShare(
+        tallier=index,
+        round=round,
+        contributors=frozenset(shares),
+        sharings_digest=_sharings_digest({agent: share.sharing_id for agent, share in shares.items()}),
+        words=total,
+        is_seeded=any(share.is_seeded for share in shares.values()),
+        row_sums=rows,
+    )
+
+
+def misfit_of(share: ShareVector | BallotShare, round: Round) -> str:
     """Why a share cannot be one of this round; empty where it can."""
     terms, expected = round.terms, (round.num_queries, round.num_classes)
     if share.shape != expected:

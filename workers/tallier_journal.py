@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from feature_store.erasable import ErasableKeys
 from feature_store.journal.charges import Charge
-from feature_store.journal.database import Database
+from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tallier_memory import TallierMemory
 
@@ -24,17 +24,19 @@ class TallierJournal:
 
     def __init__(self, database: Database, keys: ErasableKeys, ledger: Ledger) -> None:
         self.memory = TallierMemory(database, keys)
-        self._database = database
+        self.database = database
         self._ledger = ledger
         ledger.open_account(SUMS, "agent", None)
 
     def forget_log(self) -> None:
         """Leave nothing of single shares that were deleted in any file of the journal."""
-        self._database.forget_log()
+        self.database.forget_log()
 
-    def fix(self, round_digest: str, contributors: Sequence[str], aggregate: bytes) -> None:
-        """Fix whom a round is summed over and what the sum is, once for ever, with an entry in the chain."""
-        with self._database.write() as connection:
-            self.memory.fix(round_digest, contributors, aggregate, connection=connection)
+    def fix(
+        self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
+    ) -> None:
+        """Fix whom rounds are summed over and what the sums are (TallierMemory.fix_open), with entries in the chain."""
+        self.memory.fix_open(summed, connection=connection)
+        for round_digest in summed:
             self._ledger.reserve(round_digest, [Charge(SUMS, "agent", 1)], connection=connection)
             self._ledger.post(round_digest, connection=connection)

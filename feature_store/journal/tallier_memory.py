@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ClauseElement, ColumnElement, Connection, bindparam, insert, literal_column, select, update
 
 from feature_store.erasable import ErasableKeys, is_locked_away, lock_away, take_out
+from feature_store.journal.columns import json_text
 from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
+from feature_store.journal.prepared import prepared
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
 from labeler.errors import (
     BadData,
@@ -82,6 +85,45 @@ class KeptRound:
         return f"KeptRound({self.opened.round.digest[:12]!r}, agents={len(self.shares)}, <redacted>)"
 
 
+def _stage_of_round() -> ClauseElement:
+    return select(tallier_rounds.c.state).where(tallier_rounds.c.round_digest == bindparam("wanted"))
+
+
+def _open_new_round() -> ClauseElement:
+    is_open: ColumnElement[str] = literal_column("'open'")
+    return insert(tallier_rounds).values(round_digest=bindparam("wanted"), opened=bindparam("what"), state=is_open)
+
+
+def _hold_share() -> ClauseElement:
+    is_held: ColumnElement[str] = literal_column("'held'")
+    return insert(tallier_shares).values(
+        round_digest=bindparam("wanted"),
+        agent_id=bindparam("agent"),
+        state=is_held,
+        share=bindparam("locked"),
+        sharing_id=bindparam("split"),
+        fingerprint=bindparam("print"),
+    )
+
+
+def _fix_open_round() -> ClauseElement:
+    table = tallier_rounds.c
+    is_open = (table.round_digest == bindparam("wanted"), table.state == literal_column("'open'"))
+    fixed: ColumnElement[str] = literal_column("'fixed'")
+    return (
+        update(tallier_rounds)
+        .where(*is_open)
+        .values(state=fixed, contributors=bindparam("names"), aggregate=bindparam("locked"))
+    )
+
+
+def _close_held_share() -> ClauseElement:
+    table = tallier_shares.c
+    this = (table.round_digest == bindparam("wanted"), table.agent_id == bindparam("agent"))
+    is_held = table.state == literal_column("'held'")
+    return update(tallier_shares).where(*this, is_held).values(state=bindparam("closed"), share=literal_column("NULL"))
+
+
 class TallierMemory:
     """The memory of one tallier, in its own journal; `connection` joins a write transaction.
 
@@ -94,6 +136,10 @@ class TallierMemory:
         self._database = database
         self._keys = keys
         database.create(tallier_rounds, tallier_shares)
+        dialect = database.sql_dialect
+        self._seen = prepared(_stage_of_round, dialect)
+        self._new_round, self._new_share = prepared(_open_new_round, dialect), prepared(_hold_share, dialect)
+        self._fix_round, self._close_share = prepared(_fix_open_round, dialect), prepared(_close_held_share, dialect)
 
     def open_round(self, opening: OpenRound, *, connection: Connection | None = None) -> None:
         """Begin a round; the same again changes nothing, also when it was summed or forgotten.
@@ -203,6 +249,60 @@ class TallierMemory:
             aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
             is_forgotten=row.state == "forgotten",
         )
+
+    # The same for what a caller knows from `load`, many rounds in one transaction, without looking again. Where it is
+    # mistaken, the rules of the tables refuse.
+
+    def knows(self, round_digest: str) -> bool:
+        """Whether a round was ever opened here."""
+        with self._database.read() as connection:
+            return self._seen.first(connection, wanted=round_digest) is not None
+
+    def keep_open(
+        self,
+        opened: Mapping[str, OpenRound],
+        held: Mapping[tuple[str, str], KeptShare],
+        *,
+        connection: Connection,
+    ) -> None:
+        """Keep rounds and shares that are new.
+
+        Args:
+            opened: by digest, rounds that were unknown.
+            held: by round and agent, shares of open rounds, with their data.
+            connection: the write transaction.
+        """
+        self._keys.draw_all({_shares_key(digest) for digest in (*opened, *(digest for digest, _ in held))})
+        for digest, opening in opened.items():
+            self._new_round.run(connection, wanted=digest, what=opening.encode())
+        for (digest, agent), share in held.items():
+            locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
+            secret = {"locked": locked, "split": share.sharing_id, "print": share.fingerprint}
+            self._new_share.run(connection, wanted=digest, agent=agent, **secret)
+
+    def fix_open(
+        self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
+    ) -> None:
+        """Fix the sums of open rounds; see `fix`.
+
+        Args:
+            summed: by digest: agents summed, agents of whom a share is held and not summed, the sum.
+            connection: the write transaction.
+
+        Raises:
+            PrivacyRefusal: a round is not open.
+        """
+        self._keys.draw_all([_sum_key(digest) for digest in summed])
+        for digest, (contributors, others, aggregate) in summed.items():
+            locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
+            names = json_text(sorted(contributors))
+            if self._fix_round.run(connection, wanted=digest, names=names, locked=locked) != 1:
+                raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
+            for agents, state in ((contributors, "summed"), (others, "dropped")):
+                for agent in sorted(agents):
+                    self._close_share.run(connection, wanted=digest, agent=agent, closed=state)
+            # Once the sum is durable: where the process dies in between, `sweep` finds the key.
+            self._database.after_commit(partial(self._keys.erase, _shares_key(digest)))
 
     def fix(
         self,

@@ -27,12 +27,13 @@ from labeler.messages import Message
 from labeler.messages.rounds import OpenRound, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
+from labeler.rounds import tallier as machine
+from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
-from workers import tallier_service
 from workers.journal_care import accept_restored_journal, backup_home
 from workers.party_home import TallierConfig, create_tallier_home, read_tallier_config
-from workers.tallier_service import SUM_KEPT_S, run_tallier
+from workers.tallier_service import run_tallier
 
 ME = "tallier-1"
 AGENTS = ("a", "b", "c")
@@ -217,7 +218,7 @@ def test_a_retry_of_a_share_that_was_not_summed_is_told_from_a_late_and_from_ano
 def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tallier_service, "MAX_OPEN_ROUNDS", 2)
+    monkeypatch.setattr(machine, "MAX_OPEN_ROUNDS", 2)
     first, second, third = (table.round(number) for number in range(3))
     table.open(first)
     table.open(second)
@@ -235,8 +236,8 @@ def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table.open(third)
     table.relay_holdings(third)
     table.open(second)
-    monkeypatch.setattr(tallier_service, "MAX_OPEN_ROUNDS", 10)
-    monkeypatch.setattr(tallier_service, "MAX_OPEN_BYTES", 2 * 3 * 8 * 3 * 3 - 1)
+    monkeypatch.setattr(machine, "MAX_OPEN_ROUNDS", 10)
+    monkeypatch.setattr(machine, "MAX_OPEN_BYTES", 2 * 3 * 8 * 3 * 3 - 1)
     caplog.clear()
     fourth = table.round(4)
     table.open(fourth)

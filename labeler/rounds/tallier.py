@@ -1,0 +1,420 @@
+"""A tallier's part in a round, as a pure machine: whose shares it takes, and that it sums once, for ever.
+
+            Opened                SharesCame                 SumAsked            Added
+    unknown ------> open ------------------------> open ----------------> open ------> fixed
+                      |    Hold each, Exclude who            Add them           Fix,     |   asked again for the same:
+                      |    sent two, Report                                  then send   |   the same sum is sent again
+                      | Expired: Forget                                                  | a week after: Forget
+                      v                                                                  v
+                  forgotten <------------------------------------------------------- forgotten
+
+The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
+
+* **One sum.** `contributors` is set once, by the `SumAsked` that `Add` follows, and every later one is compared with
+  it: another set is refused for ever. Two sums over different agents would differ by single ballots.
+* **Never for fewer than the quorum, never over a share that is not held, never without the head.** `SumAsked` carries
+  the entry of the coordinator's ledger that posted the charge, which a `SumRequest` cannot be without; `Add` is asked
+  for only of agents of whom exactly one share is held, and of at least the quorum.
+* **Durable before it is said.** What `step` gives is in the order in which it must be durable: `Hold`, `Exclude` and
+  `Fix` are kept before `Report`, `SendSum` and `FindWinners` are sent. A driver keeps all of a turn in one transaction.
+* **One share of each agent.** A second, different one excludes the agent, since nobody can tell which one the other
+  talliers hold; the same one again changes nothing, also after the sum.
+
+Shares are secret and stay outside: an event carries the fingerprint of a share, not the share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Literal, assert_never
+
+from labeler.errors import (
+    DuplicateAgent,
+    LabelerError,
+    LateShare,
+    PrivacyRefusal,
+    ProtocolViolation,
+    QuorumNotReached,
+    TooLarge,
+    WrongDigest,
+)
+from labeler.messages.rounds import OpenRound, SumRequest
+
+MAX_OPEN_ROUNDS = 10_000
+MAX_OPEN_BYTES = 64 * 2**30
+"""Of single shares that the rounds which are open here could come to, were every agent to send the largest."""
+
+SUM_KEPT_S: Final = 7 * 86_400.0
+"""How long a sum is kept after its round expired, for a coordinator that lost it on the way."""
+
+Stage = Literal["unknown", "open", "fixed", "forgotten"]
+
+
+def _nothing() -> Mapping[str, bytes]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, repr=False)
+class TallierRound:
+    """One round at one tallier.
+
+    Attributes:
+        round_digest: which.
+        stage: what is durable of it, once the effects are.
+        opening: as the coordinator described it; None of a round that is unknown.
+        sharing_ids: of the agents whose share is held; after the sum, of those summed.
+        fingerprints: of every share ever taken.
+        excluded: agents that sent two different ones.
+        contributors: whom the sum is over, once it was asked for.
+    """
+
+    round_digest: str
+    stage: Stage = "unknown"
+    opening: OpenRound | None = None
+    sharing_ids: Mapping[str, bytes] = field(default_factory=_nothing)
+    fingerprints: Mapping[str, bytes] = field(default_factory=_nothing)
+    excluded: frozenset[str] = frozenset()
+    contributors: frozenset[str] | None = None
+
+    @property
+    def expires_at(self) -> float:
+        """Unix time in seconds after which nothing is kept of it; for ever of a round of which nothing is."""
+        if self.opening is None or self.stage not in ("open", "fixed"):
+            return float("inf")
+        return self.opening.expires_at + (SUM_KEPT_S if self.stage == "fixed" else 0.0)
+
+    def __repr__(self) -> str:
+        return f"TallierRound({self.round_digest[:12]!r}, {self.stage!r}, agents={len(self.fingerprints)})"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a tallier's own site says, and how much room it has.
+
+    Attributes:
+        agents: id and verify key of the agents it knows; None where it knows none by name.
+        open_rounds, open_bytes: what is open here already.
+        max_open_rounds, max_open_bytes: what may be.
+    """
+
+    agents: Mapping[str, str] | None = None
+    open_rounds: int = 0
+    open_bytes: int = 0
+    max_open_rounds: int = MAX_OPEN_ROUNDS
+    max_open_bytes: int = MAX_OPEN_BYTES
+
+
+# What has happened.
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The coordinator opens a round."""
+
+    opening: OpenRound
+    site: Site
+
+
+@dataclass(frozen=True)
+class Came:
+    """One share, as far as the machine looks at it.
+
+    Attributes:
+        agent: whose it is, by a signature that was checked.
+        sharing_id, fingerprint: of it.
+        misfit: why it cannot be one of this round; empty where it can.
+    """
+
+    agent: str
+    sharing_id: bytes
+    fingerprint: bytes
+    misfit: str = ""
+
+
+@dataclass(frozen=True)
+class SharesCame:
+    """Shares of one round, in the order in which they came."""
+
+    shares: tuple[Came, ...]
+
+
+@dataclass(frozen=True)
+class SumAsked:
+    """The charge is posted; the coordinator asks for the sum of these agents."""
+
+    request: SumRequest
+    site: Site
+
+
+@dataclass(frozen=True)
+class Added:
+    """The shares are added up; nothing of the sum is durable."""
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The time may have come at which nothing is kept any more."""
+
+
+TallierEvent = Opened | SharesCame | SumAsked | Added | Expired
+
+
+# What is to happen.
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep the round."""
+
+    opening: OpenRound
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Keep this agent's share, the one that came at this place of the event."""
+
+    agent: str
+    place: int
+
+
+@dataclass(frozen=True)
+class Exclude:
+    """Take no share of this agent any more, and drop the one that is held."""
+
+    agent: str
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add the held shares of these agents up."""
+
+    contributors: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Keep whom the sum is over and what it is, for ever, and drop the single shares."""
+
+    contributors: frozenset[str]
+
+
+@dataclass(frozen=True)
+class SendSum:
+    """Send the sum as it is kept."""
+
+
+@dataclass(frozen=True)
+class FindWinners:
+    """Find the winners of the kept sum with the two other talliers; the sum stays here."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Say whose shares are held."""
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop sum and shares; whom it was summed over stays."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Nothing is done, for this reason."""
+
+    error: LabelerError
+
+
+TallierEffect = Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | Refuse
+_Step = tuple[TallierRound, tuple[TallierEffect, ...]]
+
+
+def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
+    """What becomes of a round, and what is to be done about it; see the module.
+
+    Args:
+        state: of the round.
+        event: what has happened to it, in whatever order.
+        now: unix time in seconds.
+    """
+    match event:
+        case Opened(opening, site):
+            try:
+                return _opened(state, opening, site, now)
+            except LabelerError as error:
+                return state, _refused(state, error)
+        case SharesCame(shares):
+            return _came(state, shares)
+        case SumAsked(request, site):
+            try:
+                return _sum_asked(state, request, site)
+            except LabelerError as error:
+                return state, _refused(state, error)
+        case Added():
+            if state.stage != "open" or state.contributors is None:
+                return state, ()
+            ids = {agent: state.sharing_ids[agent] for agent in sorted(state.contributors)}
+            fixed = replace(state, stage="fixed", sharing_ids=MappingProxyType(ids))
+            return fixed, (Fix(state.contributors), _told(fixed))
+        case Expired():
+            if now <= state.expires_at:
+                return state, ()
+            over = TallierRound(state.round_digest, "forgotten", state.opening, contributors=state.contributors)
+            return over, (Forget(),)
+        case other:
+            assert_never(other)
+
+
+def resume(state: TallierRound) -> tuple[TallierEffect, ...]:
+    """What is still owed by a process that begins with a round: an answer to whoever asks, and nothing unasked.
+
+    A sum that was asked for and not fixed was never durable, so it is as if it had not been asked for.
+    """
+    if state.stage == "open" and state.contributors is not None:
+        return (Add(state.contributors),)
+    return ()
+
+
+def most_bytes(opening: OpenRound) -> int:
+    """What the shares of a round could come to."""
+    round = opening.round
+    # Where rows are checked, ballots with a column for votes not cast come beside the noise.
+    columns = 2 * round.num_classes + 1 if round.terms is not None and round.terms.row_total else round.num_classes
+    return 8 * round.num_queries * columns * len(opening.participants)
+
+
+def _told(state: TallierRound) -> TallierEffect:
+    is_histogram = state.opening is None or state.opening.round.terms is None
+    return SendSum() if is_histogram else FindWinners()
+
+
+def _refused(state: TallierRound, error: LabelerError) -> tuple[TallierEffect, ...]:
+    """Why nothing is done, and what is held, so that a coordinator that is mistaken finds out."""
+    return (Refuse(error), Report()) if state.stage in ("open", "fixed") else (Refuse(error),)
+
+
+def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> _Step:
+    if opening.expires_at < now:
+        raise ProtocolViolation("the round has expired")
+    _check_agents(opening, site)
+    if state.stage == "forgotten":
+        raise PrivacyRefusal("the round was given up and forgotten; it is not opened again. Submit a new job")
+    if state.opening is None:
+        _check_room(opening, site)
+        return replace(state, stage="open", opening=opening), (Keep(opening), Report())
+    if state.opening != opening:
+        raise WrongDigest(
+            f"round {state.round_digest[:12]!r} was opened before with other participants, number of the tallier or "
+            "deadline; a round never changes. Submit a new job"
+        )
+    return state, (Report(),)
+
+
+def _check_agents(opening: OpenRound, site: Site) -> None:
+    """Only agents that this tallier's own site knows add noise that anybody can count on."""
+    if site.agents is None:
+        return
+    for agent, key in sorted(opening.participants.items()):
+        if site.agents.get(agent) != key:
+            raise PrivacyRefusal(
+                f"[agents] of tallier.toml names {len(site.agents)} agents and their keys, and the round names "
+                f"{agent!r} with the key {key[:16]}, which is none of them; an agent unknown here may add "
+                "no noise. Compare its key over the phone, add it, and restart this tallier"
+            )
+
+
+def _check_room(opening: OpenRound, site: Site) -> None:
+    """No coordinator can fill this tallier's disk: it is asked again later, when rounds were summed or have expired."""
+    if site.open_rounds >= site.max_open_rounds:
+        raise TooLarge(
+            f"{site.open_rounds} rounds are open at this tallier and were not summed, at most {site.max_open_rounds} "
+            "may be; the coordinator asks again once some were summed or have expired"
+        )
+    wanted = most_bytes(opening)
+    if site.open_bytes + wanted > site.max_open_bytes:
+        raise TooLarge(
+            f"the shares of a round could come to {wanted} bytes and those of {site.open_rounds} open rounds to "
+            f"{site.open_bytes}, at most {site.max_open_bytes} are kept at this tallier; ask fewer queries at a time, "
+            "or wait until rounds were summed or have expired"
+        )
+
+
+def _came(state: TallierRound, shares: Sequence[Came]) -> _Step:
+    if state.opening is None or state.stage not in ("open", "fixed"):
+        return state, (Refuse(WrongDigest("this tallier knows no such round, or it has expired")),)
+    ids, prints, excluded = dict(state.sharing_ids), dict(state.fingerprints), set(state.excluded)
+    is_open = state.stage == "open" and state.contributors is None
+    effects: list[TallierEffect] = []
+    for place, share in enumerate(shares):
+        agent, known = share.agent, prints.get(share.agent)
+        if agent not in state.opening.participants:
+            effects.append(Refuse(ProtocolViolation(f"agent {agent!r} takes no part in this round")))
+        elif share.misfit:
+            effects.append(Refuse(ProtocolViolation(f"a share of agent {agent!r} {share.misfit}")))
+        elif agent in excluded or (known is not None and known != share.fingerprint):
+            if is_open:
+                excluded.add(agent)
+                ids.pop(agent, None)
+                effects.append(Exclude(agent))
+            effects.append(Refuse(_sent_two(state.opening, agent)))
+        elif known is not None:
+            continue
+        elif not is_open:
+            effects.append(
+                Refuse(
+                    LateShare(
+                        f"the share of agent {agent!r} came after the sum of this round was made; it can take part in "
+                        "the next"
+                    )
+                )
+            )
+        else:
+            ids[agent], prints[agent] = share.sharing_id, share.fingerprint
+            effects.append(Hold(agent, place))
+    after = replace(
+        state,
+        sharing_ids=MappingProxyType(ids),
+        fingerprints=MappingProxyType(prints),
+        excluded=frozenset(excluded),
+    )
+    return after, (*effects, Report())
+
+
+def _sent_two(opening: OpenRound, agent: str) -> DuplicateAgent:
+    return DuplicateAgent(
+        f"agent {agent!r} sent tallier {opening.tallier} two different shares in one round and is excluded from it, "
+        "unless it was summed already; a retry must send the stored shares again, not new ones"
+    )
+
+
+def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
+    opening, wanted = state.opening, frozenset(request.contributors)
+    if opening is None or state.stage not in ("open", "fixed"):
+        raise WrongDigest("this tallier knows no such round, or it has expired")
+    _check_agents(opening, site)
+    if state.contributors is not None:
+        if wanted != state.contributors:
+            raise PrivacyRefusal(
+                f"tallier {opening.tallier} has summed this round over another set of agents "
+                f"({len(state.contributors)}, now asked for {len(wanted)}); two sums of one round would differ by "
+                "single ballots, so the second is refused for ever"
+            )
+        return state, (_told(state),) if state.stage == "fixed" else ()
+    _check_held(opening, wanted, state.sharing_ids)
+    return replace(state, contributors=wanted), (Add(wanted),)
+
+
+def _check_held(opening: OpenRound, wanted: Collection[str], held: Mapping[str, bytes]) -> None:
+    if len(wanted) < opening.round.quorum:
+        raise QuorumNotReached(
+            f"{len(wanted)} agents contributed, the quorum is {opening.round.quorum}; nothing is opened, because the "
+            "noise of fewer agents does not add up to what was promised. Wait for more agents, or start a new task."
+        )
+    missing = set(wanted) - held.keys()
+    if missing:
+        raise ProtocolViolation(
+            f"tallier {opening.tallier} holds no share of {len(missing)} of the {len(wanted)} agents to sum, among "
+            f"them {min(missing)!r}; agree on the contributors again"
+        )
