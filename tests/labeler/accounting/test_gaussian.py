@@ -30,7 +30,7 @@ def test_delta_agrees_with_fifty_digits_from_tiny_to_huge_mu(mu: float, place: f
     epsilon = max(0.0, mu * (x + mu / 2))
     expected = _delta_in_fifty_digits(epsilon, mu)
     if expected > 1e-290:
-        assert delta_of_epsilon(epsilon, mu) == pytest.approx(float(expected), rel=1e-11)
+        assert delta_of_epsilon(epsilon, mu) == pytest.approx(float(expected), rel=1e-11, abs=0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -50,7 +50,7 @@ def test_mu_of_epsilon_inverts_epsilon_of_delta(mu: float, delta: float) -> None
     largest = mu_of_epsilon(epsilon, delta)
     assert delta_of_epsilon(epsilon, largest) <= delta
     if epsilon > 1e-9:
-        assert largest == pytest.approx(mu, rel=1e-8)
+        assert largest == pytest.approx(mu, rel=1e-8, abs=0)
     else:
         assert largest >= mu * (1 - 1e-8)
 
@@ -81,7 +81,7 @@ def test_epsilon_is_nothing_exactly_where_delta_covers_the_whole_distance(mu: fl
         delta = distance * (1 - below)
         epsilon = epsilon_of_delta(delta, mu)
         assert epsilon > 0
-        assert float(_delta_in_fifty_digits(epsilon, mu)) == pytest.approx(delta, rel=1e-10)
+        assert float(_delta_in_fifty_digits(epsilon, mu)) == pytest.approx(delta, rel=1e-10, abs=0)
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-3, 0.05])
@@ -89,9 +89,9 @@ def test_epsilon_is_nothing_exactly_where_delta_covers_the_whole_distance(mu: fl
 def test_what_a_budget_buys_is_found_on_both_sides_of_where_the_search_begins(mu: float, delta: float) -> None:
     epsilon = epsilon_of_delta(delta, mu)
     if epsilon > 0:
-        assert mu_of_epsilon(epsilon, delta) == pytest.approx(mu, rel=1e-9)
+        assert mu_of_epsilon(epsilon, delta) == pytest.approx(mu, rel=1e-9, abs=0)
     else:
-        assert delta_of_epsilon(0, mu_of_epsilon(0, delta)) == pytest.approx(delta, rel=1e-9)
+        assert delta_of_epsilon(0, mu_of_epsilon(0, delta)) == pytest.approx(delta, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("bad", [0, 1, -1e-9, 1.5, math.nan, math.inf])

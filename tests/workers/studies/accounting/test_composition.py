@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -181,3 +182,34 @@ def test_of_two_epsilons_at_one_delta_the_smaller_counts() -> None:
     """Far out all deltas are one number in double precision, and the largest epsilon would say nearly nothing."""
     assert distance(from_profile([1.0, 2.0, 30.0], [0.0, 0.0, 0.0]), epsilon_delta(1.0, 0.0)) < 1e-12
     assert distance(from_profile([1.0, 2.0], [0.2, 0.2]), epsilon_delta(1.0, 0.2)) < 1e-12
+
+
+def test_a_mechanism_that_tells_everything_has_the_curve_that_is_zero() -> None:
+    """All the mass is lost beyond every epsilon, so none is looked for."""
+    composed = compose(of_pair([1.0, 0.0], [0.0, 1.0]), 1)
+    assert composed.delta(500.0) == 1.0
+    assert composed.curve()(GRID).max() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda: compose(gaussian(1.0), 0), "times must be a whole number of at least 1, found 0"),
+        (lambda: poisson(1.0, 0.5, True), "times must be a whole number of at least 1, found True"),
+        (lambda: compose_all([]), "there is nothing to compose"),
+        (lambda: poisson(math.inf, 0.5, 3), "a noise multiplier must be positive and finite, found inf"),
+        (lambda: poisson(0, 0.5, 3), "a noise multiplier must be positive and finite, found 0"),
+        (lambda: poisson(1.0, 1.5, 3), "a sampling probability must lie in (0, 1], found 1.5"),
+        (lambda: compose(gaussian(1.0), 1, interval=0.0),
+         "a cell of loss must be positive and at most 0.1 wide, found 0.0"),
+        (lambda: compose(gaussian(1.0), 1, interval=0.11),
+         "a cell of loss must be positive and at most 0.1 wide, found 0.11"),
+        (lambda: compose(gaussian(1.0), 1, interval=0.1).delta(-1.0),
+         "epsilon must be a finite number of at least 0, found -1.0"),
+        (lambda: compose(gaussian(1.0), 1, interval=0.1).epsilon(1), "delta must be strictly between 0 and 1, found 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_composed_is_refused_word_for_word(step: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        step()
+    assert str(refusal.value) == said
