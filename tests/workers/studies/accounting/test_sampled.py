@@ -241,3 +241,13 @@ def test_what_is_refused_is_said_word_for_word() -> None:
         with pytest.raises((InvalidSetting, PrivacyRefusal)) as refusal:
             step()
         assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(("multiplier", "rounds", "delta"), [(4.0, 5, 1e-5), (20.0, 100, 1e-3), (1.0, 1, 1e-9)])
+def test_without_sampling_renyi_is_the_least_of_its_lines(multiplier: float, rounds: int, delta: float) -> None:
+    """alpha T / (2 z^2) + log(1 / delta) / (alpha - 1), over the whole orders that are tried."""
+    orders = np.array([*range(2, 64), *range(64, 513, 8)])
+    lines = orders * rounds / (2 * multiplier**2) - math.log(delta) / (orders - 1)
+    found = renyi_epsilon(multiplier, delta, sampling_probability=1.0, rounds=rounds)
+    assert found == pytest.approx(float(lines.min()), rel=1e-12)
+    assert 0 < lines.argmin() < len(orders) - 1
