@@ -79,7 +79,7 @@ class Agent:
         self._ledger = ledger
         self._shard = shard
         self._rounds = RoundsInMemory(noise_secret) if rounds is None else rounds
-        self._is_seeded = is_seeded
+        self.is_seeded = is_seeded
         self._answering = threading.Lock()
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
@@ -210,7 +210,7 @@ class Agent:
         """The agent's secret source of one purpose for one batch, at its beginning."""
         key = self._rounds.key(round_of(task, batch).digest)
         context = (task.digest.encode(), batch.digest.encode(), version.encode())
-        return keyed_source(derive_key(key, purpose, *context), is_seeded=self._is_seeded)
+        return keyed_source(derive_key(key, purpose, *context), is_seeded=self.is_seeded)
 
     def check(self, task: Task, batch: QueryBatch) -> None:
         """Refuse what this agent cannot answer, whatever its policy and its budget say; costs nothing.

@@ -10,13 +10,11 @@ continues, replays the same noise, and charges nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
-from labeler.batch import QueryBatch
 from labeler.budget import Account, budget_for
 from labeler.randomness import seeded_source
-from labeler.release import Release
+from labeler.release import Release, WinnerEngine
 from labeler.tally import round_of
 from labeler.task import Level, Task
 from workers.agent import Agent
@@ -25,7 +23,7 @@ from workers.job_folder import JobFolder, open_job_folder
 from workers.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.publishing import publish
-from workers.round import run_round
+from workers.round import run_rounds
 from workers.round_store import RoundFolder
 
 
@@ -78,15 +76,32 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             )
             for agent_id, shard in zip(rounds, prepared.shards, strict=True)
         ]
-        for number, batch in enumerate(prepared.batches):
-            progress("Batches labelled", number, len(prepared.batches))
-            round_digest = round_of(prepared.task, batch).digest
-            if releases[number] is None:
-                folder.check_replayable(batch.digest, round_digest, rounds)
-                releases[number] = _label_batch(prepared, folder, number, batch, agents, progress)
+        digests = [round_of(prepared.task, batch).digest for batch in prepared.batches]
+
+        def keep(number: int, release: Release) -> None:
+            folder.store_release(number, release)
+            releases[number] = release
             for kept in rounds.values():
                 # Released: nobody misses an answer any more, and whoever steals this folder finds none.
-                kept.erase(round_digest)
+                kept.erase(digests[number])
+            progress("Batches labelled", number + 1, len(prepared.batches))
+
+        for number, release in enumerate(releases):
+            if release is None:
+                folder.check_replayable(prepared.batches[number].digest, digests[number], rounds)
+            else:
+                for kept in rounds.values():
+                    kept.erase(digests[number])
+        run_rounds(
+            prepared.task,
+            prepared.batches,
+            agents,
+            post_charge=lambda number, contributors: _post(prepared, folder, number, contributors),
+            keep_release=keep,
+            opened=[number for number, release in enumerate(releases) if release is not None],
+            winner_engine=_winner_engine(prepared),
+            progress=progress,
+        )
     progress("Batches labelled", len(prepared.batches), len(prepared.batches))
     folder.destroy_secrets()
     return [release for release in releases if release is not None]
@@ -97,29 +112,21 @@ def agent_ids(task: Task) -> list[str]:
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
 
 
-def _label_batch(
-    prepared: PreparedJob,
-    folder: JobFolder,
-    number: int,
-    batch: QueryBatch,
-    agents: Sequence[Agent],
-    progress: ProgressCallback,
-) -> Release:
-    def post(contributors: frozenset[str]) -> int:
-        charge = batch_charges(prepared.task, batch)
-        return folder.post(
-            {"id": batch.digest, "queries": len(batch), "charge_nano": charge, "contributors": sorted(contributors)}
-        )
+def _post(prepared: PreparedJob, folder: JobFolder, number: int, contributors: frozenset[str]) -> None:
+    batch = prepared.batches[number]
+    charge = batch_charges(prepared.task, batch)
+    folder.post(
+        {"id": batch.digest, "queries": len(batch), "charge_nano": charge, "contributors": sorted(contributors)}
+    )
 
+
+def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
+    if prepared.job.winner != "mpyc" or prepared.task.release != "winner":
+        return None
     # Loaded where it is wanted: a histogram needs none of it.
-    engine = None
-    if prepared.job.winner == "mpyc" and prepared.task.release == "winner":
-        from workers.winner.in_process import ThreeProcesses
+    from workers.winner.in_process import ThreeProcesses
 
-        engine = ThreeProcesses()
-    release = run_round(prepared.task, batch, agents, post_charge=post, progress=progress, winner_engine=engine)
-    folder.store_release(number, release)
-    return release
+    return ThreeProcesses()
 
 
 def _rounds(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> RoundFolder:

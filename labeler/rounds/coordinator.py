@@ -512,7 +512,7 @@ class _Turn:
         job, one, release = self.job, self.job.rounds[event.number], event.release
         if job.state not in UNFINISHED or one.state != "posted":
             return
-        if release.is_seeded:
+        if release.is_seeded and not job.is_simulated:
             self._fail(
                 ProtocolViolation("an agent's noise came from a known seed; such a round protects nobody, and is void")
             )

@@ -72,7 +72,7 @@ def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp
     assert about["classes"] == ["zero", "one", "two", "three"]
     assert card["holds"]
     assert card["task_digest"] == summary["task"]["digest"]
-    assert card["guarantees"]["instance"]["epsilon"] == summary["privacy"]["instance"]["epsilon"] <= 16.0
+    assert card["guarantees"]["instance"]["epsilon"] == summary["privacy"]["instance"]["epsilon"] <= 48.0
     assert (card["agents"], card["colluding_agents"], card["training"]["min_records"]) == (2, 1, 150)
     words = (out / "privacy_card.md").read_text()
     assert "DP-Helmet" in words
