@@ -92,14 +92,9 @@ def try_all(serve_in: ServeIn, config_of: ConfigOf, home: Path, *, examples: int
         assert tried == operations, phase
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_no_request_made_from_the_document_makes_the_service_fail(
     serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
 ) -> None:
-    try_all(serve_in, config_of, tmp_path / "home", examples=2)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_no_request_of_many_more_makes_the_service_fail(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
     try_all(serve_in, config_of, tmp_path / "home", examples=60)
