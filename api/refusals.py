@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from api.access import ACCESS
@@ -81,12 +80,6 @@ def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str) -> Response:
         "fields": listed,
     }
     return render(problem)
-
-
-def invalid_part(error: ValidationError, *, instance: str) -> Response:
-    """As `invalid`, for a JSON document that came as a part of a body."""
-    fields = error.errors(include_input=False, include_url=False, include_context=False)
-    return invalid([{**field, "loc": ("body", *field["loc"])} for field in fields], instance=instance)
 
 
 def unexpected(error: Exception, *, instance: str) -> Response:

@@ -14,7 +14,6 @@ the **original** space, because that is where private records measure their simi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -24,9 +23,6 @@ from numpy.typing import NDArray
 from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.errors import BadData, InvalidSetting
 from labeler.jobs import Strategy
-
-NOISE_PER_CELL = 4.0
-"""`suggest_count` wants this many standard deviations of noise as votes in an average group."""
 
 _MIN_DIRECTIONS, _MAX_DIRECTIONS = 20, 128
 _BLOCK_ROWS = 4096
@@ -127,30 +123,6 @@ def model_rows(dimension: int) -> NDArray[np.int16]:
         int16, shape (dimension + 1, dimension), quantised like shards.
     """
     return np.eye(dimension + 1, dimension, dtype=np.int16) * np.int16(FEATURE_SCALE)
-
-
-def suggest_count(*, num_images: int, num_classes: int, total_sigma_votes: float, expected_records: int) -> int:
-    """How many clusters to ask about by reverse-knn: as many as still have votes well above the noise.
-
-    With R private records spread over Q groups a group holds about R / Q votes, against noise of
-    standard deviation sigma in each class. Q = R / (4 sigma) keeps four standard deviations; below
-    one group per class there is nothing to gain, and a group needs a few images to have a centre.
-
-    Args:
-        num_images: public images.
-        num_classes: classes of the task.
-        total_sigma_votes: standard deviation of the noise on one coordinate of the sum, in votes.
-        expected_records: what is publicly known or guessed about the number of private records of all
-            agents together. It must not be counted from private data; an order of magnitude will do.
-
-    Raises:
-        InvalidSetting: an argument is not positive and finite.
-    """
-    if min(num_images, num_classes, expected_records) < 1 or not 0 <= total_sigma_votes < math.inf:
-        raise InvalidSetting("suggest_count needs at least one image, class and expected record, and a finite sigma")
-    affordable = expected_records / (NOISE_PER_CELL * total_sigma_votes) if total_sigma_votes else math.inf
-    most = max(num_classes, num_images // 4)
-    return int(min(max(affordable, num_classes), most, num_images))
 
 
 def _check_features(features: NDArray[np.int16]) -> None:

@@ -68,13 +68,6 @@ def shares_left(task: Task, participants: int) -> int:
     return max(1, task.quorum - participants)
 
 
-def holds_against_participants(task: Task) -> int:
-    """How many participants may read the release, each knowing its own noise, before the price stops holding."""
-    if task.noise_contributors == 1:
-        return task.agents - 1
-    return task.colluding_agents
-
-
 def holds_against(task: Task, participant_epsilon: float | None) -> str:
     """For whom a price holds, in plain words.
 

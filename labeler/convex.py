@@ -46,43 +46,6 @@ Learner = Literal["softmax", "svm"]
 HUBER_WIDTH = 0.1
 """h: the hinge is rounded for margins in (1 - h, 1 + h). The value of Kirschte et al."""
 
-NeighboringUsers = Literal["replace", "zero-out"]
-
-
-def logistic_regression_sensitivity(
-    *, clip_norm: float, regularisation: float, num_records: int, gradient_norm: float = 0.0
-) -> float:
-    """How far one record moves the minimiser of regularised multinomial logistic regression, L2 norm of all weights.
-
-    2 sqrt(2) c / (lambda n) + 2 |gradient| / lambda. Proof: let w and w' be the minimisers on neighbouring D and D'.
-    F_D' is lambda-strongly convex, so lambda |w - w'| <= |grad F_D'(w) - grad F_D'(w')| = |grad F_D'(w)| = |grad
-    F_D'(w) - grad F_D(w)| <= 2L/n by fact 1, with L = sqrt(2) c by fact 3. Weights at which the gradient has norm g
-    lie, by the same inequality, within g/lambda of the minimiser, on either side.
-
-    Holds for every number of classes, binary with two columns of weights included, and for one column of weights with
-    labels +-1, whose gradient is even shorter. For replacing one of n records, and for adding or removing one if n is
-    the larger size or less.
-
-    Args:
-        clip_norm: c, bound on the norm of a record's features with the constant that carries the intercept, if any.
-        regularisation: lambda, of the **averaged** loss: mean loss + lambda/2 |w|^2. scikit-learn's C is 1/(lambda n).
-        num_records: n, or a public lower bound of it.
-        gradient_norm: what the optimiser guarantees of |grad F| where it stops, on every data set; 0 for the
-            minimiser itself.
-
-    Raises:
-        InvalidSetting: an argument is out of bounds.
-
-    References:
-        Chaudhuri, Monteleoni, Sarwate 2011, Corollary 8, for one column; Hoech et al. 2022 prove 2 sqrt(C) / (lambda
-        n) for c = 1, which is looser for more than two classes.
-    """
-    _check_positive(clip_norm=clip_norm, regularisation=regularisation)
-    _check_count(num_records=num_records)
-    if not 0 <= gradient_norm < math.inf:
-        raise InvalidSetting(f"gradient_norm must be a finite number of at least 0, found {gradient_norm!r}")
-    return 2 * (math.sqrt(2) * clip_norm / num_records + gradient_norm) / regularisation
-
 
 def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> float:
     """L of fact 4: the longest gradient of a softmax loss at weights of norm at most R; sqrt(2) c for large R.
@@ -92,74 +55,11 @@ def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> f
         radius: R, of the whole model.
         num_classes: K.
     """
-    _check_positive(clip_norm=clip_norm, radius=radius)
+    check_positive(clip_norm=clip_norm, radius=radius)
     _check_classes(num_classes)
     shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
     wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
     return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
-
-
-def svm_sensitivity_as_in_paper(*, clip_norm: float, radius: float, regularisation: float, num_records: int) -> float:
-    """2 (c + R lambda) / (n lambda), for the model of one class (Kirschte et al., Lemma 2; Wu et al. 2017, Lemma 8).
-
-    Looser than `LinearTerms.sensitivity`: it counts the regulariser into what a record can change, while at one and
-    the same w the regularisers of two records cancel.
-    """
-    _check_positive(clip_norm=clip_norm, radius=radius, regularisation=regularisation)
-    _check_count(num_records=num_records)
-    return 2 * (clip_norm + radius * regularisation) / (num_records * regularisation)
-
-
-def softmax_sensitivity_as_in_paper(
-    *, clip_norm: float, radius: float, regularisation: float, num_records: int
-) -> float:
-    """2 (lambda R + sqrt(2) c) / (n lambda), for the whole model (Kirschte et al., Theorem 11)."""
-    return svm_sensitivity_as_in_paper(
-        clip_norm=math.sqrt(2) * clip_norm, radius=radius, regularisation=regularisation, num_records=num_records
-    )
-
-
-def one_vs_rest_sensitivity(of_one_class: float, num_classes: int) -> float:
-    """Of the models of K classes as one vector: sqrt(K) s, since squared norms add; the paper's proofs pay K s."""
-    _check_positive(of_one_class=of_one_class)
-    _check_count(num_classes=num_classes)
-    return math.sqrt(num_classes) * of_one_class
-
-
-def average_sensitivity(of_one_user: float, users: int) -> float:
-    """Of the mean of the models of U users, one of whom moves by s: s / U (Kirschte et al., Lemma 6)."""
-    _check_positive(of_one_user=of_one_user)
-    _check_count(users=users)
-    return of_one_user / users
-
-
-def user_sensitivity(largest_norm: float, neighboring_relation: NeighboringUsers = "replace") -> float:
-    """Of one user's model when all its records may change: 2R, the diameter of a ball (Kirschte et al., Corollary 10).
-
-    Zero-out: the model becomes zero while its noise share stays: R. Holds for every learner whose models have norm at
-    most R.
-    """
-    _check_positive(largest_norm=largest_norm)
-    if neighboring_relation not in get_args(NeighboringUsers):
-        raise InvalidSetting(f"users are replaced or zeroed out, found {neighboring_relation!r}")
-    return 2 * largest_norm if neighboring_relation == "replace" else largest_norm
-
-
-def group_sensitivity(of_one_record: float, records: int, *, largest_norm: float | None = None) -> float:
-    """Of models when a group of records changes: their number times s (Kirschte et al., Corollary 9).
-
-    One record after the other, by the triangle inequality; the records may lie with different users. Noise of the
-    same sigma then is mu-GDP with a mu that many times as large, at the same delta.
-
-    Args:
-        of_one_record: s.
-        records: how many change.
-        largest_norm: where all of them are **one user's**: the bound R on its model, which never moves further than 2R.
-    """
-    _check_positive(of_one_record=of_one_record)
-    _check_count(records=records)
-    together = records * of_one_record
-    return together if largest_norm is None else min(together, user_sensitivity(largest_norm))
 
 
 @dataclass(frozen=True)
@@ -212,8 +112,8 @@ class LinearTerms:
     def __post_init__(self) -> None:
         if self.learner not in get_args(Learner):
             raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
-        _check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
-        _check_count(iterations=self.iterations, min_records=self.min_records)
+        check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
+        check_count(iterations=self.iterations, min_records=self.min_records)
         _check_classes(self.num_classes)
         _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
@@ -274,37 +174,24 @@ class LinearTerms:
         return self.descent.sensitivity
 
     @property
-    def sensitivity_as_in_paper(self) -> float:
-        """What Kirschte et al. prove for the same model, K classes by sqrt(K)."""
-        bound = {
-            "clip_norm": self.clip_norm,
-            "radius": self.radius,
-            "regularisation": self.regularisation,
-        }
-        if self.learner == "softmax":
-            return softmax_sensitivity_as_in_paper(**bound, num_records=self.min_records)
-        of_one = svm_sensitivity_as_in_paper(**bound, num_records=self.min_records)
-        return one_vs_rest_sensitivity(of_one, self.num_classes)
-
-    @property
     def rounding_margin(self) -> float:
         """Share of the bound that covers double precision."""
         return self.descent.rounding_margin
 
 
-def _check_positive(**values: float) -> None:
+def check_positive(**values: float) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
 
 
 def _check_classes(num_classes: int) -> None:
-    _check_count(num_classes=num_classes)
+    check_count(num_classes=num_classes)
     if num_classes < 2:
         raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
 
 
-def _check_count(**values: int) -> None:
+def check_count(**values: int) -> None:
     for name, value in values.items():
         if type(value) is not int or value < 1:
             raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")

@@ -8,7 +8,6 @@ repeats it, because it may be long or hostile.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -74,37 +73,6 @@ def check_digest(value: object, what: str) -> str:
 def check_public_key(value: object, what: str) -> str:
     """A public key in lower-case hexadecimal, or refused; whether it is a usable key says `feature_store.keys`."""
     return hex_bytes(value, 32, what).hex()
-
-
-def check_time(value: object, what: str) -> float:
-    """A unix time in seconds, or refused: finite, after 1970 and before the year 5138."""
-    seconds = check_number(value, what)
-    if not 0 < seconds < LATEST_S:
-        raise ProtocolViolation(f"{what} must be a unix time in seconds")
-    return seconds
-
-
-def check_number(value: object, what: str) -> float:
-    """A finite number, or refused; true and false are none."""
-    if type(value) is int and abs(value) <= LARGEST_INTEGER:
-        return float(value)
-    if type(value) is float and math.isfinite(value):
-        return value
-    raise ProtocolViolation(f"{what} must be a finite number")
-
-
-def check_integer(value: object, what: str, *, least: int, most: int = LARGEST_INTEGER) -> int:
-    """A whole number within bounds, or refused; 1.0 and true are none."""
-    if type(value) is not int or not least <= value <= most:
-        raise ProtocolViolation(f"{what} must be a whole number between {least} and {most}")
-    return value
-
-
-def check_flag(value: object, what: str) -> bool:
-    """True or false, or refused; 0 and 1 are neither."""
-    if type(value) is not bool:
-        raise ProtocolViolation(f"{what} must be true or false")
-    return value
 
 
 def check_text(value: object, what: str, *, most: int) -> str:

@@ -331,11 +331,6 @@ class UploadWriter:
         )
 
 
-def image_refusal(data: bytes, *, max_pixels: int) -> str | None:
-    """Why a file is not taken as an image, by its header alone; None where it is."""
-    return look_at_header(data, max_pixels=max_pixels)[0]
-
-
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
     """Why a file is not taken as an image, or None, and how many pixels it has."""
     Image.init()

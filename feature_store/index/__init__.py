@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from feature_store.index.build import ENGINES, build_index, load_engine
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, NeighborIndex, Neighbors
-from feature_store.index.quantizer import PublicQuantizer, train_public_quantizer
 from feature_store.index.reference import nearest_by_definition
 from feature_store.index.refusals import refuse_unsafe
 
@@ -24,10 +23,8 @@ __all__ = [
     "NO_SIMILARITY",
     "NeighborIndex",
     "Neighbors",
-    "PublicQuantizer",
     "build_index",
     "load_engine",
     "nearest_by_definition",
     "refuse_unsafe",
-    "train_public_quantizer",
 ]

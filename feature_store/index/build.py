@@ -14,11 +14,10 @@ from feature_store.index.engine import Engine
 from feature_store.index.geometry import check_count, check_features, check_record_ids
 from feature_store.index.memory import check_memory_limit, rows_at_once
 from feature_store.index.protocol import NeighborIndex
-from feature_store.index.quantizer import PublicQuantizer
 from feature_store.index.refusals import refuse_unsafe
 from feature_store.index.split import SplitIndex
 from feature_store.index.stored import StoredIndex
-from labeler.errors import InvalidSetting, UnsafeIndex
+from labeler.errors import InvalidSetting
 
 EngineName = Literal["auto", "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu"]
 
@@ -31,23 +30,18 @@ def build_index(
     *,
     engine: str = "auto",
     memory_limit_bytes: int | None = None,
-    quantizer: PublicQuantizer | None = None,
-    probes: int = 8,
 ) -> NeighborIndex:
     """An index over an agent's records.
 
-    All engines return equal neighbours, bit for bit; they differ in speed. Without a quantizer the search is
-    exact; with one it is exact within the probed lists, and the guarantee is the same (see `quantizer`).
+    All engines return equal neighbours, bit for bit; they differ in speed. The search is exact.
 
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
         engine: "auto" (FAISS, on a CUDA device if it sees one), "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu".
         memory_limit_bytes: most memory that building and searching may add (see `memory` for what counts).
-            Features that do not fit as float32 are read block by block at each search. Without a quantizer no number of
-            records is refused, only a dimension.
-        quantizer: public centroids for inverted lists.
-        probes: lists each query looks into; public, the same for every agent.
+            Features that do not fit as float32 are read block by block at each search. No number of records
+            is refused, only a dimension.
 
     Returns:
         The index, ready to search.
@@ -55,15 +49,10 @@ def build_index(
     Raises:
         BadData: features or record ids that are not what they should be.
         InvalidSetting: an unknown engine, one this machine has no device for, or a limit too small.
-        UnsafeIndex: a kind of index that depends on other records, or a quantizer that is not declared public.
+        UnsafeIndex: a kind of index that depends on other records.
     """
-    if quantizer is not None and not isinstance(quantizer, PublicQuantizer):
-        raise UnsafeIndex(
-            f"quantizer must be a PublicQuantizer, which says what public data it was trained on; "
-            f"found {type(quantizer).__name__}"
-        )
     loaded = load_engine(engine)
-    if memory_limit_bytes is not None and quantizer is None and isinstance(features, np.ndarray):
+    if memory_limit_bytes is not None and isinstance(features, np.ndarray):
         check_count(memory_limit_bytes, "memory_limit_bytes")
         if features.ndim == 2:
             check_memory_limit(memory_limit_bytes, features.shape[1], loaded)
@@ -71,14 +60,7 @@ def build_index(
             check_features(features)
             check_record_ids(record_ids, len(features))
             return SplitIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
-    return StoredIndex(
-        features,
-        record_ids,
-        loaded,
-        memory_limit_bytes=memory_limit_bytes,
-        quantizer=quantizer,
-        probes=probes,
-    )
+    return StoredIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
 
 
 def load_engine(name: str) -> Engine:

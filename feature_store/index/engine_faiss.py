@@ -1,4 +1,4 @@
-"""FAISS as an engine, on the processor and on CUDA devices. Only this module and `quantizer` import faiss.
+"""FAISS as an engine, on the processor and on CUDA devices. Only this module and `bare` import faiss.
 
 On the processor this is `faiss.knn`, the very routine behind `IndexFlatIP.search`, called on our own
 matrix: no second copy of the features, and a deletion needs no help from FAISS. On a device it is

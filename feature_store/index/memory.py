@@ -1,7 +1,7 @@
 """How large a block of records and of queries may be under a memory limit.
 
 `memory_limit_bytes` bounds the anonymous memory that building and searching an index add at any moment
-beyond: the arrays passed in, the Neighbors returned, with a quantizer the lists each query probes, and the fixed
+beyond: the arrays passed in, the Neighbors returned, and the fixed
 workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
 are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
 On a CUDA device the same blocks bound the device's memory.
@@ -62,13 +62,11 @@ class MemoryBudget:
         limit_bytes: see the module; None for no limit.
         num_records: n.
         dimension: d.
-        fixed_bytes: memory beside the tables of records, such as a quantizer's centroids.
     """
 
     limit_bytes: int | None
     num_records: int
     dimension: int
-    fixed_bytes: int = 0
 
     def keeps_records(self, engine: Engine) -> bool:
         """Whether all records may stay in memory as float32, with room for searching all of them at once."""
@@ -119,7 +117,7 @@ class MemoryBudget:
     def _usable_bytes(self) -> int:
         if self.limit_bytes is None:
             return 0
-        return int(_USABLE * self.limit_bytes) - BYTES_PER_RECORD * self.num_records - self.fixed_bytes
+        return int(_USABLE * self.limit_bytes) - BYTES_PER_RECORD * self.num_records
 
 
 def rows_at_once(limit_bytes: int) -> int:

@@ -21,7 +21,7 @@ _TRAINED: Final = (
 )
 _LISTS: Final = (
     "lists around centroids trained on the indexed records move when one record does, and take other records' votes "
-    "with them; pass quantizer=train_public_quantizer(public_features, ...)"
+    "with them"
 )
 _HASHES: Final = (
     "its tables are laid out by what else is stored, so whether a record is found depends on the other records"

@@ -1,14 +1,13 @@
 """The index: records in blocks, searched by an engine, exact under deletions and memory limits.
 
-One class serves four situations, because in each of them the neighbours are the smallest keys (`keys`)
+One class serves three situations, because in each of them the neighbours are the smallest keys (`keys`)
 over some blocks of records, and smallest keys can be merged:
 
 * everything in memory: one block, loaded when the index is built;
 * a memory limit below the shard's size: blocks are loaded from the features during the search, in the
   order of the file, and dropped again;
 * k above what the engine returns at once (2048 for FAISS on a device): blocks of at most that size, each of
-  which can be ranked completely;
-* a public quantizer: one block per list, searched for the queries that probe it.
+  which can be ranked completely.
 
 Removed records are tombstones at first: with t of them, the k + t first records contain the k first living
 ones. When they become many, the blocks are loaded anew without them.
@@ -28,7 +27,6 @@ from feature_store.index.keys import NO_KEY, merge, ranks_of, similarities_of
 from feature_store.index.mapped import unmap_pages
 from feature_store.index.memory import GATHER_BYTES, BlockPlan, MemoryBudget
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, Neighbors
-from feature_store.index.quantizer import PublicQuantizer
 from feature_store.index.records import Records
 from feature_store.index.ties import first_keys
 from labeler.errors import UnsafeIndex
@@ -40,11 +38,10 @@ _CHECKED_QUERIES = 16
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A loaded block: its records' ranks, ascending, and the quantizer's list they belong to (None: no quantizer)."""
+    """A loaded block, and its records' ranks, ascending."""
 
     block: Block
     ranks: NDArray[np.int64]
-    list_number: int | None
 
 
 class StoredIndex:
@@ -56,13 +53,10 @@ class StoredIndex:
         record_ids: int64 (n,), unique, 0 or more.
         engine: what scores a block.
         memory_limit_bytes: see `memory`; None for no limit.
-        quantizer: search only the lists a query probes; the guarantee stays (see `quantizer`).
-        probes: lists probed per query, public; at most all of them. Ignored without a quantizer.
 
     Raises:
         BadData: see geometry.check_features and check_record_ids.
-        InvalidSetting: a limit or a number of probes out of bounds.
-        UnsafeIndex: the quantizer was trained on these very features.
+        InvalidSetting: a limit out of bounds.
     """
 
     def __init__(
@@ -72,28 +66,15 @@ class StoredIndex:
         engine: Engine,
         *,
         memory_limit_bytes: int | None = None,
-        quantizer: PublicQuantizer | None = None,
-        probes: int = 8,
     ) -> None:
         check_features(features)
         check_record_ids(record_ids, len(features))
         self._features = features
         self._records = Records(record_ids)
         self._engine = engine
-        self._quantizer = quantizer
-        self._probes = check_count(probes, "probes")
         if memory_limit_bytes is not None:
             check_count(memory_limit_bytes, "memory_limit_bytes")
-        self._budget = MemoryBudget(
-            memory_limit_bytes,
-            len(features),
-            self.dimension,
-            fixed_bytes=0 if quantizer is None else 4 * quantizer.centroids.size,
-        )
-        self._list_of_row: NDArray[np.int32] | None = None
-        if quantizer is not None:
-            quantizer.refuse_training_data(features)
-            self._list_of_row = quantizer.assign(features)
+        self._budget = MemoryBudget(memory_limit_bytes, len(features), self.dimension)
         self._tombstones = 0
         self._resident: list[_Piece] | None = None
         if self._budget.keeps_records(engine):
@@ -114,12 +95,9 @@ class StoredIndex:
         k = check_count(k, "k")
         keys = np.full((len(queries), k), NO_KEY, dtype=np.int64)
         if len(queries) and len(self):
-            probes = None if self._quantizer is None else self._quantizer.probe(queries, self._probes)
             plan, tombstones, pieces = self._pieces(k)
             for number, piece in enumerate(pieces):
-                asked = None if probes is None or piece.list_number is None else probes.queries_of(piece.list_number)
-                only = number == 0 and probes is None
-                self._search_piece(piece, queries, keys, plan, asked=asked, tombstones=tombstones, nothing_yet=only)
+                self._search_piece(piece, queries, keys, plan, tombstones=tombstones, nothing_yet=number == 0)
             self._check_exact(queries, keys)
         return self._decode(keys)
 
@@ -155,17 +133,14 @@ class StoredIndex:
         keys: NDArray[np.int64],
         plan: BlockPlan,
         *,
-        asked: NDArray[np.int64] | None,
         tombstones: int,
         nothing_yet: bool,
     ) -> None:
-        """Merge the best of one piece into `keys` (nq, k), for the queries asked (None: all of them)."""
+        """Merge the best of one piece into `keys` (nq, k)."""
         k = keys.shape[1]
         count = min(k + tombstones, len(piece.block))
-        number = len(queries) if asked is None else len(asked)
-        for start in range(0, number, plan.query_rows):
-            stop = min(number, start + plan.query_rows)
-            some: slice | NDArray[np.int64] = slice(start, stop) if asked is None else asked[start:stop]
+        for start in range(0, len(queries), plan.query_rows):
+            some = slice(start, start + plan.query_rows)
             floats = queries[some].astype(np.float32, order="C")
             found = first_keys(piece.block, piece.ranks, floats, count, scratch_bytes=plan.scratch_bytes)
             if tombstones:
@@ -181,33 +156,20 @@ class StoredIndex:
         """Load every living record, and forget the tombstones."""
         self._resident = []  # the old blocks go first: two copies might not fit
         self._tombstones = 0
-        self._resident = [
-            self._load(rows, list_number, np.empty((len(rows), self.dimension), dtype=np.float32))
-            for list_number, rows in self._rows_by_list()
-        ]
+        rows = self._records.living_rows()
+        if len(rows):
+            self._resident = [self._load(rows, np.empty((len(rows), self.dimension), dtype=np.float32))]
 
     def _load_blocks(self, plan: BlockPlan) -> Iterator[_Piece]:
         """Load living records block by block into one buffer; a block is gone when the next one comes."""
         size = plan.block_rows or 1
         buffer = np.empty((size, self.dimension), dtype=np.float32)
-        for list_number, rows in self._rows_by_list():
-            for start in range(0, len(rows), size):
-                part = rows[start : start + size]
-                yield self._load(part, list_number, buffer[: len(part)])
-
-    def _rows_by_list(self) -> Iterator[tuple[int | None, NDArray[np.int64]]]:
-        """Living rows, in the order of the file, of each list that has any."""
         rows = self._records.living_rows()
-        if self._list_of_row is None:
-            if len(rows):
-                yield None, rows
-            return
-        rows = rows[np.argsort(self._list_of_row[rows], kind="stable")]
-        numbers, starts = np.unique(self._list_of_row[rows], return_index=True)
-        for number, part in zip(numbers, np.split(rows, starts[1:]), strict=True):
-            yield int(number), part
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            yield self._load(part, buffer[: len(part)])
 
-    def _load(self, rows: NDArray[np.int64], list_number: int | None, into: NDArray[np.float32]) -> _Piece:
+    def _load(self, rows: NDArray[np.int64], into: NDArray[np.float32]) -> _Piece:
         """Read records into a float32 matrix, in ascending order of rank, and hand it to the engine."""
         ranks = self._records.rank_of_row[rows]
         order = np.argsort(ranks)
@@ -219,7 +181,7 @@ class StoredIndex:
             some = rows[start : start + step]
             into[start : start + step] = self._features[some[0] : some[-1] + 1] if in_order else self._features[some]
         unmap_pages(self._features)
-        return _Piece(self._engine.load(into), ranks, list_number)
+        return _Piece(self._engine.load(into), ranks)
 
     def _check_exact(self, queries: NDArray[np.int16], keys: NDArray[np.int64]) -> None:
         """Recompute a few similarities in integers.

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.quantize import quantize
-from feature_store.query_selection import select_queries, suggest_count
+from feature_store.query_selection import select_queries
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -95,20 +95,3 @@ def test_unknown_strategy_is_refused(groups: tuple[NDArray[np.int16], NDArray[np
 def test_features_that_are_not_quantised_images_are_refused(features: NDArray[np.int16]) -> None:
     with pytest.raises(BadData):
         select_queries(features, strategy="all")
-
-
-def test_less_noise_affords_more_questions() -> None:
-    counts = [
-        suggest_count(num_images=1000, num_classes=10, total_sigma_votes=sigma, expected_records=2000)
-        for sigma in (1000.0, 25.0, 5.0, 0.0)
-    ]
-    assert counts == [10, 20, 100, 250]
-
-
-def test_suggestion_never_exceeds_the_images() -> None:
-    assert suggest_count(num_images=4, num_classes=10, total_sigma_votes=1.0, expected_records=1000) == 4
-
-
-def test_suggestion_refuses_nan() -> None:
-    with pytest.raises(InvalidSetting):
-        suggest_count(num_images=4, num_classes=10, total_sigma_votes=float("nan"), expected_records=10)

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from labeler.convex import (
-    LinearTerms,
+from labeler.convex import LinearTerms, softmax_lipschitz
+from labeler.errors import InvalidSetting
+from workers.studies.learning.convex_bounds import (
     average_sensitivity,
     group_sensitivity,
     logistic_regression_sensitivity,
     one_vs_rest_sensitivity,
-    softmax_lipschitz,
+    sensitivity_as_in_paper,
     softmax_sensitivity_as_in_paper,
     svm_sensitivity_as_in_paper,
     user_sensitivity,
 )
-from labeler.errors import InvalidSetting
 
 SVM = LinearTerms("svm", 10, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=50)
 SOFTMAX = LinearTerms("softmax", 10, regularisation=1.0, clip_norm=1.0, radius=100.0, iterations=30, min_records=50)
@@ -58,12 +58,12 @@ def test_heads_pay_the_same_for_every_number_of_classes() -> None:
 
 def test_terms_charge_the_bound_of_the_minimiser_and_less_than_the_paper() -> None:
     assert SVM.sensitivity == pytest.approx(2 * math.sqrt(10) / (50 * 1.2), rel=1e-4)
-    assert SVM.sensitivity_as_in_paper == pytest.approx(math.sqrt(10) * 2 * (1 + 1.2) / (50 * 1.2))
+    assert sensitivity_as_in_paper(SVM) == pytest.approx(math.sqrt(10) * 2 * (1 + 1.2) / (50 * 1.2))
     assert replace(SOFTMAX, regularisation=0.01).sensitivity == pytest.approx(
         logistic_regression_sensitivity(clip_norm=1, regularisation=0.01, num_records=50), rel=1e-4
     )
     for terms in (SVM, SOFTMAX, replace(SOFTMAX, radius=0.1)):
-        assert terms.sensitivity < terms.sensitivity_as_in_paper
+        assert terms.sensitivity < sensitivity_as_in_paper(terms)
         assert terms.sensitivity <= 2 * terms.largest_norm
     assert SVM.largest_norm == pytest.approx(math.sqrt(10) / 1.2)
     assert replace(SVM, radius=0.1).largest_norm == pytest.approx(math.sqrt(10) * 0.1)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from feature_store.index import ENGINES, PublicQuantizer, build_index, refuse_unsafe
+from feature_store.index import ENGINES, build_index, refuse_unsafe
 from feature_store.index.stored import StoredIndex
 from labeler.errors import BadData, InvalidSetting, UnsafeIndex
 
@@ -136,14 +136,6 @@ def test_safe_and_unknown_names_are_told_apart() -> None:
         build_index(FEATURES, IDS, engine="annoyance")
     with pytest.raises(InvalidSetting, match="must be a name"):
         build_index(FEATURES, IDS, engine=3)  # type: ignore[arg-type]
-
-
-def test_a_quantizer_must_declare_public_training_data() -> None:
-    with pytest.raises(UnsafeIndex, match="PublicQuantizer"):
-        build_index(FEATURES, IDS, engine="numpy", quantizer=FEATURES)  # type: ignore[arg-type]
-    for provenance in ("", "  ", None):
-        with pytest.raises(UnsafeIndex, match="provenance"):
-            PublicQuantizer(FEATURES, provenance)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", [0, -5, 1.5, True])

@@ -1,7 +1,7 @@
 """The property the privacy proof stands on: one record moves at most one vote of one query.
 
 Hypothesis draws tiny vectors from few values, so that ties and duplicates are the rule, and ids in no
-particular order. Every engine, with and without a memory limit, tombstones and a public quantizer.
+particular order. Every engine, with and without a memory limit and tombstones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feature_store.index import NeighborIndex, Neighbors, PublicQuantizer, build_index
+from feature_store.index import NeighborIndex, Neighbors, build_index
 
 CLASSES = 3
 DIMENSION = 3
@@ -25,11 +25,7 @@ ENGINES = [
     pytest.param("faiss-gpu", marks=pytest.mark.gpu),
     pytest.param("torch-gpu", marks=pytest.mark.gpu),
 ]
-WAYS = ["in memory", "under a memory limit", "through deletions", "in public lists"]
-
-_QUANTIZER = PublicQuantizer(
-    np.array([[2, 0, 0], [0, 2, 0], [0, 0, 2], [-1, -1, -1], [2, 0, 0]], dtype=np.int16), "unit vectors, by hand"
-)
+WAYS = ["in memory", "under a memory limit", "through deletions"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,6 @@ def _index(records: Records, engine: str, way: str) -> NeighborIndex:
     if way == "under a memory limit":
         limit = 64 * len(records.ids) + 530_000
         return build_index(records.features, records.ids, engine=engine, memory_limit_bytes=limit)
-    if way == "in public lists":
-        return build_index(records.features, records.ids, engine=engine, quantizer=_QUANTIZER, probes=2)
     # Others were there and left: a few stay as tombstones, many make the index load again.
     others = np.repeat(records.features[:1], 5 if len(records.ids) % 2 else 70, axis=0)
     ids = np.arange(201, 201 + len(others))

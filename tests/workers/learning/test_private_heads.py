@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from labeler.errors import BadData, InvalidSetting
-from labeler.local_heads import LocalHeadTerms, solve_noise
+from labeler.local_heads import LocalHeadTerms
 from labeler.randomness import os_source, seeded_source
 from workers.learning.private_heads import PrivateHeads, fit_heads, private_heads
 from workers.learning.public_map import PublicMap, plain_map
+from workers.studies.learning.head_noise import solve_noise
 
 CLASSES, STORED, NEGATIVES = 4, 12, 40
 FALSE_ALARM = 1e-6

@@ -12,7 +12,8 @@ from scipy import stats
 from labeler.accounting import integer
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum, private_sum
+from labeler.vector_sum import VectorSum
+from workers.studies.private_sum import private_sum
 from workers.studies.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
 
 SPEC = VectorSum(dimension=400, largest_norm=1.0, sensitivity=2.0, sigma=3.0, agents=20)

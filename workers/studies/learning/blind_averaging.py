@@ -26,7 +26,8 @@ from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
 from labeler.task import Level
-from labeler.vector_sum import ROUNDING_MARGIN, VectorSum, private_sum
+from labeler.vector_sum import ROUNDING_MARGIN, VectorSum
+from workers.studies.private_sum import private_sum
 
 _SMALL_STEP = 1 + 1e-5
 

@@ -34,10 +34,10 @@ from torch.nn import functional
 
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
-from labeler.vector_sum import private_sum
 from workers.progress import ProgressCallback, silent
 from workers.studies.learning.gradients import flatten, unflatten
 from workers.studies.learning.together import Parameters, Training, apply_together, batches, of_each
+from workers.studies.private_sum import private_sum
 from workers.studies.sampled_sum import SampledSum, poisson_sample
 
 SourceOf = Callable[[str], ByteSource]

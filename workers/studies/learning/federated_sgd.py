@@ -33,11 +33,12 @@ from torch import Tensor, nn
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import ByteSource
-from labeler.vector_sum import VectorSum, private_sum
+from labeler.vector_sum import VectorSum
 from workers.progress import ProgressCallback, silent
 from workers.studies.learning.federated import Descent, ServerStep, SourceOf
 from workers.studies.learning.gradients import clipped_gradient_sums, flatten, sum_sensitivity, unflatten
 from workers.studies.learning.together import Parameters, of_each
+from workers.studies.private_sum import private_sum
 from workers.studies.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
 
 _FAILURES = 1e-16

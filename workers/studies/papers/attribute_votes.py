@@ -25,7 +25,7 @@ from feature_store.query_selection import select_queries
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum, private_sum
+from labeler.vector_sum import VectorSum
 from workers.progress import ProgressCallback
 from workers.studies.attributes import (
     attribute_ballots,
@@ -39,6 +39,7 @@ from workers.studies.learning.networks import image_tensor, small_convnet
 from workers.studies.learning.together import Training, initial_parameters, predict_together, train_together
 from workers.studies.papers.ensemble_rounds import DELTA, requester, stacked
 from workers.studies.papers.partitions import iid_partition
+from workers.studies.private_sum import private_sum
 from workers.studies.rows import BenchRow
 
 MOST_POSITIVE = 4

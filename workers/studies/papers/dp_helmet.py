@@ -45,6 +45,7 @@ from workers.progress import ProgressCallback
 from workers.students.projection import Projection, unit_rows
 from workers.studies.data_sets import DataSet, cifar10_features
 from workers.studies.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
+from workers.studies.learning.convex_bounds import sensitivity_as_in_paper
 from workers.studies.papers.runner import Cell
 from workers.studies.rows import BenchRow
 
@@ -246,7 +247,7 @@ def _prices(setting: Setting, plan: VectorSum) -> dict[str, Any]:
     prices: dict[str, Any] = {
         "as_in_paper_epsilon": epsilon_as_in_paper(terms, plan.sigma, setting.level),
         "sensitivity": terms.sensitivity,
-        "sensitivity_as_in_paper": terms.sensitivity_as_in_paper,
+        "sensitivity_as_in_paper": sensitivity_as_in_paper(terms),
     }
     if setting.level == "agent":
         return prices | {"epsilon_user_replaced": _price(replaced_user_event(plan))}
@@ -265,7 +266,7 @@ def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float
     A whole user: s = 2R (corollary 10). Shown only beside the exact value: it is loose, and not valid above 1.
     """
     models = 1 if terms.learner == "softmax" else terms.num_classes
-    of_one = terms.sensitivity_as_in_paper / math.sqrt(models) if level == "instance" else 2 * terms.radius
+    of_one = sensitivity_as_in_paper(terms) / math.sqrt(models) if level == "instance" else 2 * terms.radius
     return models * math.sqrt(2 * math.log(1.25 * models / DELTA)) * of_one / sigma
 
 

@@ -34,13 +34,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.local_heads import LocalHeadTerms, paper_scores_share, solve_noise
+from labeler.local_heads import LocalHeadTerms
 from labeler.randomness import seeded_source
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_heads
 from workers.learning.public_map import PublicMap, fit_public_map, plain_map
 from workers.progress import ProgressCallback
 from workers.studies.data_sets import DataSet, cifar10_features
 from workers.studies.learning.distillation import distil, grid_votes, soft_labels, student_features, sum_votes
+from workers.studies.learning.head_noise import paper_scores_share, solve_noise
 from workers.studies.papers.partitions import dirichlet_partition
 from workers.studies.papers.runner import Cell
 from workers.studies.rows import BenchRow

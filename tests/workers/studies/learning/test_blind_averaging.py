@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
-from labeler.convex import LinearTerms, group_sensitivity, user_sensitivity
+from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached
 from labeler.randomness import AesCtrSource, seeded_source
 from labeler.task import Level
@@ -32,6 +32,7 @@ from workers.studies.learning.blind_averaging import (
     group_event,
     replaced_user_event,
 )
+from workers.studies.learning.convex_bounds import group_sensitivity, user_sensitivity
 
 ALARM = 1e-6
 DELTA = 1e-5
