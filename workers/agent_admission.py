@@ -6,9 +6,9 @@ Nothing of a record takes part, so a refusal says nothing of any.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
+from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from labeler.errors import AwaitingApproval, ProtocolViolation
 from labeler.messages.proposals import Proposal
@@ -35,7 +35,7 @@ class Admission:
         *,
         read_policy: Callable[[], Policy],
         coordinator_key: str,
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._home = home
         self._memory = memory

@@ -21,6 +21,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
+from feature_store.clock import Clock
 from feature_store.faults import fault_point
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database
@@ -135,7 +136,7 @@ class AgentDesk:
         promises: PromiseStore,
         ledger: DurableLedger,
         admission: Admission,
-        clock: Callable[[], datetime],
+        clock: Clock,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mail = mail

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from feature_store.clock import Clock
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
@@ -52,9 +53,7 @@ from workers.voting.model_store import InMemoryModels
 log = logging.getLogger("labeler.agent")
 
 
-def run_agent(
-    home: Path, *, stop: threading.Event, clock: Callable[[], datetime] | None = None, wait_s: float = 20.0
-) -> None:
+def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, wait_s: float = 20.0) -> None:
     """Serve as an agent until told to stop.
 
     Args:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.charges import Charge
@@ -67,7 +68,7 @@ class DurableLedger:
         *,
         account: str,
         read_policy: Callable[[], Policy],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._database = database
         self._memory = memory

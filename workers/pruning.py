@@ -14,12 +14,12 @@ from __future__ import annotations
 import glob
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import Database
 from feature_store.journal.forgotten import ForgottenJobs
@@ -55,7 +55,7 @@ def prune_home(
     *,
     dry_run: bool,
     progress: ProgressCallback = silent,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    clock: Clock = now_utc,
 ) -> dict[str, Any]:
     """Remove what a stopped home keeps beyond an age.
 
@@ -103,7 +103,7 @@ def _jobs(
     home: Path,
     database: Database,
     before: datetime,
-    clock: Callable[[], datetime],
+    clock: Clock,
     dry_run: bool,
     progress: ProgressCallback,
 ) -> list[str]:

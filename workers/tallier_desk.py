@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
+from feature_store.clock import Clock
 from feature_store.faults import fault_point
 from feature_store.journal.tallier_memory import KeptShare
 from labeler.errors import (
@@ -107,7 +107,7 @@ class TallierDesk:
         agents: Mapping[str, str] | None,
         journal: TallierJournal,
         winners: WinnerDesk,
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._mail = mail
         self._coordinator_key = coordinator_key

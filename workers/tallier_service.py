@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from feature_store.clock import Clock
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
@@ -40,7 +40,7 @@ def run_tallier(
     home: Path,
     *,
     stop: threading.Event,
-    clock: Callable[[], datetime] | None = None,
+    clock: Clock | None = None,
     wait_s: float = 20.0,
     engine: WinnerEngine | None = None,
 ) -> None:

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.preparation import Preparation
 from api.coordinator.settlement import JournalSettlement
+from feature_store.clock import Clock
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
@@ -121,7 +121,7 @@ class Conductor:
         keys: PartyKeys,
         mailbox: Mailbox,
         patience: Patience,
-        clock: Callable[[], datetime],
+        clock: Clock,
         preparation: Preparation | None = None,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:

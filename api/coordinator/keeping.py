@@ -17,7 +17,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.coordinator.config import KeepingTable
+from feature_store.clock import Clock
 from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
 from feature_store.journal.forgotten import ForgottenJobs
@@ -62,7 +63,7 @@ class Keeper:
         keeping: KeepingTable,
         *,
         table_of: Callable[[str], pa.Table],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._folder = home / "jobs"
         self._board = EmbedBoard(home)

@@ -25,6 +25,7 @@ from anyio import to_thread
 
 from api.coordinator.facts import check_facts
 from api.coordinator.witnesses import Witnesses
+from feature_store.clock import Clock
 from feature_store.driving.intake import Delivery, Incoming, incoming
 from feature_store.driving.post_office import PostOffice
 from feature_store.driving.relays import Relays
@@ -67,7 +68,7 @@ class Mailroom:
         post_office: PostOffice,
         deliver: Callable[[Delivery], None],
         relays: Relays,
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._keys = keys
         self._database = database

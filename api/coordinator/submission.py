@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
@@ -25,6 +25,7 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
+from feature_store.clock import Clock
 from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRecord
@@ -60,7 +61,7 @@ class Stores:
     ledger: Ledger
     tasks: TaskStore
     jobs: JobStore
-    clock: Callable[[], datetime]
+    clock: Clock
 
 
 @dataclass(frozen=True)

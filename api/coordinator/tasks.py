@@ -7,13 +7,13 @@ is filled in from the enrolled agents or the configuration, or refused with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
 from api.schema import TaskRequest, TaskView
+from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import check_round_fits
@@ -36,7 +36,7 @@ def create_task(
     config: CoordinatorConfig,
     tasks: TaskStore,
     parties: PartyStore,
-    clock: Callable[[], datetime],
+    clock: Clock,
     nonce: Callable[[], str],
 ) -> TaskRecord:
     """Make a task and keep it. Two equal requests make two tasks, each with its own noise and its own price.

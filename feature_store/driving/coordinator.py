@@ -23,12 +23,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.clock import Clock
 from feature_store.driving.intake import Delivery, Incoming
 from feature_store.driving.loading import Loaded, Loader, parties_of
 from feature_store.driving.post_office import PostOffice, letter_of
@@ -198,7 +198,7 @@ class CoordinatorDriver:
         settlement: Settlement,
         encode_release: Callable[[Release], bytes],
         patience: Patience,
-        clock: Callable[[], datetime],
+        clock: Clock,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database

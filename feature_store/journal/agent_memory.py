@@ -10,7 +10,7 @@ not remember.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import (
@@ -30,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from feature_store.clock import Clock
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, metadata
@@ -115,7 +116,7 @@ class AgentMemory:
         clock: the time now, with a time zone; for when approvals were given. Charges take the ledger's time.
     """
 
-    def __init__(self, database: Database, ledger: Ledger, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, ledger: Ledger, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._ledger = ledger
         self._clock = clock

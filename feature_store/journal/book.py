@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, cast
 
 from sqlalchemy import Connection, Dialect
 
+from feature_store.clock import Clock
 from feature_store.journal.chain import EMPTY, Head, Kind, entry_hash, time_text
 from feature_store.journal.charges import Balance
 from feature_store.journal.ledger_statements import ledger_statements
@@ -50,7 +50,7 @@ class Book:
         clock: the time now, with a time zone.
     """
 
-    def __init__(self, dialect: Dialect, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, dialect: Dialect, *, clock: Clock) -> None:
         self._sql = ledger_statements(dialect)
         self._clock = clock
 

@@ -10,12 +10,13 @@ batches, digests and releases stay, because the chain and the accounts are prove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
 
 from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, delete, insert, select, update
 
+from feature_store.clock import Clock
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.job_tables import (
@@ -61,7 +62,7 @@ class ForgottenJobs:
         clock: the time now, with a time zone.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
         database.create(*JOB_TABLES, forgotten_jobs)

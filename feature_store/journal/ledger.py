@@ -11,14 +11,14 @@ replaced by an older copy is refused. Time never runs backwards in it: an entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from feature_store.clock import Clock
 from feature_store.journal.anchor import WHAT_TO_DO, Anchor, check_not_behind
 from feature_store.journal.book import Book, KnownReservation, Row, State
 from feature_store.journal.chain import EMPTY, Entry, Head, Kind, detail_text, entry_of
@@ -70,7 +70,7 @@ class Ledger:
         JournalBehind: the ledger ends before what its anchor remembers, or the anchor is missing.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime], anchored: bool = True) -> None:
+    def __init__(self, database: Database, *, clock: Clock, anchored: bool = True) -> None:
         database.create(*LEDGER_TABLES)
         self._database = database
         self._book = Book(database.sql_dialect, clock=clock)

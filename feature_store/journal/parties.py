@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -28,6 +28,7 @@ from sqlalchemy import (
     update,
 )
 
+from feature_store.clock import Clock
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
@@ -138,7 +139,7 @@ class PartyStore:
         clock: the time now, with a time zone; used for `enrolled_at`.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
         self._lock = threading.Lock()

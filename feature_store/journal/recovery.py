@@ -5,9 +5,7 @@ What the lost entries charged is not known, so the only safe belief is that they
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
-
+from feature_store.clock import Clock
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database
@@ -15,7 +13,7 @@ from feature_store.journal.ledger import Ledger
 from labeler.errors import InvalidSetting
 
 
-def accept_restored(database: Database, *, clock: Callable[[], datetime], reason: str) -> Head:
+def accept_restored(database: Database, *, clock: Clock, reason: str) -> Head:
     """Go on with an older journal, and treat all that is left of every limited account as spent.
 
     Nothing can be charged to these accounts until a person raises a cap, who thereby says what may still be spent.

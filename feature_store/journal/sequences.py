@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 
@@ -33,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 
+from feature_store.clock import Clock
 from feature_store.journal.columns import WHOLE
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import writing
@@ -91,7 +91,7 @@ class Sequences:
         clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self._database = database
         self._clock = clock or _now
         self._lock = threading.Lock()

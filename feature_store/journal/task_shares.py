@@ -5,11 +5,11 @@ What was submitted meanwhile stays; a share says only who may submit and who may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from datetime import datetime
+from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, insert, select
 
+from feature_store.clock import Clock
 from feature_store.journal.columns import check_moment, now_utc
 from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
@@ -24,7 +24,7 @@ class TaskShares:
         clock: the time now, with a time zone.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
         database.create(task_shares)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, func, insert, select, update
 
+from feature_store.clock import Clock
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
@@ -75,7 +75,7 @@ class TokenStore:
         clock: the time now, with a time zone.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
         database.create(tokens)

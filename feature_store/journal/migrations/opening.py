@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 
+from feature_store.clock import Clock, now_utc
 from feature_store.journal.about import VERSION, About
 from feature_store.journal.backup import backup
 from feature_store.journal.chain import Head
@@ -33,7 +34,7 @@ def open_upgraded(
     *,
     anchor: Path,
     dump: Path | None = None,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    clock: Clock = now_utc,
     tell: Callable[[Upgraded], None] | None = None,
 ) -> Database:
     """Open a journal for writing, at this program's version.
@@ -63,7 +64,7 @@ def open_upgraded(
     return database
 
 
-def _saving(database: Database, dump: Path | None, clock: Callable[[], datetime]) -> Save:
+def _saving(database: Database, dump: Path | None, clock: Clock) -> Save:
     def save_sqlite(about: About, _: Head) -> str:
         path = database.path
         assert path is not None  # noqa: S101  # SQLite's

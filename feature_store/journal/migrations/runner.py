@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
+from feature_store.clock import Clock
 from feature_store.journal.about import (
     VERSION,
     About,
@@ -57,9 +57,7 @@ class Upgraded:
     head: Head
 
 
-def upgrade(
-    database: Database, *, save: Save, clock: Callable[[], datetime], steps: Sequence[Step] = STEPS
-) -> Upgraded | None:
+def upgrade(database: Database, *, save: Save, clock: Clock, steps: Sequence[Step] = STEPS) -> Upgraded | None:
     """Bring a journal that this process owns to this program's version; None where it is there already.
 
     Args:
