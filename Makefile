@@ -6,14 +6,17 @@ BIN := .venv/bin
 # would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-long install lint types imports bench mutation clean
+.PHONY: demo test pytest test-all test-long install lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15
 
-test: install lint types imports  ## everything a change is checked by before it is committed
+test: install lint  ## everything a change is checked by before it is committed; ends with the 15 slowest tests
+	$(MAKE) --no-print-directory -j2 pytest types imports
+
+pytest: install
 	$(PYTEST) -m "not long"
 
 test-long: install  ## the long matrices alone: every kill, every engine, long fuzzing

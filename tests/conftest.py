@@ -93,3 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries complain about what is not freed when the process ends

@@ -203,7 +203,7 @@ def test_the_log_is_emptied_at_once_or_left_while_somebody_reads(sqlite_place: P
             connection.execute(insert(rows), {"number": 1, "word": "one"})
         begun = time.monotonic()
         database.forget_log()
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 8.0  # another connection is waited for 10
         assert log.stat().st_size > 0
     database.forget_log()
     assert log.stat().st_size == 0
