@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import json
+import socket
 import ssl
 import threading
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
 import httpx2
 
@@ -31,8 +32,10 @@ own."""
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 30.0
-_CONNECT_S, _WRITE_S = 10.0, 30.0
-_WATCH_S = 0.1
+_CONNECT_S, _WRITE_S = 5.0, 30.0
+_WATCH_S = 5.0
+"""How often the thread that waits for the end looks whether it is still needed; the end itself wakes it."""
+
 _PROBLEM = "urn:labeler:problem:"
 
 
@@ -61,6 +64,9 @@ class CoordinatorDoor(Protocol):
 class CoordinatorHttp:
     """Requests to one coordinator; used by one thread.
 
+    A request that is under way ends when this party is told to stop: a thread of its own waits for that and shuts the
+    connection, of which it holds a second handle.
+
     Args:
         url: https, or http to this machine only.
         ca_file: certificates to check the coordinator's against; the system's where absent.
@@ -74,20 +80,25 @@ class CoordinatorHttp:
     def __init__(self, url: str, *, ca_file: str | None, read_timeout_s: float, stop: threading.Event) -> None:
         address = check_url(url)
         self._stop = stop
-        self._client = httpx2.AsyncClient(
+        self._is_closed = threading.Event()
+        self._guard = threading.Lock()
+        self._handle: socket.socket | None = None
+        self._client = httpx2.Client(
             base_url=address,
             verify=_certificates(ca_file),
             # A proxy of the environment is for the network, never for this machine.
             trust_env=not _is_loopback(httpx2.URL(address).host),
             timeout=httpx2.Timeout(_WRITE_S, connect=_CONNECT_S, read=read_timeout_s),
+            limits=httpx2.Limits(max_connections=1),
             headers={"Content-Type": "application/octet-stream", "Accept-Encoding": "identity"},
         )
-        self._runner = asyncio.Runner()
+        threading.Thread(target=self._watch, name="end of a request", daemon=True).start()
 
     def close(self) -> None:
         """Close every connection."""
-        self._runner.run(self._client.aclose())
-        self._runner.close()
+        self._is_closed.set()
+        self._client.close()
+        self._hold(None)
 
     def post(self, path: str, data: bytes) -> bytes:
         """Send bytes once; the body of an answer that accepts them.
@@ -99,29 +110,42 @@ class CoordinatorHttp:
             Interrupted: told to stop.
         """
         try:
-            return self._runner.run(self._until_stopped(path, data))
+            if self._stop.is_set():
+                raise Interrupted("stopped while talking to the coordinator")
+            with self._client.stream("POST", path, content=data, extensions={"trace": self._trace}) as response:
+                if response.status_code in (200, 202):
+                    return _bounded(response, MAX_ANSWER_BYTES)
+                raise _problem(response, _bounded(response, _MAX_PROBLEM_BYTES))
         except httpx2.TransportError as error:
+            if self._stop.is_set():
+                raise Interrupted("stopped while talking to the coordinator") from None
             raise Unreachable(f"{type(error).__name__}: {str(error)[:300]}") from None
 
-    async def _until_stopped(self, path: str, data: bytes) -> bytes:
-        """A held poll would keep a process that was told to stop for many seconds; it is dropped instead."""
-        task = asyncio.ensure_future(self._request(path, data))
-        try:
-            while not task.done():
-                if self._stop.is_set():
-                    raise Interrupted("stopped while talking to the coordinator")
-                await asyncio.wait({task}, timeout=_WATCH_S)
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+    def _trace(self, event: str, about: dict[str, Any]) -> None:
+        """Hear of a new connection, and keep a second handle of it."""
+        if event == "connection.connect_tcp.complete":
+            connection = about["return_value"].get_extra_info("socket")
+            self._hold(connection.dup())
+            if self._stop.is_set():
+                self._end()
 
-    async def _request(self, path: str, data: bytes) -> bytes:
-        async with self._client.stream("POST", path, content=data) as response:
-            if response.status_code in (200, 202):
-                return await _bounded(response, MAX_ANSWER_BYTES)
-            raise _problem(response, await _bounded(response, _MAX_PROBLEM_BYTES))
+    def _hold(self, handle: socket.socket | None) -> None:
+        with self._guard:
+            before, self._handle = self._handle, handle
+        if before is not None:
+            before.close()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_WATCH_S):
+            if self._is_closed.is_set():
+                return
+        self._end()
+
+    def _end(self) -> None:
+        with self._guard:
+            if self._handle is not None:
+                with suppress(OSError):  # it was closed by the other side
+                    self._handle.shutdown(socket.SHUT_RDWR)
 
 
 def check_url(url: str) -> str:
@@ -158,10 +182,10 @@ def _certificates(ca_file: str | None) -> ssl.SSLContext:
         raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
 
 
-async def _bounded(response: httpx2.Response, most: int) -> bytes:
+def _bounded(response: httpx2.Response, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in response.aiter_raw():
+    for part in response.iter_raw():
         size += len(part)
         if size > most:
             raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")

@@ -160,14 +160,21 @@ class Database:
         others with it.
         """
         before = dict(self._after_commit)
+        # By hand: a savepoint of the library's own has another name each time, and is compiled each time.
+        cursor = connection.connection.cursor()
+        cursor.execute("SAVEPOINT attempt")
         try:
-            with connection.begin_nested():
-                yield
+            yield
+            cursor.execute("RELEASE SAVEPOINT attempt")
         except BaseException:
+            cursor.execute("ROLLBACK TO SAVEPOINT attempt")
+            cursor.execute("RELEASE SAVEPOINT attempt")
             self.undone += 1
             self._after_commit.clear()
             self._after_commit.update(before)
             raise
+        finally:
+            cursor.close()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

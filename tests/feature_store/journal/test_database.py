@@ -120,6 +120,37 @@ def test_what_follows_a_commit_runs_once_and_only_after_it(with_rows: Database) 
     assert seen == [1]
 
 
+def test_an_attempt_that_fails_is_undone_alone_with_what_was_to_follow_it(with_rows: Database) -> None:
+    seen: list[str] = []
+
+    def fail(connection: Any) -> None:
+        with with_rows.attempt(connection):
+            connection.execute(insert(rows), {"number": 2, "word": "two"})
+            with_rows.after_commit(lambda: seen.append("undone"), last_of="head")
+            raise KeyError
+
+    with with_rows.write() as connection:
+        with with_rows.attempt(connection):
+            connection.execute(insert(rows), {"number": 1, "word": "one"})
+            with_rows.after_commit(lambda: seen.append("first"), last_of="head")
+        undone = with_rows.undone
+        with pytest.raises(KeyError):
+            fail(connection)
+        assert with_rows.undone == undone + 1
+        with with_rows.attempt(connection):
+            connection.execute(insert(rows), {"number": 3, "word": "three"})
+    assert seen == ["first"]
+    assert count(with_rows) == 2
+
+
+def test_of_the_steps_of_one_kind_only_the_last_follows_a_commit(with_rows: Database) -> None:
+    seen: list[int] = []
+    with with_rows.write():
+        for number in range(3):
+            with_rows.after_commit(lambda number=number: seen.append(number), last_of="head")
+    assert seen == [2]
+
+
 def test_a_broken_rule_of_a_table_passes_through_without_the_values(with_rows: Database) -> None:
     with with_rows.write() as connection:
         connection.execute(insert(rows), {"number": 1, "word": "secret"})
