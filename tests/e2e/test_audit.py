@@ -39,7 +39,7 @@ from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
-from workers.round import run_round
+from workers.jobs.round import run_round
 
 TRIALS = 20_000
 FALSE_ALARM = 1e-6

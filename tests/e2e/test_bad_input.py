@@ -10,7 +10,7 @@ import pytest
 
 from feature_store.shard import Shard
 from workers.embedder import embed_images
-from workers.job_folder import open_job_folder
+from workers.jobs.folder import open_job_folder
 
 
 def refused(result, out, *, code: int, said: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from feature_store.job_files.pseudo_labels import SCHEMA
-from workers.job_folder import JobFolder
+from workers.jobs.folder import JobFolder
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"

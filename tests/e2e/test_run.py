@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workers.preparation
+import workers.jobs.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.images import open_source
 from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
 from labeler.release import Release
-from workers.job_folder import JobFolder
+from workers.jobs.folder import JobFolder
 
 
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
@@ -185,7 +185,7 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """The process stops in the third of six rounds; the answers it had and would have had are the final ones."""
-    monkeypatch.setattr(workers.preparation, "BATCH_QUERIES", 20)
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 20)
     opened: dict[int, Release] = {}
     store, post = JobFolder.store_release, JobFolder.post
 

@@ -27,14 +27,14 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-import workers.preparation
+import workers.jobs.preparation
 from api.client import Client
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
 from feature_store.quantize import quantize
 from tests.e2e.service.conftest import running
 from workers import cli
-from workers.job_folder import JobFolder
+from workers.jobs.folder import JobFolder
 
 DAYS = 10_000
 QUERIES = 6
@@ -113,7 +113,7 @@ def record_run(root: Path) -> None:
                 Path(images) / name, "pixels:8", root / f"{name}.shard", classes=names, public=name == "public"
             )
     (root / "task.toml").write_text('[task]\nname = "digits"\nk = 5\nsigma_votes = 3.0\ndelta = 1e-4\n[queries]\n')
-    workers.preparation.BATCH_QUERIES = 10
+    workers.jobs.preparation.BATCH_QUERIES = 10
     store, post = JobFolder.store_release, JobFolder.post
     opened: dict[int, list[list[int]]] = {}
 

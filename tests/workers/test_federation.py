@@ -15,9 +15,9 @@ from labeler.errors import BadData, InvalidSetting, MixedShards
 from workers.embedder import embed_images
 from workers.federation import LocalFederation, make_federation
 from workers.federation_plan import Plan
+from workers.jobs.task_file import read_task_file
 from workers.party_home import read_agent_config, read_tallier_config
 from workers.policy import read_policy
-from workers.task_file import read_task_file
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 

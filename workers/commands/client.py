@@ -288,7 +288,7 @@ def _task(service: Client, task: str, images: Path, changes: dict[str, Any]) -> 
 
     from api.schema import TaskRequest
     from labeler.task import describe_validation
-    from workers.task_file import BudgetTable, read_task_file
+    from workers.jobs.task_file import BudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)

@@ -44,7 +44,7 @@ def demo(
 
     Example: `labeler demo --out demo`
     """
-    from workers.demo import run_demo
+    from workers.jobs.demo import run_demo
     from workers.progress import StageClock, progress_bars
 
     clock = StageClock()
@@ -80,10 +80,10 @@ def run(
 
     Example: `labeler run task.toml --shard a.shard --shard b.shard --queries public.shard --out job`
     """
-    from workers.labelling import run_job
-    from workers.preparation import LabellingJob
+    from workers.jobs.labelling import run_job
+    from workers.jobs.preparation import LabellingJob
+    from workers.jobs.task_file import read_task_file
     from workers.progress import StageClock, progress_bars
-    from workers.task_file import read_task_file
 
     job = LabellingJob(
         file=read_task_file(task),
@@ -123,8 +123,8 @@ def student(
 
     Example: `labeler student job --kind linear-probe --test test.shard`
     """
+    from workers.jobs.student import train_student
     from workers.progress import progress_bars
-    from workers.student_command import train_student
 
     with progress_bars(quiet=as_json) as progress:
         result = train_student(

@@ -61,10 +61,10 @@ def run(
     from labeler.errors import InvalidTask
     from labeler.methods import METHODS
     from labeler.task import describe_validation
-    from workers.labelling import run_job
-    from workers.preparation import LabellingJob
+    from workers.jobs.labelling import run_job
+    from workers.jobs.preparation import LabellingJob
+    from workers.jobs.task_file import TaskFile
     from workers.progress import progress_bars
-    from workers.task_file import TaskFile
 
     fields: dict[str, Any] = {"name": Path(out).name, "method": method, "k": k, "delta": delta} | task
     if epsilon is not None:

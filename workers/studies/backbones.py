@@ -29,8 +29,8 @@ from labeler.randomness import seeded_source
 from labeler.task import parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
+from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
-from workers.round import run_round
 from workers.students import NoisyAnswers, fit_student
 from workers.studies.office_caltech import DELTA, DOMAINS, SPLITS, Arena, Setting, data_folder, embed_domains, mobilenet
 from workers.studies.rows import BenchRow

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from workers.demo import TASK, run_demo
+from workers.jobs.demo import TASK, run_demo
 from workers.progress import ProgressCallback, silent
 from workers.studies.rows import BenchRow
 

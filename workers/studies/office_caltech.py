@@ -42,8 +42,8 @@ from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
+from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
-from workers.round import run_round
 from workers.students import NoisyAnswers, fit_student
 from workers.studies.rows import BenchRow
 

@@ -31,14 +31,14 @@ from workers.digits import CLASSES, write_digits
 from workers.federation import LocalFederation, make_federation
 from workers.federation_data import DIGITS_BACKBONE
 from workers.federation_plan import Plan
-from workers.job_folder import open_job_folder
-from workers.labelling import label
-from workers.preparation import LabellingJob, prepare
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
 from workers.studies.reconcile import discrepancies
 from workers.studies.requesters import Load, Wanted, put_under_load
 from workers.studies.rows import BenchRow
-from workers.task_file import TaskFile, TaskTable
 from workers.tied_command import tied_command
 
 AGENTS: Final = 5

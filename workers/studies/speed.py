@@ -23,13 +23,13 @@ from labeler.noise import DiscreteGaussian
 from labeler.planning import price
 from labeler.randomness import os_source
 from labeler.task import parse_task
-from workers.job_folder import open_job_folder
-from workers.labelling import label
-from workers.preparation import LabellingJob, prepare
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
 from workers.studies.rows import BenchRow
 from workers.studies.search_memory import measure_search_memory
-from workers.task_file import QueriesTable, TaskFile, TaskTable
 
 CLASSES = tuple(f"class {number}" for number in range(10))
 

@@ -34,8 +34,8 @@ from labeler.winner import WinnerTerms
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
 from workers.digits import AGENTS, CLASSES, write_digits
+from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
-from workers.round import run_round
 from workers.studies.rows import BenchRow
 from workers.winner.in_process import ThreeProcesses, free_ports
 

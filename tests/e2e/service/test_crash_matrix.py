@@ -24,7 +24,7 @@ from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
-from workers.round import run_round
+from workers.jobs.round import run_round
 
 QUERIES = 6
 AGENTS = 3

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workers.preparation
+import workers.jobs.preparation
 from api.client import Client
 from tests.e2e.conftest import RunCommand
 from tests.e2e.service.conftest import running, wait_until
@@ -50,7 +50,7 @@ def test_a_run_that_an_earlier_version_left_interrupted_ends_with_the_same_noise
 ) -> None:
     kept: KeptHome = unpack(version, tmp_path / "kept")
     monkeypatch.chdir(kept.run)
-    monkeypatch.setattr(workers.preparation, "BATCH_QUERIES", 10)
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 10)
     arguments = (
         "run",
         "task.toml",

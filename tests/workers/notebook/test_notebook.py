@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import labeler
 from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from labeler.errors import BadData, InvalidSetting, InvalidTask, MixedShards, NotReady
-from workers.job_folder import JobFolder
+from workers.jobs.folder import JobFolder
 
 CLASSES = ("zero", "one", "two", "three")
 

@@ -25,12 +25,12 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
-from workers.job_folder import JobFolder
-from workers.job_report import job_report
-from workers.preparation import PreparedJob
+from workers.jobs.folder import JobFolder
+from workers.jobs.preparation import PreparedJob
+from workers.jobs.report import job_report
+from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report import CurvePoint, StudentOutcome, report_json, write_report
-from workers.scoring import accuracy
 from workers.students import NoisyAnswers, Student, StudentKind, fit_student
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)

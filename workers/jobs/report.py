@@ -15,7 +15,7 @@ from labeler.accounting.renyi import improved_epsilon
 from labeler.jobs import AnswerStatus
 from labeler.planning import METHOD, PrivacyStatement, price
 from labeler.task import Task
-from workers.preparation import PreparedJob
+from workers.jobs.preparation import PreparedJob
 from workers.report import (
     MAX_PER_QUERY,
     AnsweredQuery,

@@ -11,9 +11,9 @@ import pytest
 from labeler.errors import InvalidTask
 from labeler.planning import price
 from labeler.task import Training
-from workers.task_file import BudgetTable, QueriesTable, StudentTable, TaskFile, TaskTable, read_task_file
+from workers.jobs.task_file import BudgetTable, QueriesTable, StudentTable, TaskFile, TaskTable, read_task_file
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "task-file.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "task-file.md").read_text()
 TABLES = {
     "task": TaskTable,
     "task.training": Training,

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.publishing
+import workers.jobs.publishing
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.randomness import seeded_source
-from workers.labelling import run_job
-from workers.preparation import LabellingJob
+from workers.jobs.labelling import run_job
+from workers.jobs.preparation import LabellingJob
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.progress import StageClock
-from workers.task_file import QueriesTable, TaskFile, TaskTable
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 16
@@ -82,7 +82,7 @@ def test_jobs_with_the_same_votes_publish_the_same_bytes_however_many_records_th
 ) -> None:
     # Noise is drawn for a version of the records; here only what is published beside it shall differ, if anything.
     monkeypatch.setattr(Shard, "version", property(lambda self: "public" if self.is_public else "private"))
-    monkeypatch.setattr(workers.publishing, "datetime", _Noon)
+    monkeypatch.setattr(workers.jobs.publishing, "datetime", _Noon)
     small, large = _published(tmp_path / "small", far=0), _published(tmp_path / "large", far=far)
     assert {"report.json", "report.html", "pseudo_labels.parquet", "privacy_card.md", "student.npz"} <= small.keys()
     assert small.keys() == large.keys()

@@ -21,7 +21,7 @@ from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
-from workers.round import run_round
+from workers.jobs.round import run_round
 from workers.studies.winner_reference import reference_winners
 
 QUERIES = 9

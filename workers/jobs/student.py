@@ -20,9 +20,9 @@ from labeler.errors import BadData, InvalidSetting
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.task import Task, parse_task
+from workers.jobs.public_images import PublicImages
+from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, silent
-from workers.public_images import PublicImages
-from workers.scoring import accuracy
 from workers.students import NoisyAnswers, StudentKind, fit_student
 
 FINETUNE = "finetune"

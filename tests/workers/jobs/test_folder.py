@@ -11,13 +11,13 @@ import pytest
 
 from labeler.errors import BadData, InvalidSetting, OutputInUse, PrivacyRefusal
 from labeler.release import Release
-from workers.job_folder import open_job_folder
+from workers.jobs.folder import open_job_folder
 
 PLAN = {"task_digest": "abc", "seed": None}
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from workers.job_folder import open_job_folder\n"
+    code = "import sys; from pathlib import Path; from workers.jobs.folder import open_job_folder\n"
     code += "with open_job_folder(Path(sys.argv[1])) as f: f.begin({}); print('mine', flush=True); sys.stdin.read()"
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "job")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

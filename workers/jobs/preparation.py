@@ -25,10 +25,10 @@ from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.task import Level, Task
-from workers.job_folder import JobFolder
+from workers.jobs.folder import JobFolder
+from workers.jobs.public_images import PublicImages
+from workers.jobs.task_file import TaskFile
 from workers.progress import ProgressCallback, silent
-from workers.public_images import PublicImages
-from workers.task_file import TaskFile
 
 
 @dataclass(frozen=True)

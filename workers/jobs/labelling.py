@@ -4,7 +4,7 @@
     label      for each batch: agents answer, talliers add, the charge is posted, the release is stored
     publish    pseudo-labels, student, report; free, and repeatable from what was released
 
-A job owns its output folder (see workers.job_folder) and can be interrupted anywhere: the same command
+A job owns its output folder (see workers.jobs.folder) and can be interrupted anywhere: the same command
 continues, replays the same noise, and charges nothing twice.
 """
 
@@ -19,11 +19,11 @@ from labeler.tally import round_of
 from labeler.task import Level, Task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger
-from workers.job_folder import JobFolder, open_job_folder
-from workers.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
+from workers.jobs.folder import JobFolder, open_job_folder
+from workers.jobs.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
+from workers.jobs.publishing import publish
+from workers.jobs.round import run_rounds
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.publishing import publish
-from workers.round import run_rounds
 from workers.round_store import RoundFolder
 
 

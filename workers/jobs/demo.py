@@ -15,11 +15,11 @@ from feature_store.embedding import embed_source
 from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.randomness import seeded_source
 from workers.digits import AGENTS, CLASSES, write_digits
-from workers.job_folder import open_job_folder
-from workers.labelling import run_in_folder
-from workers.preparation import LabellingJob
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import run_in_folder
+from workers.jobs.preparation import LabellingJob
+from workers.jobs.task_file import QueriesTable, StudentTable, TaskFile, TaskTable
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.task_file import QueriesTable, StudentTable, TaskFile, TaskTable
 
 TASK = TaskFile(
     task=TaskTable(name="Handwritten digits", method="reverse-knn", k=1, epsilon=0.5, delta=1e-4, colluding_agents=1),

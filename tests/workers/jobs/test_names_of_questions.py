@@ -17,9 +17,9 @@ from feature_store.journal.jobs import JobRecord
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.randomness import seeded_source
-from workers.job_folder import open_job_folder
-from workers.preparation import LabellingJob, prepare
-from workers.task_file import QueriesTable, TaskFile, TaskTable
+from workers.jobs.folder import open_job_folder
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 
 
 def images_seen_several_times(folder: Path) -> Shard:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.public_images import PublicImages
+from workers.jobs.public_images import PublicImages
 from workers.students import Student
 
 
