@@ -157,9 +157,8 @@ def from_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Curve:
     corners = np.array([_meet(slopes, heights, *pair) for pair in pairwise(kept)])
     values = heights[kept[1:]] - slopes[kept[1:]] * corners
     start = (0.0, float(heights[kept[0]]))
-    # Beyond the point where alpha = beta the curve is its own mirror image.
-    flat, floor = float(slopes[kept[-1]]), float(heights[kept[-1]])
-    middle = floor / (1 + flat)
+    # Beyond the point where alpha = beta, which the highest falling line meets last, the curve is its own mirror image.
+    middle = float((heights[kept] / (1 + slopes[kept])).max())
     is_left = corners < middle
     x = np.concatenate([[start[0]], corners[is_left], [middle]])
     y = np.concatenate([[start[1]], values[is_left], [middle]])

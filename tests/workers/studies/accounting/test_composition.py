@@ -172,6 +172,28 @@ def test_a_profile_is_the_highest_of_its_lines_and_of_their_mirror_images(
     assert curve.betas[-1] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("epsilons", "deltas"),
+    [
+        ([0.5, 1.0, 2.0], [0.2, 0.199, 0.0]),
+        ([0.5, 1.0, 2.0, 3.0], [0.3, 0.295, 0.29, 0.0]),
+        ([0.0, 0.5, 1.0, 2.0, 3.0], [0.5, 0.2, 0.19, 0.18, 0.0]),
+        ([0.0, 1.0, 2.0, 3.0, 4.0], [0.6, 0.59, 0.1, 0.099, 0.0]),
+        ([0.1, 0.2, 0.3], [0.1, 0.3, 0.5]),
+        ([0.1, 0.2, 3.0], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_what_says_less_than_its_neighbours_leaves_no_mark_on_a_profile(
+    epsilons: list[float], deltas: list[float]
+) -> None:
+    """By definition again, with lines among them that lie below the others everywhere."""
+    alphas = np.linspace(0, 1, 2001)
+    lines = [1 - d - np.exp(e) * alphas for e, d in zip(epsilons, deltas, strict=True)]
+    mirrored = [np.exp(-e) * (1 - d - alphas) for e, d in zip(epsilons, deltas, strict=True)]
+    expected = np.maximum(0, np.max([*lines, *mirrored], axis=0))
+    assert np.abs(from_profile(epsilons, deltas)(alphas) - expected).max() < 1e-12
+
+
 def test_an_epsilon_that_is_no_finite_number_is_refused() -> None:
     for bad in (math.inf, math.nan, -1.0):
         with pytest.raises(InvalidSetting, match="epsilon must be a finite number of at least 0"):
