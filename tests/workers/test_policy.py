@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from workers.policy import (
     BudgetTable,
     CoordinatorTable,
     Policy,
+    PolicyFile,
     policy_toml,
     read_policy,
     toml_value,
@@ -353,3 +355,82 @@ def test_a_written_policy_begins_with_where_it_is_explained() -> None:
     first, second, *_ = policy_toml(policy()).splitlines()
     assert first == "# What this site allows its agent to answer. Read again at every ask; see docs/policy.md."
     assert second == "[budget]"
+
+
+def allowing(**changes: Any) -> Policy:
+    return policy(allow=fields()["allow"] | changes)
+
+
+def aged(path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """As if it were so many seconds after the last change of a file."""
+    changed = path.stat().st_ctime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: changed + int(seconds * 1_000_000_000))
+
+
+def test_a_policy_that_did_not_change_is_the_same_object_and_its_file_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_toml(policy()))
+    reads: list[Path] = []
+
+    def noted(of: Path) -> Policy:
+        reads.append(of)
+        return read_policy(of)
+
+    monkeypatch.setattr("workers.policy.read_policy", noted)
+    file = PolicyFile(path)
+    aged(path, monkeypatch, 1)  # exactly a tick: old enough
+    first = file.read()
+    assert first == policy()
+    assert file.read() is first
+    assert reads == [path]
+    # The same content in another file is another file, and the same policy.
+    (tmp_path / "next").write_text(policy_toml(policy()))
+    (tmp_path / "next").replace(path)
+    aged(path, monkeypatch, 60)
+    assert file.read() is first
+    assert reads == [path, path]
+    (tmp_path / "next").write_text(policy_toml(allowing(approval=True)))
+    (tmp_path / "next").replace(path)
+    aged(path, monkeypatch, 60)
+    second = file.read()
+    assert (second, len(reads)) == (allowing(approval=True), 3)
+    assert file.read() is second
+
+
+@pytest.mark.parametrize("seconds", [-0.999, 0.0, 0.999])
+def test_a_file_as_new_as_the_clock_can_tell_is_read_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Two changes within a tick have one time: a policy that was tightened right after a look must hold."""
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_toml(allowing(max_queries_per_day=10)))
+    file = PolicyFile(path)
+    aged(path, monkeypatch, seconds)
+    assert file.read() == allowing(max_queries_per_day=10)
+    stat = path.stat()
+    path.write_text(policy_toml(allowing(max_queries_per_day=20)))
+    assert path.stat().st_size == stat.st_size
+    aged(path, monkeypatch, seconds)
+    assert file._look() is None
+    assert file.read() == allowing(max_queries_per_day=20)
+
+
+def test_a_policy_that_is_gone_or_broken_answers_nothing_until_it_is_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_toml(policy()))
+    aged(path, monkeypatch, 60)
+    file = PolicyFile(path)
+    first = file.read()
+    kept = path.rename(tmp_path / "kept")
+    for _ in range(2):
+        with pytest.raises(PolicyRefusal):
+            file.read()
+    kept.rename(path)
+    aged(path, monkeypatch, 60)
+    again = file.read()
+    assert again == first
+    assert file.read() is again

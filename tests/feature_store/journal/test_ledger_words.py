@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from feature_store.journal.anchor import Anchor
 from feature_store.journal.book import Book
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.charges import MAX_AMOUNT
-from feature_store.journal.database import Database
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.ledger_statements import entries_query
 from labeler.budget import NothingLeft
@@ -240,3 +241,71 @@ def test_the_hash_of_an_entry_is_empty_where_there_is_none_and_zeros_before_the_
     with database.read() as held:
         found = [book.hash_at(held, seq) for seq in (0, 6, 7)]
     assert found == [EMPTY.hash, ledger.head().hash, ""]
+
+
+def test_the_writer_of_a_journal_knows_its_head_without_a_look_once_it_was_durable(
+    ledger: Ledger, database: Database, clock: Clock
+) -> None:
+    """Two ledgers over one journal, as two roles of a process have them: each knows what it has written itself."""
+    other = Ledger(database, clock=clock)
+    assert other.known_head() == other.head() == ledger.known_head() == ledger.head()
+    before = ledger.head()
+    with database.write() as held:
+        ledger.reserve("first", CHARGES, connection=held)
+        ledger.reserve("second", CHARGES, connection=held)
+        at_ledger = ledger.head(connection=held)
+        assert ledger.known_head() == before
+        other.post("first", connection=held)
+    assert (ledger.known_head(), other.known_head()) == (at_ledger, other.head())
+    with database.read() as held:
+        database_says = Book(database.sql_dialect, clock=clock).tail(held)[0]
+    assert database_says == other.known_head()
+
+    def undone() -> None:
+        with database.write() as held:
+            other.post("second", connection=held)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        undone()
+    assert other.known_head() == database_says
+    with database.write() as held:
+        connection: Any = held.connection.driver_connection
+        asked: list[str] = []
+        connection.set_trace_callback(asked.append)
+        assert other.known_head() == database_says
+        connection.set_trace_callback(None)
+    assert asked == []
+
+
+def test_the_anchor_is_written_once_for_all_steps_of_a_transaction(
+    ledger: Ledger, database: Database, sqlite_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Head] = []
+    remember = Anchor.remember
+
+    def noted(anchor: Anchor, head: Head) -> None:
+        written.append(head)
+        remember(anchor, head)
+
+    monkeypatch.setattr(Anchor, "remember", noted)
+    with database.write() as held:
+        for name in ("first", "second", "third"):
+            ledger.reserve(name, CHARGES, connection=held)
+    assert written == [ledger.head()] == [Anchor(sqlite_place.anchor).read()]
+
+
+def test_the_time_of_the_last_entry_is_told_as_it_is_stored(
+    ledger: Ledger, database: Database, clock: Clock, tmp_path: Path
+) -> None:
+    assert ledger.last_at() == "2026-03-01T12:00:00.000000Z"
+    clock.turn(seconds=5)
+    with database.write() as held:
+        ledger.post("reserved", connection=held)
+        assert ledger.last_at(connection=held) == "2026-03-01T12:00:05.000000Z"
+        assert ledger.last_at() == "2026-03-01T12:00:00.000000Z"
+    empty = open_database(str(tmp_path / "empty.db"))
+    try:
+        assert Ledger(empty, clock=clock).last_at() == ""
+    finally:
+        empty.close()
