@@ -19,7 +19,6 @@ from feature_store.journal.tasks import TaskRecord
 from labeler.errors import LabelerError
 from labeler.release import Release
 from labeler.rounds.effects import (
-    UNFINISHED,
     Begin,
     Complete,
     Divide,
@@ -107,7 +106,7 @@ class Storer:
             case Divide():
                 self._settlement.divide(job.record, job.rounds, job.task, store.agents, connection=connection)
                 self._jobs.willingness.fix_asked(job_id, store.agents, connection=connection)
-                self._jobs.move(job_id, "collecting", expected=UNFINISHED[:1], connection=connection)
+                self._jobs.move(job_id, "collecting", connection=connection)
                 return False
             case Begin():
                 steps.fix_participants(connection, job_id, store.number, store.participants)
@@ -122,7 +121,7 @@ class Storer:
                 )
             case FixContributors():
                 steps.fix_contributors(connection, job_id, store.number, store.contributors)
-                self._jobs.move(job_id, "tallying", expected=UNFINISHED, connection=connection)
+                self._jobs.move(job_id, "tallying", connection=connection)
                 return False
             case Post():
                 detail = {
@@ -138,10 +137,10 @@ class Storer:
             case StoreRelease():
                 data = self._encode_release(store.release)
                 steps.store_release(connection, job_id, store.number, data)
-                self._jobs.move(job_id, store.following, expected=UNFINISHED, connection=connection)
+                self._jobs.move(job_id, store.following, connection=connection)
                 return False
             case Complete():
-                self._jobs.move(job_id, "completed", expected=UNFINISHED, connection=connection)
+                self._jobs.move(job_id, "completed", connection=connection)
                 return False
             case End():
                 self._settlement.end(job.record, store.state, store.error, connection=connection)

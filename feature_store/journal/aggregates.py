@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
+from feature_store.journal import round_statements as sql
 from feature_store.journal.database import Database
 from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares, live_round, rounds
 from feature_store.journal.joining import reading, writing
+from feature_store.journal.prepared import prepared
 from labeler.errors import NotFound, NotReady, PrivacyRefusal
 
 
@@ -33,25 +35,25 @@ class AggregateStore:
             PrivacyRefusal: this tallier has sent another sum of this round.
         """
         digest = hashlib.sha256(data).hexdigest()
-        table = aggregate_shares
-        this = (table.c.round_digest == round_digest) & (table.c.tallier_id == tallier_id)
         with writing(self._database, connection) as joined:
-            known = joined.execute(select(table.c.data_digest).where(this)).scalar()
-            if known == digest:
+            find = prepared(sql.sum_digest, joined.dialect)
+            known = find.first(joined, digest=round_digest, of_tallier=tallier_id)
+            if known is not None and known[0] == digest:
                 return
             if known is not None:
                 raise PrivacyRefusal(
                     f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
                     "once, so the second is refused for ever. Find out why its journal forgot the first"
                 )
-            state = joined.execute(select(rounds.c.state).where(live_round(round_digest))).scalar()
+            asked = prepared(sql.state_of_digest, joined.dialect).first(joined, digest=round_digest)
+            waits = select(rounds.c.state).where(live_round(round_digest))
+            state = joined.execute(waits).scalar() if asked is None else asked[0]
             if state is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             if state != "posted":
                 raise NotReady(f"round {round_digest[:12]!r} is {state}; a sum is taken while its round is posted only")
-            joined.execute(
-                insert(table),
-                {"round_digest": round_digest, "tallier_id": tallier_id, "data": data, "data_digest": digest},
+            prepared(sql.add_sum, joined.dialect).run(
+                joined, round_digest=round_digest, tallier_id=tallier_id, data=data, data_digest=digest
             )
 
     def of(self, round_digest: str, *, connection: Connection | None = None) -> dict[str, bytes]:
@@ -87,7 +89,4 @@ class AggregateStore:
 
 def drop_sums(connection: Connection, round_digest: str) -> None:
     """Drop the sums of a round, in a write transaction."""
-    table = aggregate_shares
-    connection.execute(
-        update(table).where(table.c.round_digest == round_digest, table.c.data.is_not(None)).values(data=None)
-    )
+    prepared(sql.drop_sums, connection.dialect).run(connection, digest=round_digest)

@@ -13,7 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, case, insert, literal, select, update
 
+from feature_store.journal import round_statements
 from feature_store.journal import rounds as steps
+from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
 from feature_store.journal.database import Database
 from feature_store.journal.job_records import (
@@ -34,6 +36,7 @@ from feature_store.journal.job_tables import (
     rounds,
 )
 from feature_store.journal.joining import before, check_limit, reading, writing
+from feature_store.journal.prepared import prepared
 from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, NotReady, ProtocolViolation, TryAgain
 
@@ -125,14 +128,14 @@ class JobStore:
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
 
-    def move(self, job_id: str, state: JobState, *, expected: Collection[JobState], connection: Connection) -> None:
-        """Move a job that is known to be in one of the states expected; `change` for whoever does not know.
+    def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
+        """Move a job that is known not to be finished; `change` for whoever does not know.
 
         Raises:
-            NotReady: it is in another state now; nothing of the transaction is to be kept.
+            NotReady: it is finished by now; nothing of the transaction is to be kept.
         """
-        same = (jobs.c.job_id == job_id) & jobs.c.state.in_(sorted(set(expected) - FINISHED))
-        if connection.execute(update(jobs).where(same).values(state=state, **self._stamp())).rowcount != 1:
+        move = prepared(round_statements.move, connection.dialect)
+        if move.run(connection, of_job=job_id, new_state=state, now=time_text(self._clock())) != 1:
             raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
 
     def change(
@@ -177,9 +180,8 @@ class JobStore:
     def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
         """Raise the version, so that watchers look again; a finished job stays as it is."""
         with writing(self._database, connection) as joined:
-            joined.execute(
-                update(jobs).where(jobs.c.job_id == job_id, jobs.c.state.not_in(FINISHED)).values(**self._stamp())
-            )
+            touch = prepared(round_statements.touch, joined.dialect)
+            touch.run(joined, of_job=job_id, now=time_text(self._clock()))
 
     # The rounds of a job.
 

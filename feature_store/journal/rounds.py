@@ -14,27 +14,29 @@ Every step returns True where it changed something. `JobStore` is the door to al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Text, cast, insert, select, update
+from sqlalchemy.sql import ClauseElement
 
+from feature_store.journal import round_statements as sql
 from feature_store.journal.aggregates import drop_sums
+from feature_store.journal.columns import json_text
 from feature_store.journal.job_records import RoundCharge, RoundRecord
 from feature_store.journal.job_tables import (
     FINISHED,
     ROUND_STATES,
-    jobs,
-    live_round,
     planned_batches,
-    releases,
     round_holdings,
     round_participants,
     round_refusals,
     round_shares,
     rounds,
 )
-from feature_store.journal.ledger_tables import ledger_entries, ledger_reservations
+from feature_store.journal.ledger_tables import ledger_reservations
+from feature_store.journal.prepared import Parameter, Prepared, prepared
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 
 
@@ -111,9 +113,9 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
     changed = False
     for number, batch_digest, round_digest in batches:
         row = _row(connection, job_id, number)
-        known = row if row.round_digest is not None else _plan(connection, row)
+        known = row.digests or _plan(connection, row)
         if known is not None:
-            if (known.batch_digest, known.round_digest) != (batch_digest, round_digest):
+            if known != (batch_digest, round_digest):
                 raise PrivacyRefusal(
                     f"{_name(job_id, number)} was made of other queries, and stays that way: under one charge only one "
                     "batch is asked. Submit the job again"
@@ -121,8 +123,9 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
             continue
         _check_live(row)
         _check_no_twin(connection, row, round_digest)
-        digests = {"batch_digest": batch_digest, "round_digest": round_digest}
-        connection.execute(insert(planned_batches), {"job_id": job_id, "number": number} | digests)
+        _sql(sql.add_plan, connection).run(
+            connection, job_id=job_id, number=number, batch_digest=batch_digest, round_digest=round_digest
+        )
         changed = True
     return changed
 
@@ -133,18 +136,16 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
     wanted = dict(verify_keys)
     if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
         raise InvalidSetting("the participants of a round are at least one agent, each with its verify key")
-    table = round_participants
-    this = (table.c.job_id == job_id) & (table.c.number == row.number)
-    known = connection.execute(select(table.c.verify_keys).where(this)).scalar()
+    known = _sql(sql.participants_of, connection).first(connection, of_job=job_id, of_number=number)
     if known is not None:
-        if known != wanted:
+        if json.loads(known[0]) != wanted:
             raise PrivacyRefusal(
                 f"the participants of {_name(job_id, number)} and their keys are fixed; a key that was changed since "
                 "counts from the next round on"
             )
         return False
     _check_live(row)
-    connection.execute(insert(table), {"job_id": job_id, "number": number, "verify_keys": wanted})
+    _sql(sql.add_participants, connection).run(connection, job_id=job_id, number=number, verify_keys=json_text(wanted))
     return True
 
 
@@ -154,23 +155,20 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
     if _reached(row, "asked"):
         return False
     _check_live(row)
-    known = row if row.round_digest is not None else _plan(connection, row)
+    known = row.digests or _plan(connection, row)
     if known is None:
         raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
-    _check_no_twin(connection, row, known.round_digest)
-    digests = {"batch_digest": known.batch_digest, "round_digest": known.round_digest}
-    return _step(connection, row, rounds.c.state == "waiting", {"state": "asked"} | digests)
+    _check_no_twin(connection, row, known[1])
+    return _step(connection, row, sql.ask, new_batch_digest=known[0], new_round_digest=known[1])
 
 
 def note_share(connection: Connection, job_id: str, number: int) -> bool:
     """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
     row = _row(connection, job_id, number)
-    table = round_shares
-    this = (table.c.job_id == job_id) & (table.c.number == row.number)
-    if connection.execute(select(table.c.job_id).where(this)).first() is not None:
+    if _sql(sql.has_share, connection).first(connection, of_job=job_id, of_number=number) is not None:
         return False
     _check_live(row)
-    connection.execute(insert(table), {"job_id": job_id, "number": number})
+    _sql(sql.add_share, connection).run(connection, job_id=job_id, number=number)
     return True
 
 
@@ -178,20 +176,22 @@ def report_holdings(
     connection: Connection, job_id: str, number: int, tallier_id: str, holdings: Mapping[str, str | bytes]
 ) -> bool:
     """Keep what a tallier says it holds, in place of what it said before."""
-    row = _row(connection, job_id, number)
+    _row(connection, job_id, number)
     written = {agent: value.hex() if isinstance(value, bytes) else value for agent, value in holdings.items()}
     if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
         raise ProtocolViolation("a tallier reports one sharing id of 16 bytes for each agent it holds a share of")
-    table = round_holdings
-    this = (table.c.job_id == job_id) & (table.c.number == row.number) & (table.c.tallier_id == tallier_id)
-    known = connection.execute(select(table.c.holdings).where(this)).scalar()
-    if known == written:
-        return False
+    said = json_text(written)
+    known = _sql(sql.holdings_of, connection).first(connection, of_job=job_id, of_number=number, of_tallier=tallier_id)
     if known is None:
-        key = {"job_id": job_id, "number": number, "tallier_id": tallier_id}
-        connection.execute(insert(table), key | {"holdings": written})
+        _sql(sql.add_holdings, connection).run(
+            connection, job_id=job_id, number=number, tallier_id=tallier_id, holdings=said
+        )
+    elif known[0] == said:
+        return False
     else:
-        connection.execute(update(table).where(this).values(holdings=written))
+        _sql(sql.change_holdings, connection).run(
+            connection, of_job=job_id, of_number=number, of_tallier=tallier_id, new_holdings=said
+        )
     return True
 
 
@@ -220,17 +220,17 @@ def fix_contributors(connection: Connection, job_id: str, number: int, contribut
     if len(wanted) != len(contributors) or not wanted:
         raise InvalidSetting("the contributors of a round are at least one agent, each named once")
     if row.contributors is not None:
-        if row.contributors != wanted:
+        known = json.loads(row.contributors)
+        if known != wanted:
             raise PrivacyRefusal(
-                f"the contributors of {_name(job_id, number)} are fixed ({len(row.contributors)} agents, now "
+                f"the contributors of {_name(job_id, number)} are fixed ({len(known)} agents, now "
                 f"{len(wanted)} others were named); two sums of one round would differ by single ballots"
             )
         return False
     _check_live(row)
     if row.state != "asked":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; contributors are agreed on after agents were asked")
-    empty = (rounds.c.state == "asked") & rounds.c.contributors.is_(None)
-    return _step(connection, row, empty, {"state": "agreed", "contributors": wanted})
+    return _step(connection, row, sql.agree, new_contributors=json_text(wanted))
 
 
 def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int) -> bool:
@@ -245,15 +245,13 @@ def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int
     _check_live(row)
     if row.state != "agreed":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
-    entry = connection.execute(
-        select(ledger_entries.c.kind, ledger_entries.c.reservation_id).where(ledger_entries.c.seq == ledger_seq)
-    ).first()
-    if entry is None or (entry.kind, entry.reservation_id) != ("post", f"{job_id}/{number}"):
+    entry = _sql(sql.entry_of, connection).first(connection, of_seq=ledger_seq)
+    if entry is None or entry != ("post", f"{job_id}/{number}"):
         raise PrivacyRefusal(
             f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
             f"reservation {job_id}/{number} in the same transaction"
         )
-    return _step(connection, row, rounds.c.state == "agreed", {"state": "posted", "ledger_seq": ledger_seq})
+    return _step(connection, row, sql.post, new_seq=ledger_seq)
 
 
 def store_release(connection: Connection, job_id: str, number: int, data: bytes) -> bool:
@@ -270,62 +268,79 @@ def store_release(connection: Connection, job_id: str, number: int, data: bytes)
     _check_live(row)
     if row.state != "posted":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
-    connection.execute(insert(releases), {"job_id": job_id, "number": number, "data": data})
-    _step(connection, row, rounds.c.state == "posted", {"state": "opened"})
-    drop_sums(connection, row.round_digest)
+    _sql(sql.add_release, connection).run(connection, job_id=job_id, number=number, data=data)
+    _step(connection, row, sql.open_round)
+    drop_sums(connection, row.round_digest or "")
     return True
 
 
 def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
     """What was released, or None."""
-    query = select(releases.c.data).where(releases.c.job_id == job_id, releases.c.number == number)
-    found = connection.execute(query).scalar()
-    return None if found is None else bytes(found)
+    found = _sql(sql.release_of, connection).first(connection, of_job=job_id, of_number=number)
+    return None if found is None else bytes(found[0])
 
 
-def _plan(connection: Connection, row: Any) -> Any:
-    table = planned_batches.c
-    return connection.execute(
-        select(planned_batches).where(table.job_id == row.job_id, table.number == row.number)
-    ).first()
+def _plan(connection: Connection, row: _Row) -> tuple[str, str] | None:
+    found = _sql(sql.plan_of, connection).first(connection, of_job=row.job_id, of_number=row.number)
+    return None if found is None else (found[0], found[1])
 
 
 def _planned(row: Any, column: str) -> str:
     return "" if row is None else str(getattr(row, column))
 
 
-def _check_no_twin(connection: Connection, row: Any, round_digest: str) -> None:
+def _check_no_twin(connection: Connection, row: _Row, round_digest: str) -> None:
     """Refuse a round that is another one's twin: asked before, or waiting to be."""
-    another = or_(rounds.c.job_id != row.job_id, rounds.c.number != row.number)
-    twin = connection.execute(select(rounds.c.job_id).where(live_round(round_digest), another)).scalar()
-    if twin is not None:
-        raise PrivacyRefusal(
-            f"{_name(row.job_id, row.number)} would be the same as one of job {twin!r}: its noise would be the same "
-            "again. Take queries of the task that were not asked yet"
-        )
+    for make in (sql.twin_asked, sql.twins_planned):
+        for job_id, number in _sql(make, connection).all(connection, digest=round_digest):
+            if (job_id, number) != (row.job_id, row.number):
+                raise PrivacyRefusal(
+                    f"{_name(row.job_id, row.number)} would be the same as one of job {job_id!r}: its noise would be "
+                    "the same again. Take queries of the task that were not asked yet"
+                )
 
 
-def _row(connection: Connection, job_id: str, number: int) -> Any:
-    query = select(rounds, jobs.c.state.label("job_state")).join(jobs, jobs.c.job_id == rounds.c.job_id)
-    row = connection.execute(query.where(rounds.c.job_id == job_id, rounds.c.number == number)).first()
+class _Row(NamedTuple):
+    """A round as it is stored, with the state of its job."""
+
+    job_id: str
+    number: int
+    state: str
+    batch_digest: str | None
+    round_digest: str | None
+    contributors: str | None
+    ledger_seq: int | None
+    job_state: str
+
+    @property
+    def digests(self) -> tuple[str, str] | None:
+        """What it asks for good; None while it waits."""
+        return None if self.round_digest is None else (self.batch_digest or "", self.round_digest)
+
+
+def _sql(make: Callable[[], ClauseElement], connection: Connection) -> Prepared:
+    return prepared(make, connection.dialect)
+
+
+def _row(connection: Connection, job_id: str, number: int) -> _Row:
+    row = _sql(sql.round_row, connection).first(connection, of_job=job_id, of_number=number)
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
-    return row
+    return _Row(*row)
 
 
-def _step(connection: Connection, row: Any, expected: ColumnElement[bool], values: Mapping[str, object]) -> bool:
+def _step(connection: Connection, row: _Row, make: Callable[[], ClauseElement], **values: Parameter) -> bool:
     """Change a round only where it still is as it was read; whoever comes second is told."""
-    this = (rounds.c.job_id == row.job_id) & (rounds.c.number == row.number)
-    if connection.execute(update(rounds).where(this, expected).values(**values)).rowcount != 1:
+    if _sql(make, connection).run(connection, of_job=row.job_id, of_number=row.number, **values) != 1:
         raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
     return True
 
 
-def _reached(row: Any, state: str) -> bool:
+def _reached(row: _Row, state: str) -> bool:
     return ROUND_STATES.index(row.state) >= ROUND_STATES.index(state)
 
 
-def _check_live(row: Any) -> None:
+def _check_live(row: _Row) -> None:
     if row.job_state in FINISHED:
         raise NotReady(
             f"job {row.job_id!r} is {row.job_state}, and its rounds take no further step: their charge may have been "
