@@ -34,6 +34,7 @@ from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.room import RoomProbe
+from api.coordinator.seen_jobs import SeenJobs
 from api.coordinator.tasks import create_task, describe_task, task_view
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
@@ -199,6 +200,7 @@ class Coordinator:
             relays=self.conductor.driver.relays,
             clock=clock,
         )
+        self._seen = SeenJobs(lambda job_id: submission.read_job(job_id, stores=self._intake))
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self._intake = submission.Stores(
             database=stores.database, ledger=stores.ledger, tasks=stores.tasks, jobs=stores.jobs, clock=clock
@@ -358,8 +360,8 @@ class Coordinator:
         Raises:
             NotFound: there is none, or it is another requester's.
         """
-        self._owners.job(reader, job_id)
-        return shown_to(reader, self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0])
+        view = self._seen.view(self._owners.job(reader, job_id))
+        return shown_to(reader, self._noting_gone([view])[0])
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

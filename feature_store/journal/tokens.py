@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -28,6 +30,8 @@ ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 _SECRET_BYTES = 32
 _MAX_SECRET = 200
 _MAX_NAME = 100
+MAX_REMEMBERED = 4096
+"""Tokens that were found and not revoked since, by the hash of their secrets: most requests come with one of a few."""
 
 tokens = Table(
     "tokens",
@@ -78,6 +82,9 @@ class TokenStore:
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
+        self._lock = threading.Lock()
+        self._version = 0
+        self._found: OrderedDict[str, TokenRecord] = OrderedDict()
         database.create(tokens)
 
     def create(self, name: str, role: Role, *, connection: Connection | None = None) -> tuple[TokenRecord, str]:
@@ -118,12 +125,34 @@ class TokenStore:
         if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
             return None
         digest = _digest(secret)
+        with self._lock:
+            version, known = self._version, self._found.get(digest)
+        if known is not None:
+            return known
         query = select(*_SHOWN, tokens.c.secret_digest).where(tokens.c.secret_digest == digest)
         with self._database.read() as connection:
             row = connection.execute(query).first()
         if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
             return None
-        return TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
+        record = TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
+        with self._lock:
+            if self._version == version:  # nobody was revoked while it was looked up
+                self._found[digest] = record
+                while len(self._found) > MAX_REMEMBERED:
+                    self._found.popitem(last=False)
+        return record
+
+    def remembered(self, secret: str) -> TokenRecord | None:
+        """`find`, as far as it needs no look into the database; None says nothing."""
+        if not isinstance(secret, str) or len(secret) > _MAX_SECRET:
+            return None
+        with self._lock:
+            return self._found.get(_digest(secret))
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._version += 1
+            self._found.clear()
 
     def is_active(self, token_id: str) -> bool:
         """Whether a token still opens what it opened: it exists and was not revoked."""
@@ -140,6 +169,7 @@ class TokenStore:
         """
         this = tokens.c.token_id == token_id
         with writing(self._database, connection) as joined:
+            self._database.after_commit(self._forget)
             joined.execute(
                 update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=check_moment(self._clock()))
             )
