@@ -250,33 +250,44 @@ class WellBehaved:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def body(self) -> dict[str, Any]:
-        """A job of its own as it is sent: vectors in JSON."""
-        rows = self._choose.choice(len(self._wanted.features), self._wanted.queries, replace=False)
+    def body(self, queries: int | None = None) -> dict[str, Any]:
+        """A job of its own as it is sent: vectors in JSON, some of them twice where more are asked than there are."""
+        count = self._wanted.queries if queries is None else queries
+        found = len(self._wanted.features)
+        rows = self._choose.choice(found, count, replace=count > found)
         return {
             "task_id": self.task_id,
             "features": self._wanted.features[rows].tolist(),
             "backbone_fingerprint": self._wanted.fingerprint,
         }
 
-    def job_seconds(self) -> float:
+    def job_seconds(
+        self, *, queries: int | None = None, deadline_s: float = SHORT_DEADLINE_S, labels: Path | None = None
+    ) -> float:
         """From submission to the end of one job; its deadline where it expired, and then more would have been needed.
+
+        Args:
+            queries: how many; what it usually asks where absent.
+            deadline_s: of the job.
+            labels: file that takes its labels, and then the seconds are those until it is written.
 
         Raises:
             BadData: it ended in another way than completed or expired.
         """
-        body = self.body()
+        body = self.body(queries)
         started = time.perf_counter()
         job = self._client.submit(
             self.task_id,
             features=body["features"],
             backbone_fingerprint=self._wanted.fingerprint,
-            deadline_s=SHORT_DEADLINE_S,
+            deadline_s=deadline_s,
         )
         job = self._client.wait(job.job_id)
         if job.state not in ("completed", "expired"):
             why = job.problem.detail if job.problem is not None else "no reason given"
             raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
+        if labels is not None and job.state == "completed":
+            self._client.labels(job.job_id, labels, format="jsonl")
         return time.perf_counter() - started
 
 

@@ -36,8 +36,9 @@ from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare
 from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.studies.process_costs import cpu_seconds, resident_mib
 from workers.studies.reconcile import discrepancies
-from workers.studies.requesters import Load, Wanted, put_under_load
+from workers.studies.requesters import Load, Wanted, WellBehaved, new_token, put_under_load
 from workers.studies.rows import BenchRow
 from workers.tied_command import tied_command
 
@@ -95,6 +96,7 @@ def bench_service(
         Unavailable: the federation did not start.
     """
     seconds, twins = (60.0, 200) if full else (6.0, 20)
+    sizes = (500, 5000) if full else (500,)
     with tempfile.TemporaryDirectory(dir=data) as name:
         folder = Path(name)
         progress("Service", 0, 3)
@@ -108,17 +110,23 @@ def bench_service(
             progress("Service", 1, 3)
             before = service.process_ids()
             wanted = _wanted(public)
+            at_first = _Cost.of(service)
             load = put_under_load(
                 service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds, folder=folder
             )
+            spent = _Cost.of(service).since(at_first)
             errors = load.errors + _complaints(federation)
             died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
             errors += [f"{name} died and was started again" for name in died]
         progress("Service", 2, 3)
+        # A federation of their own, so that the journals of the load hold the jobs of the load alone.
+        quiet = _alone(public, folder, jobs=20 if full else 5, sizes=sizes)
         wrong = discrepancies(federation, load.jobs) + _queries_not_used_once(load)
         alone_s = _in_process(federation, public, folder, jobs=twins)
+        large_s = {size: _in_process(federation, public, folder, jobs=3, queries=size) for size in sizes}
         progress("Service", 3, 3)
-    return _rows(load, errors, wrong, alone_s, seconds=seconds, twins=twins)
+    rows = _rows(load, errors, wrong, alone_s, seconds=seconds, twins=twins)
+    return rows + _quiet_rows(quiet, large_s) + _cost_rows(spent, len(load.jobs))
 
 
 @contextmanager
@@ -158,6 +166,74 @@ def embed_public(folder: Path) -> Shard:
     return Shard.open(folder / "public.shard")
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What the coordinator has cost: CPU seconds, and MiB in RAM; None where this system does not tell."""
+
+    cpu_s: float | None
+    resident_mib: float | None
+
+    @classmethod
+    def of(cls, service: RunningService) -> _Cost:
+        pid = service.process_ids()["coordinator"]
+        return cls(cpu_seconds(pid), resident_mib(pid))
+
+    def since(self, before: _Cost) -> _Cost:
+        return _Cost(_less(self.cpu_s, before.cpu_s), _less(self.resident_mib, before.resident_mib))
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
+
+
+def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) -> dict[int, list[float]]:
+    """Seconds from submission to labels of jobs that have a service to themselves, by their queries."""
+    home, labels = folder / "quiet", folder / "alone.jsonl"
+    home.mkdir(mode=0o700)
+    federation = make_federation(home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
+    with running_service(federation.home) as service:
+        token = new_token(service.url, service.token, "alone")
+        with WellBehaved(service.url, token, _wanted(public)) as requester:
+            requester.job_seconds(labels=labels)  # the first one finds nothing warmed
+            found = {QUERIES: [requester.job_seconds(labels=labels) for _ in range(jobs)]}
+            for size in sizes:
+                times = 3 if size < 1000 else 1  # as often as the task has queries for
+                found[size] = [requester.job_seconds(queries=size, deadline_s=600, labels=labels) for _ in range(times)]
+    return found
+
+
+def _quiet_rows(quiet: dict[int, list[float]], in_process: dict[int, list[float]]) -> list[BenchRow]:
+    rows = []
+    for size, found in quiet.items():
+        case, settings = f"one job of {size} queries alone, {AGENTS} agents", {"jobs": len(found), "task": TASK}
+        seconds = float(np.median(found))
+        reference = "at most 0.5" if size == QUERIES else None
+        row = BenchRow(case, "submit to labels", "seconds, median", seconds, reference=reference, settings=settings)
+        rows.append(row)
+        if size in in_process:
+            alone = float(np.median(in_process[size]))
+            rows.append(BenchRow(case, "run, in one process", "seconds, median", alone, settings=settings))
+            ratio = seconds / alone
+            rows.append(
+                BenchRow(case, "the service / run", "time ratio", ratio, reference="at most 3", settings=settings)
+            )
+    return rows
+
+
+def _cost_rows(spent: _Cost, jobs: int) -> list[BenchRow]:
+    case, settings = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents", {"jobs": jobs}
+    rows = []
+    if spent.cpu_s is not None and jobs:
+        cpu_ms = 1e3 * spent.cpu_s / jobs
+        rows.append(BenchRow(case, "coordinator", "CPU ms per job", cpu_ms, reference="at most 50", settings=settings))
+    if spent.resident_mib is not None:
+        reference = "at most 20 over 1,000 jobs"
+        rows.append(
+            BenchRow(case, "coordinator", "MiB grown", spent.resident_mib, reference=reference, settings=settings)
+        )
+    return rows
+
+
 def _wanted(public: Shard) -> Wanted:
     fields = TASK | {"max_queries": MAX_QUERIES, "backbone_fingerprint": public.fingerprint}
     return Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
@@ -188,7 +264,9 @@ def _queries_not_used_once(load: Load) -> list[str]:
     return found
 
 
-def _in_process(federation: LocalFederation, public: Shard, folder: Path, *, jobs: int) -> list[float]:
+def _in_process(
+    federation: LocalFederation, public: Shard, folder: Path, *, jobs: int, queries: int = QUERIES
+) -> list[float]:
     """Seconds of each of the same jobs as `labeler run` does them, over the agents' own shards."""
     shards = tuple(home / "images.shard" for home in federation.agents.values())
     file = TaskFile(task=TaskTable.model_validate(TASK))
@@ -196,14 +274,16 @@ def _in_process(federation: LocalFederation, public: Shard, folder: Path, *, job
     choose = np.random.default_rng(0)
     seconds = []
     for number in range(jobs):
-        queries = folder / f"queries-{number}.shard"
-        rows = choose.choice(len(features), QUERIES, replace=False)
+        source = folder / f"queries-{queries}-{number}.shard"
+        rows = choose.choice(len(features), queries, replace=queries > len(features))
         with ShardWriter(
-            queries, classes=CLASSES, fingerprint=public.fingerprint, dimension=features.shape[1], public=True
+            source, classes=CLASSES, fingerprint=public.fingerprint, dimension=features.shape[1], public=True
         ) as writer:
-            writer.append(features[rows], np.full(QUERIES, -1, np.int16), [f"digit-{row}" for row in rows.tolist()])
+            writer.append(features[rows], np.full(queries, -1, np.int16), [f"digit-{row}" for row in rows.tolist()])
             writer.finish()
-        job = LabellingJob(file=file, shards=shards, queries=queries, out=folder / f"run-{number}", engine="numpy")
+        job = LabellingJob(
+            file=file, shards=shards, queries=source, out=folder / f"run-{queries}-{number}", engine="numpy"
+        )
         started = time.perf_counter()
         with open_job_folder(job.out) as opened:
             prepared = prepare(job, opened)
@@ -241,6 +321,7 @@ def _rows(
     requests = sum(len(found) for kind, found in load.seconds.items() if kind != "job")
     row("requests", "count", requests, took_s=load.wall_s)
     row("jobs completed", "count", len(load.jobs), took_s=load.wall_s)
+    row("jobs per second", "per second", len(load.jobs) / load.wall_s, reference="at least 10", took_s=load.wall_s)
     row("the service, end to end", "labels per second", together, took_s=load.wall_s)
     row("run, in one process", "labels per second", alone, took_s=sum(alone_s))
     row("run / the service", "throughput ratio", alone / together if together else float("inf"))
