@@ -60,6 +60,8 @@ BUDGET_EPSILON: Final = 100.0
 """Finite, so that every charge passes the check of its cap, and more than the jobs of a minute cost."""
 
 _STOP_S = 60.0
+_WARM_S = 1.0
+"""In which every requester begins one job at least."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,18 +112,23 @@ def bench_service(
             progress("Service", 1, 3)
             before = service.process_ids()
             wanted = _wanted(public)
+            # A first job of each, after which threads and caches are what they stay.
+            warm = put_under_load(
+                service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S, folder=folder
+            )
             at_first = _Cost.of(service)
             load = put_under_load(
                 service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds, folder=folder
             )
             spent = _Cost.of(service).since(at_first)
-            errors = load.errors + _complaints(federation)
+            errors = warm.errors + load.errors + _complaints(federation)
             died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
             errors += [f"{name} died and was started again" for name in died]
         progress("Service", 2, 3)
         # A federation of their own, so that the journals of the load hold the jobs of the load alone.
         quiet = _alone(public, folder, jobs=20 if full else 5, sizes=sizes)
-        wrong = discrepancies(federation, load.jobs) + _queries_not_used_once(load)
+        wrong = discrepancies(federation, warm.jobs + load.jobs)
+        wrong += _queries_not_used_once(warm) + _queries_not_used_once(load)
         alone_s = _in_process(federation, public, folder, jobs=twins)
         large_s = {size: _in_process(federation, public, folder, jobs=3, queries=size) for size in sizes}
         progress("Service", 3, 3)
