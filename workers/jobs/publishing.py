@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.durable import replace_file, replacing
+from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
@@ -62,7 +62,7 @@ def publish(
             weights = {"weights": released_model(prepared.task, releases[0]).weights}
             _write_model(prepared, weights, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, releases, folder, created_at=created_at)
-        _write_questions(prepared, folder.out)
+        ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
         student = _fit(prepared, answers)
@@ -174,14 +174,6 @@ def _write_model(
     path: Path,
 ) -> None:
     replace_file(path, model_file(arrays, kind=kind, classes=prepared.task.classes, card=card))
-
-
-def _write_questions(prepared: PreparedJob, out: Path) -> None:
-    """What `labeler student` needs beside the pseudo-labels: the questions' features and the public set's place."""
-    with replacing(out / "queries.npz") as temporary, temporary.open("wb") as file:
-        np.savez(file, features=prepared.answered_features, assignment=prepared.queries.assignment)
-    place = {"public_shard": os.path.relpath(prepared.public.path.resolve(), out.resolve())}
-    replace_file(out / "job.json", json.dumps(place, indent=1).encode())
 
 
 def _write_image_labels(

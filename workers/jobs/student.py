@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.durable import replace_file
+from feature_store.job_files.for_students import read_for_students
 from feature_store.job_files.models import model_file
 from feature_store.shard import Shard, check_compatible
 from labeler.errors import BadData, InvalidSetting
@@ -57,22 +57,20 @@ def read_job(folder: Path) -> FinishedJob:
     """
     try:
         table = pq.read_table(folder / "pseudo_labels.parquet")
-        place = json.loads((folder / "job.json").read_text())["public_shard"]
         task = parse_task(json.loads(table.schema.metadata[b"task"]))
         is_seeded = bool(json.loads(table.schema.metadata[b"seeded"]))
-        with np.load(folder / "queries.npz", allow_pickle=False) as stored:
-            features, assignment = stored["features"], stored["assignment"]
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, TypeError):
         raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
-    shard = Shard.open(folder / place)
+    left = read_for_students(folder)
+    shard = Shard.open(left.public_shard)
     public = PublicImages.of(shard)
-    if shard.fingerprint != task.backbone_fingerprint or len(public) != len(assignment):
+    if shard.fingerprint != task.backbone_fingerprint or len(public) != len(left.assignment):
         raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
     votes = None
     if task.release == "histogram" and not task.traits.asks_for_a_model:
         votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
     answers = NoisyAnswers.of(
-        task, features=features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=assignment
+        task, features=left.features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=left.assignment
     )
     return FinishedJob(task, answers, public, is_seeded)
 
