@@ -211,7 +211,7 @@ def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_o
     for thread in threads:
         thread.join(20)
     assert {name for name, _ in ended} == {"stream", "poll"}
-    assert max(at for _, at in ended) - stopped < 5
+    assert max(at for _, at in ended) - stopped < 20  # polls are held for 25
 
 
 def test_whoever_comes_while_the_coordinator_is_being_opened_waits_and_is_answered(
