@@ -733,7 +733,16 @@ def test_nothing_secret_is_logged(site: Site, caplog: pytest.LogCaptureFixture) 
     assert (site.home / KEYS_FILE).read_text().split('"signing_key": "')[1][:64] not in written
 
 
-@pytest.mark.parametrize("point", ["agent.asked", "agent.charged", "agent.computed", "agent.stored", "agent.sent"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "agent.charged",
+        *(
+            pytest.param(point, marks=pytest.mark.long)
+            for point in ("agent.asked", "agent.computed", "agent.stored", "agent.sent")
+        ),
+    ],
+)
 def test_killed_at_any_step_it_gives_the_same_answer_and_pays_once(site: Site, tmp_path: Path, point: str) -> None:
     ask = site.ask()
     site.send(ask)

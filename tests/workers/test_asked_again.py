@@ -249,7 +249,10 @@ def test_a_whole_life_of_a_round_looks_alike_for_every_method(
 # The process.
 
 
-@pytest.mark.parametrize("point", ["agent.charged", "agent.computed", "agent.stored"])
+@pytest.mark.parametrize(
+    "point",
+    ["agent.stored", *(pytest.param(point, marks=pytest.mark.long) for point in ("agent.charged", "agent.computed"))],
+)
 def test_killed_before_anything_left_and_then_a_record_deleted_one_answer_leaves(
     site: Site, tmp_path: Path, point: str
 ) -> None:

@@ -208,7 +208,9 @@ def test_told_to_stop_in_the_middle_another_embedder_goes_on(office: Office, mon
     assert len(features_of(folder)) == 200
 
 
-@pytest.mark.parametrize("point", ["embedder.claimed", "embedder.embedded"])
+@pytest.mark.parametrize(
+    "point", ["embedder.embedded", *(pytest.param(point, marks=pytest.mark.long) for point in ("embedder.claimed",))]
+)
 def test_killed_at_any_step_another_embedder_makes_the_same_features(
     office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
