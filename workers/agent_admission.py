@@ -16,6 +16,9 @@ from labeler.messages.rounds import Ask
 from workers.party_home import is_approved
 from workers.policy import Policy
 
+_MOST_FOLLOWED = 10_000
+"""Tasks of which it is remembered that the journal says what the folder says; this process alone writes it."""
+
 
 class Admission:
     """What the site's policy and its people say to a task, asked or only proposed.
@@ -42,6 +45,7 @@ class Admission:
         self._read_policy = read_policy
         self._coordinator_key = coordinator_key
         self._clock = clock
+        self._followed: dict[str, bool] = {}
 
     def check(self, asked: Ask | Proposal) -> None:
         """Refuse what the policy does not allow, and what nobody has approved where somebody has to.
@@ -55,9 +59,13 @@ class Admission:
         if asked.expires_at < self._clock().timestamp():
             raise ProtocolViolation(f"the {'ask' if isinstance(asked, Ask) else 'proposal'} has expired")
         approved = is_approved(self._home, task.digest)
-        if approved != self._memory.is_approved(task.digest):
-            # The journal follows the folder, so that whoever lists what waits sees what was decided.
-            self._memory.follow(task, self._clock(), is_approved=approved)
+        if self._followed.get(task.digest) != approved:
+            if approved != self._memory.is_approved(task.digest):
+                # The journal follows the folder, so that whoever lists what waits sees what was decided.
+                self._memory.follow(task, self._clock(), is_approved=approved)
+            if len(self._followed) >= _MOST_FOLLOWED:
+                self._followed.clear()
+            self._followed[task.digest] = approved
         try:
             self._read_policy().check(asked, coordinator_key=self._coordinator_key, is_approved=approved)
         except AwaitingApproval:

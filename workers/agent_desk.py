@@ -153,6 +153,8 @@ class AgentDesk:
         self._wakes: dict[str, float] = {}
         self._waiting: list[tuple[str, RoundEffect]] = []
         self._sending: list[_Letter] = []
+        # One moment of the journal for all that is looked up while the mail is read.
+        self._reader: Connection | None = None
 
     @property
     def due_in_s(self) -> float | None:
@@ -191,6 +193,7 @@ class AgentDesk:
             self._states.clear()
             self._wakes.clear()
             self._waiting.clear()
+            self._reader = None
             self._mail.drop()
             raise
 
@@ -219,7 +222,10 @@ class AgentDesk:
             if moment <= self._ticks():
                 del self._wakes[round_digest]
                 self._wake(turn, round_digest)
-        self._read(turn, mail)
+        if mail:
+            with self._database.read() as self._reader:
+                self._read(turn, mail)
+            self._reader = None
         while turn.rounds or turn.proposals or turn.withdrawn:
             if self._admit(turn) or self._keep(turn) or self._compute(turn) or self._store(turn):
                 continue
@@ -554,7 +560,7 @@ class AgentDesk:
         """A round as it is in memory, or else as the journal has it."""
         state = self._states.get(round_digest)
         if state is None:
-            kept = self._rounds.kept(round_digest)
+            kept = self._rounds.kept(round_digest, connection=self._reader)
             state = AgentRound(round_digest) if kept is None else AgentRound(round_digest, kept.stage, kept.recipients)
         return state
 
@@ -587,7 +593,7 @@ class AgentDesk:
     def _proposal_event(self, turn: _Turn, proposal: Proposal, event: ProposalEvent) -> None:
         state = turn.heard.get(proposal.digest)
         if state is None:
-            answer = self._promises.said(proposal.digest)
+            answer = self._promises.said(proposal.digest, connection=self._reader)
             state = AgentProposal() if answer is None else AgentProposal(answer.answer, answer.until.timestamp())
         after, effects = machine.step_proposal(state, event, turn.now)
         turn.heard[proposal.digest] = after

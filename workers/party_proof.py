@@ -31,6 +31,7 @@ class Proof:
     def __init__(self, path: Path) -> None:
         self.seq = 0
         self._path = path
+        self._new = path.with_name(f".{path.name}.new")
         self._synced_at = -SYNC_EVERY_S
 
     def read(self) -> bytes:
@@ -47,7 +48,7 @@ class Proof:
         Raises:
             Unavailable: the file cannot be written.
         """
-        new = self._path.with_name(f".{self._path.name}.new")
+        new = self._new
         try:
             handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(handle, "wb") as file:

@@ -44,6 +44,7 @@ from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, one_of
 from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading
 from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
@@ -154,10 +155,10 @@ class JournalRounds:
             if self._first_end is not None and (not self._first_end[1] or end < self._first_end[1]):
                 self._first_end = (self._first_end[0], end)
 
-    def kept(self, round_digest: str) -> KeptAnswer | None:
+    def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
         """What is kept of a round; None where it was never charged."""
-        with self._database.read() as connection:
-            row = self._known.first(connection, wanted=round_digest)
+        with reading(self._database, connection) as joined:
+            row = self._known.first(joined, wanted=round_digest)
         if row is None:
             return None
         recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import tomllib
@@ -147,6 +148,33 @@ def test_a_policy_with_unusual_names_survives_being_written(tmp_path: Path) -> N
     odd = policy(talliers={'he said "no" \\ \n [x] ü': "a" * 64})
     (tmp_path / "policy.toml").write_text(policy_toml(odd))
     assert read_policy(tmp_path / "policy.toml") == odd
+
+
+def test_a_policy_is_read_again_when_its_file_changes_however_soon_and_is_one_object_until_it_says_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_toml(policy()))
+    file = PolicyFile(path)
+    first = file.read()
+    assert file.read() is first
+    # Of the same length, in place and at once: the times of a file stand still for a moment.
+    path.write_text(policy_toml(policy()).replace("2.0", "1.0"))
+    second = file.read()
+    assert second != first
+    os.utime(path)
+    assert file.read() is second
+    path.unlink()
+    with pytest.raises(PolicyRefusal):
+        file.read()
+    path.write_text(policy_toml(policy()))
+    assert file.read() == first
+    # Long after it was changed it is not read at all.
+    later = time.time_ns() + 10**10
+    monkeypatch.setattr("workers.policy.time.time_ns", lambda: later)
+    known = file.read()
+    monkeypatch.setattr("workers.policy.read_policy", lambda _: pytest.fail("read although nothing has changed"))
+    assert file.read() is known
 
 
 def test_what_the_policy_allows_passes() -> None:
