@@ -22,7 +22,9 @@ README = (ROOT / "README.md").read_text()
 
 
 def block(language: str) -> str:
-    found = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+    """The one block of this language that speaks to the service at URL."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+    found = [one for one in blocks if re.search(r"\bURL\b", one)]
     assert len(found) == 1
     return str(found[0])
 
