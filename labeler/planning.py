@@ -1,4 +1,4 @@
-"""What a task costs before anybody pays, and which setting has a given cost.
+"""What a task costs before anybody pays. Which setting has a given cost says `labeler.solving`.
 
 A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image,
 one person where the task has `records_per_person`, one agent) it states the certified epsilon of the integer
@@ -22,29 +22,25 @@ a further price.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from labeler.accounting.events import GaussianSum, IntegerSum
-from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
+from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
 from labeler.collusion import holds_against, shares_left
-from labeler.errors import InvalidSetting, UnsafeGrid
-from labeler.methods.sensitivity import integer_event, largest_distance, squared_sensitivity
+from labeler.errors import InvalidSetting
+from labeler.methods.sensitivity import integer_event
 from labeler.noise import DiscreteGaussian
 from labeler.task import Level, StatedLevel, Task
 
 METHOD = "exact Gaussian DP, integer noise"
 """How every certified epsilon of this project is computed; printed with it."""
 
-MOST_QUERIES = 100_000_000
-MOST_NEIGHBORS = 1_000_000
-
-_NO_BOUND = (
+NO_BOUND = (
     "no finite guarantee: an agent may vote with any number of records; set max_agent_records in the task to get one"
 )
 _OUT_OF_REACH = (
@@ -217,10 +213,10 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         raise InvalidSetting(
             f"queries must be between 1 and the task's max_queries {task.max_queries}, found {asked!r}"
         )
-    instance = _statement(task, "instance", asked)
+    instance = statement(task, "instance", asked)
     return Price(
         instance=instance,
-        agent=_statement(task, "agent", asked),
+        agent=statement(task, "agent", asked),
         delta=task.delta,
         queries=asked,
         sigma_votes=task.sigma_votes,
@@ -233,7 +229,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         release=task.release,
         colluding_agents=task.colluding_agents,
         holds_against=holds_against(task, _finite(instance.participant_epsilon)),
-        person=None if task.records_per_person is None else _statement(task, "person", asked),
+        person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
     )
 
@@ -270,91 +266,6 @@ def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa:
 
 def _certified(event: IntegerSum, delta: float) -> float:
     return epsilon_bound(event, delta, total_variation=DiscreteGaussian(event.share_sigma_grid).total_variation)
-
-
-def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
-    """The smallest sigma_votes, to six significant digits, whose price is at most epsilon.
-
-    Args:
-        task: the setting; its own sigma_votes is ignored, its grid_scale (if given) is kept.
-        epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
-        queries: how many queries are asked; all `max_queries` when absent.
-
-    Raises:
-        InvalidSetting: the target is malformed, or no sigma meets it.
-        UnsafeGrid: the task gives a grid_scale too coarse for the sigma needed.
-    """
-    _check_target(epsilon)
-    asked = task.max_queries if queries is None else queries
-    if task.traits.counts:
-        squared = squared_sensitivity(task, level, asked)
-        if squared is None:
-            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {_NO_BOUND}")
-        distance = math.sqrt(squared)
-    else:
-        distance = largest_distance(task, level)
-    start = distance / mu_of_epsilon(epsilon, task.delta)
-    exponent = math.floor(math.log10(start)) - 5
-
-    def sigma(units: int) -> float:
-        return float(f"{units}e{exponent}")
-
-    def enough(units: int) -> bool:
-        return _statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon <= epsilon
-
-    # The integer bound is above the continuous one, so this is too little or just enough.
-    low = math.floor(start / 10.0**exponent) - 1
-    step = 1
-    while not enough(low + step):
-        step *= 2
-        if sigma(low + step) > 1e9 * start:
-            raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level with delta {task.delta:g}")
-    return sigma(_first(enough, low, low + step))
-
-
-def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance") -> int:
-    """The largest number of queries whose price is at most epsilon.
-
-    Args:
-        task: the setting; its own max_queries is ignored.
-        epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
-
-    Raises:
-        InvalidSetting: the target is malformed, or one query already costs more.
-    """
-    _check_target(epsilon)
-    return _largest(lambda queries: _statement(task, level, queries), MOST_QUERIES, task, epsilon, level, "queries")
-
-
-def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries: int | None = None) -> int:
-    """The largest number of neighbours k whose price is at most epsilon.
-
-    Args:
-        task: the setting; its own k is ignored.
-        epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
-        queries: how many queries are asked; all `max_queries` when absent.
-
-    Raises:
-        InvalidSetting: the target is malformed, k = 1 already costs more, or k does not change this price.
-    """
-    _check_target(epsilon)
-    asked = task.max_queries if queries is None else queries
-    if not task.traits.has_k:
-        raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
-    if not task.traits.records_choose and level == "instance":
-        raise InvalidSetting(
-            f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
-            "whatever k is. Solve for sigma or queries, or choose the agent level"
-        )
-
-    def statement(k: int) -> PrivacyStatement:
-        return _statement(_changed(task, k=k), level, asked)
-
-    most = min(MOST_NEIGHBORS, asked) if task.traits.records_choose else MOST_NEIGHBORS
-    return _largest(statement, most, task, epsilon, level, "k")
 
 
 def price_of_paper_shares(
@@ -407,11 +318,12 @@ def _noise_factors(task: Task) -> NoiseFactors:
     )
 
 
-def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
+def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
+    """The guarantee of so many queries of a task at one level."""
     event = integer_event(task, level, queries)
     if event is None:
         none = math.inf
-        return PrivacyStatement(level, none, none, none, none, none, None, none, None, _NO_BOUND)
+        return PrivacyStatement(level, none, none, none, none, none, None, none, None, NO_BOUND)
     squared = Fraction(event.squared_sensitivity)
     if not task.traits.counts:
         # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
@@ -445,46 +357,6 @@ def _statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
     )
-
-
-def _changed(task: Task, **changes: Any) -> Task:
-    return task.model_copy(update=changes)
-
-
-def _check_target(epsilon: float) -> None:
-    if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
-        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {epsilon!r}")
-
-
-def _largest(
-    statement: Callable[[int], PrivacyStatement], most: int, task: Task, epsilon: float, level: StatedLevel, what: str
-) -> int:
-    """The largest value in 1..most whose price meets the target; the price grows with the value."""
-
-    def too_much(value: int) -> bool:
-        try:
-            return statement(value).epsilon > epsilon
-        except UnsafeGrid:
-            if value == 1:
-                raise
-            return True  # Sums of so many votes would leave the range of the secret sharing on this grid.
-
-    if too_much(1):
-        least = statement(1)
-        raise InvalidSetting(
-            f"already {what} = 1 costs epsilon {least.epsilon:.6g} at {level} level, more than the target {epsilon:g}: "
-            f"raise sigma_votes ({task.sigma_votes:g}), delta ({task.delta:g}) or the target"
-            + (f" ({least.reason})" if least.reason else "")
-        )
-    return most if not too_much(most) else _first(too_much, 1, most) - 1
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Least value in (low, high] at which a monotone property holds, given that it holds at high and not at low."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 def _finite(value: float) -> float | None:

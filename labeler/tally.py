@@ -21,6 +21,8 @@ tallier adds S * ballots + noise, and keeps what the rows of each agent sum to f
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
 cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
+
+More than 400 lines: the rules of one role, most of them refusals with their sentences.
 """
 
 from __future__ import annotations

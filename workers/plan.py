@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.methods import Method, ReleaseKind
-from labeler.planning import price, solve_k, solve_queries, solve_sigma
+from labeler.planning import price
+from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
 
 

@@ -7,6 +7,8 @@
 So a turn costs one commit, however many shares it brings. It has no network: `handle` takes messages and returns
 letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only the journal counts.
 Winners are found beside it (workers.tallier_winner).
+
+More than 400 lines: one class, a method for each kind of message.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Here the parts meet: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part says in its
 own module what it does; this one only hands them to each other, and knows no HTTP.
+
+Longer than 400 lines because every call that a route makes is named here, each in a few lines.
 """
 
 from __future__ import annotations

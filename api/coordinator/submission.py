@@ -3,6 +3,8 @@
 Either the job exists with its queries claimed and its worst case reserved in every account, or it is
 kept as "refused" with nothing claimed and nothing reserved. The idempotency key is kept in the same transaction, so a
 request that is sent twice, even at the same time, makes one job or gets one and the same refusal.
+
+A little over 400 lines: one transaction and all that may refuse it.
 """
 
 from __future__ import annotations

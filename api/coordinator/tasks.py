@@ -20,7 +20,7 @@ from labeler.batching import check_round_fits
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.methods import METHODS
-from labeler.planning import solve_sigma
+from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 
 NUM_WINNER_TALLIERS = 3

@@ -6,6 +6,8 @@
 Every image's header is read: a known format, not too many pixels. Names are only names and never become paths. Where
 something is refused, nothing stays behind. The digest is of the content, so that the same upload sent again under the
 same idempotency key is known as the same.
+
+A little over 400 lines: one upload, from its first byte to its digest, and all that may refuse it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Where the transaction of a turn fails, nothing of it is kept, in memory either, 
 (each delivery, then each of its messages, each look), so that what the journal refuses harms itself alone.
 
 It runs without threads: a test calls `turn`. `deliver` and `wake` may be called by any thread.
+
+By far the longest file of the house: one class, each of whose methods carries out one kind of effect.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ owner: by a lock file beside SQLite, by `ownership` in PostgreSQL, whose writers
 chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot be overtaken.
 When `write` is left without an error, what was written survives a power cut; when it is left with one, nothing of it
 was.
+
+A little over 400 lines: both dialects are told apart here and nowhere else.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ A reservation charges all its accounts or none. It counts from the moment it is 
 nothing left. Each step may run twice and twice equals once. Entries are never changed; the last one stands for all
 before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
 replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
+
+More than 400 lines, most of them words: one class is the whole interface of a ledger; its rules stand at its methods.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ outside every backup (feature_store.erasable). The shares' key is erased when th
 is forgotten: from then on no backup, log or replica of this journal holds them any more.
 
 Shares are secret: nothing here prints them.
+
+One store and one file of more than 400 lines: its steps are one order, and each transaction states what it leaves.
 """
 
 from __future__ import annotations

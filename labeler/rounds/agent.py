@@ -34,6 +34,8 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
 * **No bit of a record.** No event holds anything of a record but `Computed`, whose bodies are sealed and handed on
   unread. So two neighbouring worlds that get the same public events give the same effects, kind by kind; whether an
   attempt fails may depend on the site's trouble (a full disk), which nothing outside can see.
+
+More than 400 lines: one state machine, whose rules are read together.
 """
 
 from __future__ import annotations

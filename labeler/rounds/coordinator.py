@@ -22,6 +22,8 @@ An agent whose keys are changed while a round runs takes part from the next roun
 this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`winner_line`).
 Messages that are late, foreign, contradictory or of rounds that are over are refused by name (`Refuse`), those that
 come twice change nothing.
+
+More than 400 lines: one state machine, whose rules are read together.
 """
 
 from __future__ import annotations

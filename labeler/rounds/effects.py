@@ -3,6 +3,8 @@
 An effect is a `Store`, durable before anything else of the same step happens; a `Send`, carried out after that and
 allowed to be lost; a `Compute`, whose result comes back as an event; or a word to whoever drives. Whoever drives makes
 all stores of a step durable together, then sends.
+
+More than 400 lines, because it is a list: every event and every effect of the coordinator's machine.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
   talliers hold; the same one again changes nothing, also after the sum.
 
 Shares are secret and stay outside: an event carries the fingerprint of a share, not the share.
+
+More than 400 lines: one state machine, whose rules are read together.
 """
 
 from __future__ import annotations

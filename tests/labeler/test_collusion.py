@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.collusion import holds_against, resolve_colluding_agents, shares_left
 from labeler.errors import InvalidTask
-from labeler.planning import price, solve_sigma
+from labeler.planning import price
+from labeler.solving import solve_sigma
 from labeler.task import Task, Training
 
 

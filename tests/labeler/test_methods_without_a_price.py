@@ -22,7 +22,8 @@ from labeler.methods.sensitivity import (
     squared_sensitivity,
     votes_of_a_person,
 )
-from labeler.planning import has_finite_price, integer_event, price, solve_queries, solve_sigma
+from labeler.planning import has_finite_price, integer_event, price
+from labeler.solving import solve_queries, solve_sigma
 from labeler.task import Task, Training
 from workers.voting.ways import WAYS
 

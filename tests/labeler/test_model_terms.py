@@ -17,10 +17,11 @@ from labeler.linear_model import released_model
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, longest_weights_grid, weight_sum
 from labeler.methods.sensitivity import answer_sum, largest_distance, model_event, squared_sensitivity, training_of
-from labeler.planning import price, solve_k, solve_sigma
+from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.randomness import seeded_source
 from labeler.release import Release
+from labeler.solving import solve_k, solve_sigma
 from labeler.task import Task, parse_task
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}

@@ -17,8 +17,9 @@ from labeler.batching import round_charges
 from labeler.errors import InvalidSetting
 from labeler.methods import METHOD_NAMES
 from labeler.methods.sensitivity import answer_sum, largest_change, squared_sensitivity
-from labeler.planning import person_guarantee, price, solve_sigma
+from labeler.planning import person_guarantee, price
 from labeler.privacy_card import card_in_words, privacy_card
+from labeler.solving import solve_sigma
 from labeler.task import Method, StatedLevel, Task, parse_task
 
 CLASSES = 3

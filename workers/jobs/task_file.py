@@ -15,7 +15,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask
 from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
-from labeler.planning import solve_sigma
+from labeler.solving import solve_sigma
 from labeler.task import PositiveFinite, Task, Training, describe_validation, parse_task
 
 StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]

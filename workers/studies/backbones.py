@@ -24,8 +24,9 @@ from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
-from labeler.planning import price, solve_sigma
+from labeler.planning import price
 from labeler.randomness import seeded_source
+from labeler.solving import solve_sigma
 from labeler.task import parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger

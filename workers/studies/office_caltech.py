@@ -37,8 +37,9 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting
 from labeler.jobs import Strategy
 from labeler.methods import METHODS, Method, ReleaseKind
-from labeler.planning import price, solve_sigma
+from labeler.planning import price
 from labeler.randomness import seeded_source
+from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.agent import Agent
 from workers.agent_ledger import InMemoryLedger

@@ -27,9 +27,10 @@ from labeler.ballots import one_hot_ballots
 from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
 from labeler.methods import Method, ReleaseKind
-from labeler.planning import price, solve_sigma
+from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.release import Release, open_histogram, open_winner
+from labeler.solving import solve_sigma
 from labeler.tally import Tallier, agree_on_contributors, round_of
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
