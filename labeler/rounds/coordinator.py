@@ -401,7 +401,8 @@ class _Turn:
         talliers = self._talliers()
         if talliers is None:
             return
-        answered = current.held_by_all(talliers)
+        # Whoever was not asked was not charged, whatever talliers say that they hold.
+        answered = current.held_by_all(talliers) & current.participants.keys()
         refused = current.final - answered
         gone = self._rekeyed(current) - answered - refused
         current = self.job.rounds[current.number]

@@ -264,6 +264,14 @@ def test_who_declined_is_not_asked_where_a_quorum_remains_and_who_is_silent_is_w
     assert of(late, fx.SendWithdrawn) == [fx.SendWithdrawn(("north",))]
 
 
+def test_an_agent_that_was_not_asked_is_not_summed_even_where_every_tallier_says_that_it_holds_its_share() -> None:
+    table = Table(max_dropouts=1)
+    table.tick()
+    table.say(east="yes", west="yes", north=fx.Said("declined", "policy-refusal", "no"))
+    found = table.hold(*AGENTS)
+    assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
+
+
 def test_a_job_that_waits_for_a_person_expires_at_no_charge() -> None:
     table = Table()
     table.tick()
