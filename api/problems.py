@@ -47,6 +47,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.NotFound: (404, "There is nothing of that name"),
     errors.Gone: (410, "It was deleted for good"),
     errors.NotReady: (409, "It is not in the state for this"),
+    errors.JobNotCompleted: (409, "The job ended without labels"),
     errors.TryAgain: (503, "Later this may go through"),
     errors.Interrupted: (503, "The work was stopped; it continues"),
     errors.QuorumNotReached: (503, "Too few agents answered"),
