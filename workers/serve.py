@@ -11,12 +11,18 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from api.coordinator.config import CoordinatorConfig, read_config
 from labeler.errors import InvalidSetting
 from workers.readiness import tell_ready
 from workers.settings_file import COORDINATOR_FILE
+
+if TYPE_CHECKING:
+    from api.coordinator.stepwise import StepwiseCoordinator
+    from feature_store.mailbox import Mailbox
 
 _SWITCH_S = 0.001
 
@@ -83,6 +89,15 @@ def _settle_in() -> None:
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(_SWITCH_S)
+
+
+def stepwise_coordinator(
+    home: Path, mailbox: Mailbox, *, clock: Callable[[], datetime], steady: Callable[[], float]
+) -> StepwiseCoordinator:
+    """The coordinator without server and threads, for simulations; see `api.coordinator.stepwise`."""
+    from api.coordinator.stepwise import StepwiseCoordinator
+
+    return StepwiseCoordinator(home, mailbox, clock=clock, steady=steady)
 
 
 def run_home_embedder(home: Path, *, stop: threading.Event) -> None:

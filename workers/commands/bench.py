@@ -27,6 +27,7 @@ BENCHES: Final = (
     "attacks",
     "winner",
     "winner-delay",
+    "simulate",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})
@@ -48,6 +49,9 @@ def bench(
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="For papers: folder for JSON documents and pictures.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's table or measure speed. Papers need the extra `studies`.
@@ -57,13 +61,25 @@ def bench(
     `labeler bench speed`
 
     `labeler bench papers dp-helmet --data DATA --full --out tables`
+
+    `labeler bench simulate --seeds 0:2000 --resume schedules.json`
     """
     from workers.progress import progress_bars
     from workers.studies import run_bench
 
     try:
         with progress_bars(quiet=as_json) as progress:
-            result = run_bench(name, paper, data=data, full=full, out=out, progress=progress)
+            result = run_bench(
+                name,
+                paper,
+                data=data,
+                full=full,
+                out=out,
+                seeds=seeds,
+                resume=resume,
+                trace=trace,
+                progress=progress,
+            )
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in EXTRA:
             raise
@@ -75,6 +91,8 @@ def bench(
         print_json(result)
     else:
         _print_bench(result)
+    if any(row["metric"] == "rules broken" and row["value"] for row in result["rows"]):
+        raise typer.Exit(1)
 
 
 def _print_bench(result: dict[str, Any]) -> None:

@@ -78,6 +78,19 @@ def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> lis
     return bench_winner_delay(full=full, progress=progress)
 
 
+def _simulate(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    return run_schedules(full=full, seeds=None, resume=None, trace=False, progress=progress)
+
+
+def run_schedules(
+    *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
+) -> list[BenchRow]:
+    """See `workers.studies.simulation.bench`."""
+    from workers.studies.simulation.bench import bench_simulate
+
+    return bench_simulate(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
+
+
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
     "backbones": _backbones,
@@ -89,6 +102,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "attacks": _attacks,
     "winner": _winner,
     "winner-delay": _winner_delay,
+    "simulate": _simulate,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
 
@@ -103,6 +117,9 @@ def run_bench(
     data: Path | None = None,
     full: bool = False,
     out: Path | None = None,
+    seeds: str | None = None,
+    resume: Path | None = None,
+    trace: bool = False,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Run a bench.
@@ -113,6 +130,7 @@ def run_bench(
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
         out: papers only: a folder for documents and pictures.
+        seeds, resume, trace: simulate only; see `workers.studies.simulation.bench`.
         progress: told how far it is.
 
     Returns:
@@ -122,6 +140,8 @@ def run_bench(
         InvalidSetting: no such bench, or it needs data that is not there.
     """
     started = time.perf_counter()
+    if name != "simulate" and (seeds is not None or resume is not None or trace):
+        raise InvalidSetting("--seeds, --resume and --trace are for bench simulate; leave them out")
     if name == "papers":
         from workers.studies.papers import bench_papers
 
@@ -131,6 +151,8 @@ def run_bench(
         raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
     elif paper is not None or out is not None:
         raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
+    elif name == "simulate":
+        rows = run_schedules(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
     else:
         rows = BENCHES[name](data, full, progress)
     return bench_document(name, rows, time.perf_counter() - started)

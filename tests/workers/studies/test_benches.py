@@ -56,7 +56,7 @@ def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.Mo
 
 
 def test_an_unknown_bench_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"choose office-caltech, backbones, .* winner-delay or papers"):
+    with pytest.raises(InvalidSetting, match=r"choose office-caltech, backbones, .* simulate or papers"):
         run_bench("sleep")
 
 

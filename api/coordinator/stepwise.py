@@ -1,0 +1,175 @@
+"""The coordinator without server and threads, one turn at a time: what a simulation runs.
+
+The parts are those of `api.coordinator.service`, wired alike. A job comes with its questions prepared and its rounds as
+wished, so that a few queries already make several rounds; everything else about it is `submission`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from api.coordinator import submission
+from api.coordinator.conductor import Conductor
+from api.coordinator.mailroom import Mailroom
+from feature_store.durable import replace_file
+from feature_store.faults import fault_point
+from feature_store.job_files.questions import QUESTIONS
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.database import open_database
+from feature_store.journal.jobs import JobRecord, JobStore
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskStore
+from feature_store.keys import PartyKeys
+from feature_store.mailbox import Mailbox
+from labeler.errors import NotReady, Unavailable
+from labeler.rounds.effects import Patience
+
+PATIENCE = Patience(patience_s=1.0, ask_again_s=2.0)
+_MOST_UNASKED = 1_000_000
+
+
+class StepwiseCoordinator:
+    """See the module.
+
+    Args:
+        home: with keys.json and a journal; it may lie in memory.
+        mailbox: takes what it says.
+        clock: the wall clock.
+        steady: seconds that never run backwards.
+    """
+
+    def __init__(
+        self, home: Path, mailbox: Mailbox, *, clock: Callable[[], datetime], steady: Callable[[], float]
+    ) -> None:
+        self._home = home
+        self._clock = clock
+        database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
+        self._database = database
+        try:
+            ledger = Ledger(database, clock=clock)
+            ledger.verify()
+            self._tasks, self._jobs = TaskStore(database), JobStore(database, clock=clock)
+            self._parties, sequences = PartyStore(database), Sequences(database, clock=clock)
+            self._stores = submission.Stores(database, ledger, self._tasks, self._jobs, clock)
+            keys = PartyKeys.load(home / "keys.json")
+            common: dict[str, Any] = {
+                "database": database,
+                "ledger": ledger,
+                "parties": self._parties,
+                "sequences": sequences,
+                "keys": keys,
+                "mailbox": mailbox,
+                "clock": clock,
+            }
+            self._conductor = Conductor(
+                home=home,
+                tasks=self._tasks,
+                jobs=self._jobs,
+                aggregates=AggregateStore(database),
+                patience=PATIENCE,
+                steady=steady,
+                **common,
+            )
+            self._driver = self._conductor.driver
+            self._mailroom = Mailroom(
+                post_office=self._conductor.post_office, deliver=self._deliver, relays=self._driver.relays, **common
+            )
+        except BaseException:
+            database.close()
+            raise
+
+    def tick(self) -> None:
+        """One turn, and those that follow from what it made durable."""
+        while self._driver.turn():
+            pass
+
+    async def take(self, data: bytes) -> None:
+        """Messages of a party, in a turn of their own, with whatever else is due."""
+        await self._mailroom.take(data)
+
+    async def poll(self, data: bytes) -> bytes:
+        """What waits for a party."""
+        return await self._mailroom.poll(data)
+
+    def submit(
+        self,
+        name: str,
+        task_digest: str,
+        questions: NDArray[np.int16],
+        *,
+        sizes: Sequence[int],
+        deadline_s: float,
+        by: str,
+    ) -> str:
+        """Take a job whose questions are prepared.
+
+        Args:
+            name: of the job, also its id.
+            task_digest: of its task.
+            questions: int16, shape (queries, dimension).
+            sizes: queries of each round.
+            deadline_s: after which it expires.
+            by: token id of the requester.
+
+        Returns:
+            Its id.
+
+        Raises:
+            LabelerError: it is not taken.
+        """
+        now, count = self._clock(), len(questions)
+        job = JobRecord(
+            job_id=name,
+            task_digest=task_digest,
+            name=name,
+            state="queued",
+            images=count,
+            num_queries=count,
+            first_query=0,
+            strategy="all",
+            count=None,
+            seed=0,
+            source="features",
+            created_at=now,
+            updated_at=now,
+            expires_at=now + timedelta(seconds=deadline_s),
+            created_by=by,
+        )
+        folder = self._home / "jobs" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(folder / QUESTIONS, save({"features": questions}))
+        order = submission._Order(job, self._tasks.get(task_digest), tuple(sizes), None)
+        if submission._accept(order, self._stores, most=_MOST_UNASKED) is not None:
+            raise Unavailable("the job is known already")
+        fault_point("coordinator.reserved")
+        self._conductor.wake(name)
+        return name
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job; nothing happens where it has ended."""
+        with contextlib.suppress(NotReady):
+            submission.cancel(job_id, stores=self._stores)
+        self._conductor.wake(job_id)
+
+    def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
+        """Give a party other keys."""
+        self._parties.rotate(party_id, verify_key, seal_key)
+
+    def close(self) -> None:
+        """Let go of everything; what is not on disk is lost."""
+        self._driver.close()
+        self._database.close()
+
+    def _deliver(self, delivery: Any) -> None:
+        self._driver.deliver(delivery)
+        self.tick()

@@ -1,0 +1,72 @@
+"""Campaigns: ranges that go on where they stopped, reports that name what replays a seed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from labeler.errors import BadData, InvalidSetting
+from workers import cli
+from workers.studies.simulation import campaign
+from workers.studies.simulation.bench import rows_of
+from workers.studies.simulation.campaign import Report, read_seeds, replay_command, run_seeds
+
+
+def test_a_campaign_goes_on_behind_the_last_chunk(tmp_path: Path) -> None:
+    """It is told to begin nothing after no time, so each run does a chunk or two."""
+    path, seen = tmp_path / "campaign.json", []
+    while not seen or seen[-1] < 6:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(campaign, "CHUNK", 2)
+            seen.append(run_seeds(0, 6, resume=path, longest_s=0.0).following)
+    assert len(seen) > 1
+    assert seen == sorted(set(seen))
+    kept = json.loads(path.read_bytes())
+    assert (kept["first"], kept["last"], kept["following"], kept["found"]) == (0, 6, 6, {})
+    assert sum(kept["states"].values()) >= 6
+
+
+def test_a_file_of_something_else_or_of_another_range_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "campaign.json"
+    path.write_text("{}")
+    with pytest.raises(BadData, match="no file of a campaign"):
+        run_seeds(0, 2, resume=path)
+    path.write_text(json.dumps({"version": "labeler-simulation/1", "first": 0, "last": 4, "following": 4, "faults": {},
+                                "states": {}, "found": {}}))  # fmt: skip
+    with pytest.raises(InvalidSetting, match="0:4, and 0:2 were asked for"):
+        run_seeds(0, 2, resume=path)
+    assert run_seeds(0, 4, resume=path).schedules == 4
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", ":3", "5:5", "6:5", "a:b", "-1:4"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="seeds are A:B"):
+        read_seeds(text)
+
+
+def test_a_seed_that_was_found_stands_in_the_report_with_what_replays_it() -> None:
+    report = Report(5, 9, 9, faults=Counter(killed=3), found={7: "one split: an agent"})
+    rows = {row.metric: row for row in rows_of(report)}
+    assert rows["rules broken"].value == 1
+    assert rows["labeler bench simulate --seeds 7:8 --trace"].method == "one split: an agent"
+    assert replay_command(7) in rows
+
+
+def test_the_command_shows_one_schedule_step_by_step() -> None:
+    shown = CliRunner().invoke(cli.app, ["bench", "simulate", "--seeds", "3:4", "--trace", "--json"])
+    assert shown.exit_code == 0
+    assert "coordinator starts" in shown.stderr
+    assert "calm" in shown.stderr
+    metrics = {row["metric"] for row in json.loads(shown.stdout)["rows"]}
+    assert {"schedules", "turns", "rules broken"} <= metrics
+    several = CliRunner().invoke(cli.app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
+    assert isinstance(several.exception, InvalidSetting)
+
+
+def test_other_benches_take_no_seeds() -> None:
+    other = CliRunner().invoke(cli.app, ["bench", "speed", "--seeds", "3:5"])
+    assert isinstance(other.exception, InvalidSetting)

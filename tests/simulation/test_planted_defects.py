@@ -1,0 +1,262 @@
+"""Defects planted on purpose, one at a time: each is found within the schedules of the ordinary test, by its rule.
+
+Each is what somebody could write by mistake: two lines in the wrong order, a step that is forgotten after a restart.
+The table in docs/simulation.md is this list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.coordinator import settlement
+from feature_store.driving import storing
+from feature_store.driving.coordinator import CoordinatorDriver
+from feature_store.driving.loading import Loader
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.jobs import JobStore
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
+from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.journal.tasks import TaskStore
+from labeler import tally
+from labeler.errors import BadData
+from labeler.rounds.agent import Charged, ChargeRefused
+from labeler.rounds.effects import FixContributors, Post
+from tests.simulation.test_schedules import QUICK
+from workers.agent_desk import AgentDesk
+from workers.studies.simulation.campaign import Stage
+from workers.tallier_desk import TallierDesk
+from workers.tallier_journal import TallierJournal
+from workers.voting.neighbors import NeighborVotes
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A mistake, who makes it, and the rules of which one finds it.
+
+    Attributes:
+        first: of the schedules of the ordinary test, where to begin to look: those before it do not find it, and cost.
+    """
+
+    who: str
+    what: str
+    rules: tuple[str, ...]
+    plant: Callable[[Patch], None]
+    first: int = 0
+
+
+def _reserve_twice(patch: Patch) -> None:
+    reserve = Ledger.reserve
+
+    def twice(self: Ledger, name: str, charges: Any, **more: Any) -> Any:
+        found = reserve(self, name, charges, **more)
+        if re.fullmatch(r"job-\d+/\d+", name):
+            reserve(self, f"{name}/again", charges, **more)
+            self.post(f"{name}/again", connection=more.get("connection"))
+        return found
+
+    patch.setattr(Ledger, "reserve", twice)
+
+
+def _open_without_posting(patch: Patch) -> None:
+    store = storing.Storer._store
+
+    def skipping(self: Any, job: Any, one: Any, connection: Any) -> bool:
+        if isinstance(one, Post):
+            head = self._ledger.head(connection=connection)
+            return storing.steps.set_posted(connection, job.record.job_id, one.number, head.seq)
+        return store(self, job, one, connection)
+
+    patch.setattr(storing.Storer, "_store", skipping)
+
+
+def _send_before_committing(patch: Patch) -> None:
+    commit = CoordinatorDriver._commit
+
+    def sending(self: Any, plan: Any) -> None:
+        self._send(plan)
+        commit(self, plan)
+
+    patch.setattr(CoordinatorDriver, "_commit", sending)
+
+
+def _contributors_in_memory_only(patch: Patch) -> None:
+    store = storing.Storer._store
+
+    def skipping(self: Any, job: Any, one: Any, connection: Any) -> bool:
+        return False if isinstance(one, FixContributors) else store(self, job, one, connection)
+
+    patch.setattr(storing.Storer, "_store", skipping)
+
+
+class _Forgetful:
+    """Rounds that were asked look as if they had not been."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    def rounds(self, *arguments: Any, **more: Any) -> Any:
+        return [
+            replace(one, state="waiting") if one.state == "asked" else one
+            for one in self._jobs.rounds(*arguments, **more)
+        ]
+
+
+def _give_back_asked(patch: Patch) -> None:
+    settle = settlement.settle_rounds
+
+    def forgetting(*arguments: Any, jobs: JobStore, **more: Any) -> Any:
+        return settle(*arguments, jobs=_Forgetful(jobs), **more)
+
+    patch.setattr(settlement, "settle_rounds", forgetting)
+    patch.setattr("api.coordinator.submission.settle_rounds", forgetting)
+
+
+def _lose_returned_queries(patch: Patch) -> None:
+    patch.setattr(TaskStore, "give_back", lambda *_, **__: None)
+
+
+def _forget_at_a_restart(patch: Patch) -> None:
+    patch.setattr(Loader, "unfinished", lambda _: [])
+
+
+def _send_before_storing(patch: Patch) -> None:
+    patch.setattr(JournalRounds, "store_new", lambda *_, **__: True)
+
+
+def _split_again(patch: Patch) -> None:
+    kept = JournalRounds.kept
+
+    def forgetting(self: JournalRounds, digest: str, **more: Any) -> Any:
+        found = kept(self, digest, **more)
+        return None if found is None else replace(found, bodies=None)
+
+    patch.setattr(JournalRounds, "kept", forgetting)
+
+
+def _never_erase(patch: Patch) -> None:
+    patch.setattr(JournalRounds, "erase_in", lambda *_, **__: None)
+
+
+def _refuse_after_the_charge(patch: Patch) -> None:
+    paid = AgentDesk._paid
+
+    def refusing(self: AgentDesk, *arguments: Any) -> Any:
+        return [
+            (kind, about, ChargeRefused(self._no_to(event.ask, BadData("no")))) if isinstance(event, Charged) else one
+            for one in paid(self, *arguments)
+            for kind, about, event in [one]
+        ]
+
+    patch.setattr(AgentDesk, "_paid", refusing)
+
+
+def _keep_promises_for_ever(patch: Patch) -> None:
+    patch.setattr(PromiseStore, "release", lambda *_, **__: 0)
+    patch.setattr(PromiseStore, "withdraw", lambda *_, **__: 0)
+
+
+def _other_neighbours(patch: Patch) -> None:
+    knn = NeighborVotes.knn
+
+    def more(self: NeighborVotes, task: Any, batch: Any, records: Any) -> Any:
+        votes = knn(self, task, batch, records)
+        return np.roll(votes, 1, axis=1)
+
+    patch.setattr(NeighborVotes, "knn", more)
+
+
+def _report_before_storing(patch: Patch) -> None:
+    keep = TallierMemory.keep_open
+
+    def dropping(self: TallierMemory, opened: Any, held: Any, *, connection: Any) -> None:
+        keep(self, opened, {}, connection=connection)
+
+    patch.setattr(TallierMemory, "keep_open", dropping)
+
+
+def _sum_before_fixing(patch: Patch) -> None:
+    patch.setattr(TallierJournal, "fix", lambda *_, **__: None)
+
+
+def _sum_one_less(patch: Patch) -> None:
+    add = TallierDesk._add
+
+    def less(self: Any, turn: Any, state: Any, contributors: Any) -> Any:
+        return add(self, turn, state, frozenset(sorted(contributors)[:-1]))
+
+    patch.setattr(TallierDesk, "_add", less)
+
+
+def _add_one_share_twice(patch: Patch) -> None:
+    add = tally._sum
+
+    def twice(one: Any, other: Any, field: Any) -> Any:
+        return add(add(one, other, field), other, field)
+
+    patch.setattr(tally, "_sum", twice)
+
+
+DEFECTS = (
+    Defect("coordinator", "charges a round twice", ("charged once",), _reserve_twice),
+    Defect(
+        "coordinator",
+        "sends a turn's messages before its commit",
+        ("reserved before asked", "posted before opened", "stored before sent", "contributors"),
+        _send_before_committing,
+    ),
+    Defect(
+        "coordinator",
+        "opens sums without posting the charge",
+        ("posted before opened", "completion"),
+        _open_without_posting,
+    ),
+    Defect(
+        "coordinator",
+        "keeps the contributors in memory only",
+        ("contributors", "completion"),
+        _contributors_in_memory_only,
+    ),
+    Defect("coordinator", "gives a charge back that was asked", ("paid for what left",), _give_back_asked, 20),
+    Defect("coordinator", "loses queries that came back", ("no query is lost",), _lose_returned_queries),
+    Defect("coordinator", "forgets its jobs after a restart", ("liveness", "completion"), _forget_at_a_restart, 22),
+    Defect("agent", "sends its shares before they are stored", ("stored before sent",), _send_before_storing),
+    Defect("agent", "splits its answer anew when it is asked again", ("stored before sent", "one split"), _split_again),
+    Defect("agent", "erases nothing when a round is settled", ("erased at the end",), _never_erase),
+    Defect("agent", "refuses after it was charged", ("charged, so answered",), _refuse_after_the_charge),
+    Defect("agent", "never gives back what it promised", ("nothing hangs",), _keep_promises_for_ever),
+    Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours),
+    Defect("tallier", "reports shares before they are stored", ("stored before sent",), _report_before_storing),
+    Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
+    Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
+    Defect("tallier", "adds one share twice", ("the same answer",), _add_one_share_twice),
+)
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: f"{one.who} {one.what}")
+def test_a_planted_defect_is_found_by_its_rule(stage: Stage, defect: Defect, monkeypatch: Patch) -> None:
+    defect.plant(monkeypatch)
+    for seed in range(defect.first, QUICK):
+        found = stage.run(seed).violation
+        if found:
+            assert found.startswith(tuple(f"{rule}:" for rule in defect.rules)), f"seed {seed}: {found}"
+            return
+    pytest.fail(f"{QUICK} schedules did not find that the {defect.who} {defect.what}")
+
+
+def test_the_table_in_the_documentation_names_every_defect() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    written = text.split("<!-- defects -->")[1].strip().splitlines()[2:]
+    assert written == [f"| {one.who} | {one.what} | {' or '.join(one.rules)} |" for one in DEFECTS]

@@ -1,0 +1,67 @@
+"""Schedules of crashes, loss, doubling, reordering and delay: nothing happens that must not, and every job ends."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+
+import pytest
+
+from workers.studies.simulation.campaign import Stage, replay_command
+from workers.studies.simulation.case import Rates, case_of
+
+QUICK = 40
+MANY = 800
+CHUNKS = 4
+
+
+def check(stage: Stage, seeds: range) -> None:
+    completed = 0
+    for seed in seeds:
+        outcome = stage.run(seed)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}\nreplay: {replay_command(seed)}"
+        completed += outcome.states.count("completed")
+    assert completed >= len(seeds) / 4, "hardly any job came through, so little was shown"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_schedule_breaks_a_rule_and_every_job_ends(stage: Stage, chunk: int) -> None:
+    check(stage, range(chunk * QUICK // CHUNKS, (chunk + 1) * QUICK // CHUNKS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(4 * CHUNKS))
+def test_no_schedule_of_many_more_breaks_a_rule(stage: Stage, chunk: int) -> None:
+    # Other seeds in other runs, where the run is told where to begin.
+    first = int(os.environ.get("LABELER_SIMULATION_SEEDS", "1000"))
+    size = MANY // (4 * CHUNKS)
+    check(stage, range(first + chunk * size, first + (chunk + 1) * size))
+
+
+def test_a_seed_is_the_same_schedule_every_time(stage: Stage) -> None:
+    assert stage.run(3, traced=True) == stage.run(3, traced=True)
+
+
+def test_the_schedules_hold_every_kind_of_fault_and_both_releases() -> None:
+    cases = [case_of(seed) for seed in range(QUICK)]
+    for one in fields(Rates):
+        assert any(getattr(case.rates, one.name) for case in cases), f"no schedule has a rate of {one.name}"
+    assert {case.release for case in cases} == {"histogram", "winner"}
+    assert {case.talliers for case in cases} == {2, 3}
+    for what in ("absent", "capped", "max_dropouts"):
+        assert any(getattr(case, what) for case in cases), what
+    jobs = [job for case in cases for job in case.jobs]
+    assert any(job.cancel_after is not None for job in jobs)
+    assert any(len(job.sizes) > 1 for job in jobs)
+    assert any(job.deadline_s < 100 for job in jobs)
+
+
+def test_one_record_changes_nothing_that_can_be_seen_from_outside(stage: Stage) -> None:
+    """Two neighbouring worlds under one schedule: the same messages, of the same lengths, at the same times."""
+    compared = 0
+    for seed in (3, 5, 8, 12):
+        one, other = stage.run(seed), stage.run(seed, shorter=True)
+        assert one.wire == other.wire, f"seed {seed}"
+        assert one.states == other.states
+        compared += sum(kind == "input-share" for _, _, _, _, kind, _ in one.wire)
+    assert compared > 10

@@ -1,0 +1,234 @@
+"""Many schedules: in several processes, over ranges of seeds that can be gone on with, and none of them for too long.
+
+A campaign writes where it is into a file after every chunk, whole or not at all: counts, faults, and every seed that
+was found, each with the command that replays it. Started again with the same file it goes on behind the last chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from feature_store.durable import replace_file
+from labeler.errors import BadData, InvalidSetting
+from workers.studies.simulation.case import case_of
+from workers.studies.simulation.homes import Templates
+from workers.studies.simulation.world import Outcome, Subject, run_case
+
+CHUNK = 20
+"""Schedules between two writings of the file."""
+
+LONGEST_S = 45 * 60.0
+"""No campaign runs longer; the next one goes on."""
+
+_IN_MEMORY = Path("/dev/shm")
+_VERSION = "labeler-simulation/1"
+
+
+@dataclass
+class Report:
+    """What came of a range of seeds.
+
+    Attributes:
+        first, last: the range, without `last`.
+        following: the first seed that was not run.
+        steps, moments: of all schedules together.
+        seconds: that they took, all processes together.
+        faults: kind -> how often it happened.
+        states: state -> jobs that ended in it.
+        found: seed -> what must not have happened.
+    """
+
+    first: int
+    last: int
+    following: int
+    steps: int = 0
+    moments: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    found: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def schedules(self) -> int:
+        """How many were run."""
+        return self.following - self.first
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one schedule."""
+        self.steps += outcome.steps
+        self.moments += outcome.moments
+        self.faults.update(outcome.faults)
+        self.states.update(outcome.states)
+        if outcome.violation:
+            self.found[outcome.seed] = outcome.violation
+
+
+def replay_command(seed: int) -> str:
+    """What shows one schedule again, step by step."""
+    return f"labeler bench simulate --seeds {seed}:{seed + 1} --trace"
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """An empty folder, in memory where the machine has such a place: a simulated disk need not survive a power cut."""
+    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="labeler-simulation-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Stage:
+    """Where schedules run, one after the other, over the same templates.
+
+    Args:
+        folder: an empty folder.
+        subject: the coordinator.
+    """
+
+    def __init__(self, folder: Path, subject: Subject) -> None:
+        self._folder = folder
+        self._subject = subject
+        (folder / "templates").mkdir()
+        self._templates = Templates(folder / "templates", subject.complete)
+
+    def run(self, seed: int, *, traced: bool = False, shorter: bool = False) -> Outcome:
+        """Run the schedule of a seed, or that of its neighbour with one record less."""
+        place = self._folder / "schedule"
+        place.mkdir()
+        case = case_of(seed)
+        try:
+            return run_case(case.neighbour if shorter else case, self._templates, place, self._subject, traced=traced)
+        finally:
+            shutil.rmtree(place)
+
+
+def read_seeds(text: str) -> tuple[int, int]:
+    """A range of seeds, A:B without B.
+
+    Raises:
+        InvalidSetting: it is none.
+    """
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise InvalidSetting(f"seeds are A:B, two whole numbers with A below B, found {text[:40]!r}")
+    return int(first), int(last)
+
+
+def run_seeds(
+    first: int,
+    last: int,
+    *,
+    resume: Path | None = None,
+    processes: int = 1,
+    longest_s: float = LONGEST_S,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Report:
+    """Run a range of schedules, or what is left of it.
+
+    Args:
+        first, last: the range, without `last`.
+        resume: file to go on with and to write into; None keeps nothing.
+        processes: at a time; with 1 it is this one.
+        longest_s: begin no chunk after this long, at most `LONGEST_S`.
+        on_progress: told how many are done, of how many.
+
+    Raises:
+        BadData: the file is none of a campaign.
+        InvalidSetting: it is of another range.
+    """
+    report = Report(first, last, first) if resume is None or not resume.exists() else _read(resume, first, last)
+    until = time.monotonic() + min(longest_s, LONGEST_S)
+    chunks = ((start, min(start + CHUNK, last)) for start in range(report.following, last, CHUNK))
+    if processes == 1:
+        for chunk in chunks:
+            _take(report, _run_chunk(*chunk), resume, on_progress)
+            if time.monotonic() > until:
+                break
+        return report
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = []
+        for chunk in chunks:
+            waiting.append(pool.submit(_run_chunk, *chunk))
+            # In order, a few ahead of the one that is waited for: the file then says one number.
+            if len(waiting) < 2 * processes:
+                continue
+            _take(report, waiting.pop(0).result(), resume, on_progress)
+            if time.monotonic() > until:
+                break
+        for one in waiting:
+            _take(report, one.result(), resume, on_progress)
+    return report
+
+
+def _take(report: Report, chunk: Report, resume: Path | None, on_progress: Callable[[int, int], None]) -> None:
+    report.following = chunk.following
+    report.steps += chunk.steps
+    report.moments += chunk.moments
+    report.seconds += chunk.seconds
+    report.faults.update(chunk.faults)
+    report.states.update(chunk.states)
+    report.found.update(chunk.found)
+    on_progress(report.schedules, report.last - report.first)
+    if resume is not None:
+        replace_file(resume, json.dumps({"version": _VERSION} | vars(report), indent=1).encode())
+
+
+def _read(path: Path, first: int, last: int) -> Report:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        if content.pop("version") != _VERSION:
+            raise ValueError("version")
+        content["faults"], content["states"] = Counter(content["faults"]), Counter(content["states"])
+        content["found"] = {int(seed): str(text) for seed, text in content["found"].items()}
+        report = Report(**content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise BadData(f"{path.name} is no file of a campaign of schedules; name another one") from None
+    if (report.first, report.last) != (first, last):
+        raise InvalidSetting(
+            f"{path.name} is about seeds {report.first}:{report.last}, and {first}:{last} were asked for; name the "
+            "same, or another file"
+        )
+    return report
+
+
+def _run_chunk(first: int, last: int) -> Report:
+    """Run a chunk in this process; what parties log of their deaths is for nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        report, stage = Report(first, last, last), _stage()
+        started = time.perf_counter()
+        for seed in range(first, last):
+            report.add(stage.run(seed))
+        report.seconds = time.perf_counter() - started
+    finally:
+        logging.disable(before)
+    return report
+
+
+@cache
+def _stage() -> Stage:
+    """Of this process, for as long as it lives."""
+    from workers.studies.simulation.subject import service
+
+    folder = memory_folder()
+    place = folder.__enter__()
+    multiprocessing.util.Finalize(None, folder.__exit__, (None, None, None), exitpriority=10)
+    return Stage(place, service())

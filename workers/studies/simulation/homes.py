@@ -1,0 +1,292 @@
+"""Homes of a whole federation, made once for each shape of it, and copied for every schedule."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.journal.chain import EMPTY
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.keys import PartyKeys, PublicKeys
+from feature_store.quantize import quantize
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.batching import LEVELS
+from labeler.methods import ReleaseKind
+from labeler.randomness import seeded_source
+from labeler.task import Task, parse_task
+from workers.new_homes import PUBLIC_FILE, make_tallier_home, read_public
+from workers.party_home import AgentConfig, create_agent_home
+from workers.party_http import CoordinatorDoor
+from workers.policy import Policy
+from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier
+from workers.studies.simulation.winners import MeetingRoom
+from workers.tallier_peers import pin_peers
+
+CLASSES = ("cat", "dog", "eel")
+DIMENSION = 6
+RECORDS = 9
+NEIGHBOURS = 2
+MAX_QUERIES = 6
+"""Of a task: few, so that jobs have to wait for what others give back."""
+
+FINGERPRINT = "simulated-backbone"
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+REQUESTER = "tok-simulated"
+SIGMA_VOTES = 0.09
+"""So little noise that the exact votes can be read off every sum, and compared: no promise, but the same code."""
+
+VARIANTS = ("all", "one-less", "one-more")
+_LISTEN = "127.0.0.1:{port}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What federations of one template have in common."""
+
+    agents: int
+    talliers: int
+    release: ReleaseKind
+    max_dropouts: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """A federation that was never asked anything.
+
+    Attributes:
+        shape: of it.
+        folder: its homes.
+        tasks: digests of the tasks that requesters use.
+        keys: of the coordinator and the talliers: the simulation may look into everything.
+        spare: keys that an agent may be given later.
+    """
+
+    shape: Shape
+    folder: Path
+    tasks: tuple[Task, ...]
+    keys: Mapping[str, PartyKeys]
+    spare: Mapping[str, PartyKeys]
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents."""
+        return agent_names(self.shape.agents)
+
+    @property
+    def talliers(self) -> tuple[str, ...]:
+        """Names of the talliers, in order."""
+        return tallier_names(self.shape.talliers)
+
+    def policy(self, *, is_open: bool = True, is_capped: bool = False) -> Policy:
+        """What a site allows: everything that is asked here; with `is_open` False nothing any more."""
+        return Policy.model_validate(
+            {
+                "budget": {
+                    # Covers about two queries of this noise.
+                    "instance_epsilon": 380.0 if is_capped else "unlimited",
+                    "agent_epsilon": "unlimited",
+                    "delta": 1e-5,
+                },
+                "allow": {
+                    "backbones": [FINGERPRINT],
+                    "tasks": "any",
+                    "methods": ["knn"] if is_open else ["ensemble"],
+                    "releases": ["histogram", "winner"],
+                    "max_queries_per_day": 10_000,
+                    "max_noise_contributors": 100,
+                    "approval": False,
+                },
+                "talliers": {name: self.keys[name].public.seal_key for name in self.talliers},
+                "coordinator": {"verify_key": self.keys["coordinator"].public.verify_key},
+            }
+        )
+
+    def shard(self, agent: str, variant: str) -> Path:
+        """The records of an agent: all of them, one less, or one more."""
+        return self.folder.parent / "shards" / agent / variant
+
+    def copy(self, target: Path) -> None:
+        """Copy every home."""
+        shutil.copytree(self.folder, target, symlinks=True)
+
+
+def agent_names(count: int) -> tuple[str, ...]:
+    """Names of so many agents."""
+    return ("east", "north", "west")[:count]
+
+
+def tallier_names(count: int) -> tuple[str, ...]:
+    """Names of so many talliers."""
+    return tuple(f"tallier-{number}" for number in range(count))
+
+
+def points(count: int, seed: str) -> NDArray[np.int16]:
+    """So many features, always the same."""
+    numbers = np.frombuffer(seeded_source(f"simulated {seed}".encode()).bytes(8 * count * DIMENSION), dtype=np.uint64)
+    unit = (numbers >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return quantize(unit.reshape(count, DIMENSION) - 0.5 + 1e-3)
+
+
+def questions(job_number: int, count: int) -> NDArray[np.int16]:
+    """What a job asks about."""
+    return points(count, f"job {job_number}")
+
+
+class Templates:
+    """Templates by shape, made where they are first wanted.
+
+    Args:
+        folder: an empty folder, best in memory.
+        complete: makes what a coordinator makes in its home at its first start.
+    """
+
+    def __init__(self, folder: Path, complete: Callable[[Path], None]) -> None:
+        self._folder = folder
+        self._complete = complete
+        self._made: dict[Shape, Template] = {}
+
+    def of(self, shape: Shape) -> Template:
+        """The template of a shape."""
+        if shape not in self._made:
+            _make_shards(self._folder / "shards")
+            self._made[shape] = _make(self._folder / f"template-{len(self._made)}", shape)
+            self._complete(self._made[shape].folder / "coordinator")
+        return self._made[shape]
+
+
+class _NoDoor:
+    """A party that is only made talks to nobody."""
+
+    def post(self, path: str, data: bytes) -> bytes:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """See CoordinatorDoor."""
+
+
+class _Still:
+    """A clock that stands."""
+
+    def utc(self) -> datetime:
+        return START
+
+    def steady_s(self) -> float:
+        return 0.0
+
+
+def _make(folder: Path, shape: Shape) -> Template:
+    folder.mkdir()
+    clock: Clock = _Still()
+    door: CoordinatorDoor = _NoDoor()
+    keys = {"coordinator": PartyKeys.generate()}
+    home = folder / "coordinator"
+    home.mkdir(mode=0o700)
+    (home / "jobs").mkdir(mode=0o700)
+    keys["coordinator"].save(home / "keys.json")
+    publics: dict[str, PublicKeys] = {}
+    documents = []
+    listens = _LISTEN.format
+    for number, name in enumerate(tallier_names(shape.talliers)):
+        make_tallier_home(
+            folder / name,
+            tallier_id=name,
+            number=number,
+            coordinator_url=URL,
+            coordinator=keys["coordinator"].public,
+            listen=listens(port=9000 + number),
+        )
+        documents.append(read_public(folder / name / PUBLIC_FILE))
+        keys[name] = PartyKeys.load(folder / name / "keys.json")
+        publics[name] = keys[name].public
+    if shape.talliers == 3:
+        for number, name in enumerate(tallier_names(shape.talliers)):
+            pin_peers(folder / name, [one for other, one in enumerate(documents) if other != number])
+    tasks = tuple(_task(shape, number) for number in range(2))
+    template = Template(shape, folder, tasks, keys, {name: PartyKeys.generate() for name in agent_names(shape.agents)})
+    for name in template.agents:
+        config = AgentConfig(agent_id=name, coordinator_url=URL, shard="records", engine="numpy")
+        publics[name] = create_agent_home(folder / name, config, template.policy())
+        (folder / name / "records").symlink_to(template.shard(name, VARIANTS[0]))
+    _make_journal(home, template, publics)
+    for name in template.agents:
+        boot_agent(folder / name, door=door, policy=template.policy, clock=clock).close()
+    for name in template.talliers:
+        boot_tallier(folder / name, door=door, room=MeetingRoom(), clock=clock).close()
+    return template
+
+
+def _make_journal(home: Path, template: Template, publics: Mapping[str, PublicKeys]) -> None:
+    with open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True) as database:
+        ledger, parties, tasks = Ledger(database, clock=_Still().utc), PartyStore(database), TaskStore(database)
+        Sequences(database)
+        for account in ("federation", *(f"agent:{name}" for name in template.agents)):
+            for level in LEVELS:
+                ledger.open_account(account, level, None)
+        facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "version": "labeler/0.2"}
+        for number, name in enumerate(template.talliers):
+            parties.enrol(name, "tallier", publics[name].verify_key, publics[name].seal_key, tallier=number)
+        for name in template.agents:
+            parties.enrol(name, "agent", publics[name].verify_key, publics[name].seal_key)
+            parties.contact(name, START, facts, EMPTY)
+        for task in template.tasks:
+            tasks.add(TaskRecord(task, template.agents, START, REQUESTER))
+
+
+def _task(shape: Shape, number: int) -> Task:
+    return parse_task(
+        {
+            "name": f"task {number}",
+            "classes": CLASSES,
+            "method": "knn",
+            "k": NEIGHBOURS,
+            "sigma_votes": SIGMA_VOTES,
+            "delta": 0.5,
+            "max_queries": MAX_QUERIES,
+            "release": shape.release,
+            "agents": shape.agents,
+            "max_dropouts": shape.max_dropouts,
+            "talliers": shape.talliers,
+            "backbone_fingerprint": FINGERPRINT,
+            "nonce": f"simulated-{number}",
+        }
+    )
+
+
+def _make_shards(folder: Path) -> None:
+    if folder.exists():
+        return
+    for name in agent_names(3):
+        for variant in VARIANTS:
+            target = folder / name / variant
+            target.parent.mkdir(parents=True, exist_ok=True)
+            count = RECORDS + (variant == "one-more")
+            with ShardWriter(
+                target,
+                classes=CLASSES,
+                fingerprint=FINGERPRINT,
+                dimension=DIMENSION,
+                public=False,
+                backbone={"kind": "pixels"},
+                random_bytes=seeded_source(f"ids {name}".encode()).bytes,
+            ) as writer:
+                labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
+                writer.append(
+                    points(RECORDS + 1, f"records {name}")[:count].astype(np.float64),
+                    labels,
+                    [f"{name}/{number}.png" for number in range(count)],
+                )
+                writer.finish()
+            if variant == "one-less":
+                shard = Shard.open(target)
+                shard.delete(shard.record_ids[:1])

@@ -1,0 +1,542 @@
+"""Who sees everything in a simulated federation, and says what must not happen.
+
+It reads every message at the moment it leaves, with the keys of all talliers, and the journals as they are on disk, by
+connections of its own: what a process only has in memory does not count. What it compares with is computed here, apart
+from the product: the exact votes by sorting, sums by adding what agents sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.job_files.releases import release_from_bytes
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.chain import Entry
+from feature_store.journal.database import open_database
+from feature_store.journal.jobs import JobStore, RoundRecord
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.journal.tasks import TaskStore
+from feature_store.shard import Shard
+from labeler.bodies import Refusal, SumRequest
+from labeler.errors import LabelerError, NotFound, PrivacyRefusal
+from labeler.messages import COORDINATOR, Message
+from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
+from labeler.sharing import unshard
+from labeler.task import Task
+from labeler.wellformed import BallotShare
+from workers.studies.simulation.homes import NEIGHBOURS, VARIANTS, Template, questions
+
+PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
+"""Why an agent may refuse a round that it was charged for and keeps: its policy was changed, or the ask has expired."""
+
+REASONS_TO_END = frozenset({"", "quorum-not-reached"})
+"""Why a job may end other than completed: whatever else it says is a defect, of the service or of a party."""
+
+_FINISHED = ("completed", "failed", "refused", "cancelled", "expired")
+_PAGE = 200
+
+
+class Violation(BaseException):
+    """Something happened that must not happen. No `except Exception` of the product, which is in the midst of it, may
+    hide that.
+
+    Args:
+        what: which rule was broken.
+        detail: how.
+    """
+
+    def __init__(self, what: str, detail: str) -> None:
+        super().__init__(f"{what}: {detail}")
+        self.what = what
+
+
+class _Peek:
+    """Erasable keys as they lie on the disk; `feature_store.erasable.ErasableKeys`, for looking only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            key = (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        return key if any(key) else None
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._folder.iterdir() if not path.name.startswith("."))
+
+    def draw(self, name: str) -> bytes:
+        raise NotImplementedError(name)
+
+    def draw_all(self, names: Collection[str]) -> None:
+        raise NotImplementedError(names)
+
+    def erase(self, name: str) -> None:
+        raise NotImplementedError(name)
+
+
+class _AgentJournal:
+    """What is on an agent's disk."""
+
+    def __init__(self, home: Path, owned: ExitStack, clock: Callable[[], datetime]) -> None:
+        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
+        self.ledger = Ledger(database, clock=clock, anchored=False)
+        self.memory = AgentMemory(database, self.ledger)
+        self.keys = _Peek(home / "erasable")
+        self.rounds = JournalRounds(database, self.keys)
+
+
+class _TallierJournal:
+    """What is on a tallier's disk."""
+
+    def __init__(self, home: Path, owned: ExitStack, clock: Callable[[], datetime]) -> None:
+        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
+        self.ledger = Ledger(database, clock=clock, anchored=False)
+        self.keys = _Peek(home / "erasable")
+        self.memory = TallierMemory(database, self.keys)
+
+
+class Witness:
+    """See the module; `workers.studies.simulation.post.Overheard`.
+
+    Args:
+        folder: of the federation.
+        template: what it was made from.
+        clock: the time now.
+        step: the number of turns so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        template: Template,
+        *,
+        clock: Callable[[], datetime],
+        step: Callable[[], int],
+    ) -> None:
+        self._template = template
+        self._clock = clock
+        self._step = step
+        self._owned = ExitStack()
+        home = folder / COORDINATOR
+        database = self._owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
+        self._log = home / "journal.db-wal"
+        self._ledger = Ledger(database, clock=clock, anchored=False)
+        self._jobs, self._tasks = JobStore(database, clock=clock), TaskStore(database)
+        self._agents = {name: _AgentJournal(folder / name, self._owned, clock) for name in template.agents}
+        self._talliers = {name: _TallierJournal(folder / name, self._owned, clock) for name in template.talliers}
+        self._keys = template.keys
+        self._recipients = tuple((name, self._keys[name].public.seal_key) for name in template.talliers)
+        self._by_digest: dict[str, Task] = {task.digest: task for task in template.tasks}
+        self._numbers: dict[str, int] = {}
+        self._shares: dict[tuple[str, str, str], bytes] = {}
+        self._opened: dict[tuple[str, str], dict[str, Message]] = {}
+        self._relayed: set[str] = set()
+        self._asked: set[str] = set()
+        self._contributors: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._releases: dict[tuple[str, int], bytes] = {}
+        self._entries: list[Entry] = []
+        self._versions: dict[str, int] = {}
+        self._seen_log: tuple[int, int] | None = None
+        self.wire: list[tuple[int, int, str, str, str, int]] = []
+        self.states: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Let go of every journal."""
+        self._owned.close()
+
+    # Jobs.
+
+    def submitted(self, job_id: str, number: int) -> None:
+        """A requester got a job."""
+        self._numbers[job_id] = number
+
+    def find_new_job(self) -> str | None:
+        """A job that is in the journal and that no requester knows of."""
+        known = self._jobs.list(limit=100)
+        return next((job.job_id for job in known if job.job_id not in self._numbers), None)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every job has come to an end."""
+        return all(state in _FINISHED for state in self.states)
+
+    # Messages.
+
+    def posted(self, sender: str, messages: list[Message]) -> None:
+        """See Overheard."""
+        for message in messages:
+            self._record(message)
+            kind, is_agent = message.header.kind, sender in self._agents
+            if kind == "input-share":
+                self._check_share(message)
+            elif kind == "refused" and is_agent:
+                self._check_refusal(message)
+            elif kind == "holdings":
+                self._check_holdings(message)
+            elif kind == "aggregate-share":
+                self._check_sum(message)
+            elif kind == "winner":
+                self._check_winners(message)
+
+    def mailed(self, recipient: str, messages: list[Message]) -> None:  # noqa: ARG002  # it stands in the header
+        """See Overheard."""
+        for message in messages:
+            header = message.header
+            if header.kind == "input-share":
+                self._relayed.add(header.round_digest)
+            if header.sender != COORDINATOR:
+                continue
+            self._record(message)
+            if header.kind == "ask":
+                self._asked.add(header.round_digest)
+                self._check_ask(message)
+            elif header.kind == "sum":
+                current = self._check_posted(message, "a sum was asked for")
+                wanted = SumRequest.decode(message.body).contributors
+                if tuple(wanted) != current.contributors:
+                    raise Violation(
+                        "contributors", f"a sum over {wanted} was asked for, agreed on {current.contributors}"
+                    )
+            elif header.kind == "answered":
+                self._check_settled(message)
+
+    def _record(self, message: Message) -> None:
+        header = message.header
+        ms = round(self._clock().timestamp() * 1000)
+        self.wire.append((self._step(), ms, header.sender, header.recipient, header.kind, len(message.body)))
+
+    def _check_share(self, message: Message) -> None:
+        header = message.header
+        agent, digest, tallier = header.sender, header.round_digest, header.recipient
+        before = self._shares.setdefault((agent, digest, tallier), message.body)
+        if before != message.body:
+            raise Violation("one split", f"{agent} sends {tallier} another share of a round than before")
+        if before is message.body:
+            try:
+                stored = self._agents[agent].rounds.stored(digest, self._recipients)
+            except PrivacyRefusal:
+                raise Violation("erased is erased", f"{agent} answers a round of which it keeps nothing") from None
+            if stored is None or message.body not in stored:
+                raise Violation("stored before sent", f"a share of {agent} leaves before it is stored")
+            self._opened.setdefault((agent, digest), {})[tallier] = message
+
+    def _check_refusal(self, message: Message) -> None:
+        agent, digest = message.header.sender, message.header.round_digest
+        journal = self._agents[agent]
+        if not journal.memory.is_charged(digest):
+            return
+        try:
+            journal.rounds.stored(digest, self._recipients)
+        except PrivacyRefusal:
+            return
+        reason = Refusal.decode(message.body).reason
+        if reason not in PUBLIC_REASONS:
+            raise Violation("charged, so answered", f"{agent} refuses a round it was charged for: {reason}")
+
+    def _check_holdings(self, message: Message) -> None:
+        tallier, digest = message.header.sender, message.header.round_digest
+        told = holdings_from_bytes(self._keys[COORDINATOR].open(message))
+        try:
+            kept = self._talliers[tallier].memory.load(digest)
+        except NotFound:
+            raise Violation("stored before sent", f"{tallier} reports a round it has not stored") from None
+        if kept.is_forgotten:
+            return
+        for agent, sharing_id in told.items():
+            share = kept.shares.get(agent)
+            if share is None or share.sharing_id != sharing_id:
+                raise Violation("stored before sent", f"{tallier} reports a share of {agent} that it has not stored")
+
+    def _check_sum(self, message: Message) -> None:
+        current = self._check_posted(message, "a sum was sent")
+        tallier, digest = message.header.sender, message.header.round_digest
+        data = self._keys[COORDINATOR].open(message)
+        aggregate = aggregate_from_bytes(data)
+        if tuple(sorted(aggregate.contributors)) != current.contributors:
+            raise Violation(
+                "contributors", f"{tallier} sums {sorted(aggregate.contributors)}, agreed on {current.contributors}"
+            )
+        kept = self._talliers[tallier].memory.load(digest)
+        if kept.aggregate != data:
+            raise Violation("stored before sent", f"the sum of {tallier} leaves before it is stored")
+        parts = [self._share_words(agent, digest, tallier) for agent in current.contributors]
+        if not np.array_equal(np.sum(parts, axis=0, dtype=np.uint64), aggregate.words):
+            raise Violation("the same answer", f"the sum of {tallier} is not that of what agents sent it")
+
+    def _check_winners(self, message: Message) -> None:
+        current = self._check_posted(message, "winners were sent")
+        found = winner_from_bytes(self._keys[COORDINATOR].open(message))
+        if tuple(sorted(found.contributors)) != current.contributors:
+            raise Violation("contributors", f"winners over {sorted(found.contributors)}, not {current.contributors}")
+
+    def _check_posted(self, message: Message, what: str) -> RoundRecord:
+        current = self._round(message, what)
+        state = self._ledger.state(f"{current.job_id}/{current.number}")
+        if current.state not in ("posted", "opened") or state != "posted":
+            raise Violation("posted before opened", f"{what} while its round is {current.state} and its charge {state}")
+        return current
+
+    def _check_ask(self, message: Message) -> None:
+        current = self._round(message, "an ask was sent")
+        state = self._ledger.state(f"{current.job_id}/{current.number}")
+        if current.state == "waiting" or state is None or state == "void":
+            raise Violation("reserved before asked", f"asked while the round is {current.state}, its charge {state}")
+
+    def _check_settled(self, message: Message) -> None:
+        current = self._round(message, "a settlement was sent")
+        if current.state != "opened" and self._jobs.get(current.job_id).state not in _FINISHED:
+            raise Violation("settled last", f"a round is said to be settled while it is {current.state}")
+
+    def _round(self, message: Message, what: str) -> RoundRecord:
+        try:
+            return self._jobs.round_of(message.header.round_digest)
+        except NotFound:
+            raise Violation("stored before sent", f"{what} for a round that is in no journal") from None
+
+    # What agents sent.
+
+    def _share_words(self, agent: str, digest: str, tallier: str) -> NDArray[np.uint64]:
+        message = self._opened.get((agent, digest), {}).get(tallier)
+        if message is None:
+            raise Violation("the same answer", f"{agent} was summed and has sent {tallier} nothing")
+        share = share_from_bytes(self._keys[tallier].open(message), max_entries=10_000)
+        if isinstance(share, BallotShare):
+            raise TypeError("a histogram has no ballots beside its noise")
+        return share.expand()
+
+    def _contribution(self, agent: str, current: RoundRecord, task: Task) -> NDArray[np.int64]:
+        """What an agent has sent all talliers together, in grid units; its exact votes must be in it."""
+        digest, terms = current.round_digest, task.winner_terms
+        sent = self._opened.get((agent, digest), {})
+        if set(sent) != set(self._template.talliers):
+            raise Violation("the same answer", f"{agent} was summed and has not sent to every tallier")
+        shares = [
+            share_from_bytes(self._keys[name].open(sent[name]), max_entries=10_000, terms=terms)
+            for name in self._template.talliers
+        ]
+        ballots = [one for one in shares if isinstance(one, BallotShare)]
+        if ballots and terms is not None:
+            votes = unshard([one.ballots.expand() for one in ballots], field=terms.field)[:, : task.num_classes]
+            noise = unshard([one.noise.expand() for one in ballots], field=terms.field)
+            vector = votes * task.scale + noise
+        else:
+            vectors = [one.expand() for one in shares if not isinstance(one, BallotShare)]
+            vector = unshard(vectors, field=None if terms is None else terms.field)
+        exact = np.rint(vector / task.scale).astype(np.int64)
+        asked = self._questions(current)
+        known = [votes_of(self._template.shard(agent, variant), asked) for variant in VARIANTS]
+        if not any(np.array_equal(exact, one) for one in known):
+            raise Violation("exact votes", f"{agent} has sent votes that no version of its records gives")
+        return np.asarray(vector, dtype=np.int64)
+
+    def _questions(self, current: RoundRecord) -> NDArray[np.int16]:
+        rounds = self._jobs.rounds(current.job_id)
+        start = current.first_query - rounds[0].first_query
+        features = questions(self._numbers[current.job_id], sum(one.num_queries for one in rounds))
+        return features[start : start + current.num_queries]
+
+    # Journals.
+
+    def look(self) -> None:
+        """Look at the coordinator's journal, if anything was written."""
+        status = self._log.stat() if self._log.exists() else None
+        log = None if status is None else (status.st_size, status.st_mtime_ns)
+        if log is not None and log == self._seen_log:
+            return
+        self._seen_log = log
+        known = self._jobs.many(list(self._numbers))
+        self.states = tuple(known[job_id].state for job_id in self._numbers)
+        for job_id, job in known.items():
+            reason = str((job.problem or {}).get("type", "")).rpartition(":")[2]
+            if reason not in REASONS_TO_END:
+                raise Violation("completion", f"{job_id} is {job.state} because of {reason}, which nobody caused")
+            if self._versions.get(job_id) != job.version:
+                self._versions[job_id] = job.version
+                for current in self._jobs.rounds(job_id):
+                    self._look_at_round(current)
+        if self._ledger.head().seq != (self._entries[-1].seq if self._entries else 0):
+            self._read_entries()
+
+    def _look_at_round(self, current: RoundRecord) -> None:
+        name = (current.job_id, current.number)
+        before = self._contributors.get(name)
+        if before is not None and before != current.contributors:
+            raise Violation("contributors", f"{before} were agreed on, and now {current.contributors}")
+        if current.contributors:
+            self._contributors[name] = current.contributors
+        if current.state in ("posted", "opened") and not current.contributors:
+            raise Violation("contributors", "a charge was posted before contributors were agreed on")
+        if current.state != "opened":
+            return
+        release = self._jobs.release(*name)
+        if release is None or self._releases.setdefault(name, release) != release:
+            raise Violation("one release", f"the release of {name} was replaced or lost")
+        if release is self._releases[name]:
+            self._check_release(current, release)
+
+    def _check_release(self, current: RoundRecord, data: bytes) -> None:
+        task = self._by_digest[self._jobs.get(current.job_id).task_digest]
+        release = release_from_bytes(data)
+        total = np.sum([self._contribution(agent, current, task) for agent in current.contributors], axis=0)
+        if not np.array_equal(release.labels, np.argmax(total, axis=1)):
+            raise Violation(
+                "the same answer", f"the labels of {current.job_id}/{current.number} are not those of the sum"
+            )
+        if release.noisy_votes is not None and not np.array_equal(release.noisy_votes, total / np.float64(task.scale)):
+            raise Violation("the same answer", f"the histogram of {current.job_id}/{current.number} is not the sum")
+        if len(current.contributors) < task.quorum:
+            raise Violation("quorum", f"{current.contributors} were opened, the quorum is {task.quorum}")
+
+    def _read_entries(self) -> None:
+        while True:
+            page = self._ledger.entries(after=self._entries[-1].seq if self._entries else 0, limit=_PAGE)
+            for entry in page:
+                self._entries.append(entry)
+                if entry.kind == "void":
+                    self._check_void(entry)
+            if len(page) < _PAGE:
+                return
+
+    def _check_void(self, entry: Entry) -> None:
+        job_id, _, number = entry.reservation_id.rpartition("/")
+        if not number.isdigit():
+            return
+        current = self._jobs.rounds(job_id)[int(number)]
+        if current.round_digest in self._relayed:
+            raise Violation(
+                "paid for what left", f"the charge of {entry.reservation_id} is given back, and shares left"
+            )
+        if current.round_digest in self._asked and not set(current.participants) <= current.final_refusals:
+            raise Violation(
+                "paid for what left", f"the charge of {entry.reservation_id} is given back, and it was asked"
+            )
+
+    # The end.
+
+    def check_end(self) -> None:
+        """What has to hold when everything has come to its end."""
+        self.look()
+        for name, ledger in self._ledgers().items():
+            try:
+                ledger.verify()
+            except LabelerError as error:
+                raise Violation("the chain", f"{name}: {error}") from None
+            left = [one.account for one in ledger.balances() if one.reserved]
+            if left:
+                raise Violation("nothing hangs", f"{name} still has reserved charges in {left}")
+        self._check_charges()
+        self._check_queries()
+        for name, journal in self._journals().items():
+            left = [key for key in journal.keys.names() if key != "home"]
+            if left:
+                raise Violation("erased at the end", f"{name} still has {len(left)} keys of rounds")
+
+    def keeps_something(self, name: str) -> bool:
+        """Whether a party still has something to erase or to give back by its own clock."""
+        journal = self._agents.get(name) or self._talliers[name]
+        return journal.keys.names() != ["home"] or any(one.reserved for one in journal.ledger.balances())
+
+    def _ledgers(self) -> dict[str, Ledger]:
+        return {COORDINATOR: self._ledger} | {name: one.ledger for name, one in self._journals().items()}
+
+    def _journals(self) -> dict[str, _AgentJournal | _TallierJournal]:
+        return {**self._agents, **self._talliers}
+
+    def _check_charges(self) -> None:
+        """Each account is charged once for each round, the same here and there, and for nothing else."""
+        paid: dict[tuple[str, str, str], int] = {}
+        for entry in self._entries:
+            if entry.kind == "post":
+                name = (entry.reservation_id, entry.account, entry.level)
+                if name in paid:
+                    raise Violation("charged once", f"{name} is posted twice")
+                paid[name] = entry.amount
+        rounds = [one for job_id in self._numbers for one in self._jobs.rounds(job_id)]
+        by_digest = {one.round_digest: one for one in rounds if one.round_digest}
+        known = {f"{one.job_id}/{one.number}" for one in rounds}
+        for reservation, account, _ in paid:
+            if reservation not in known:
+                raise Violation("charged once", f"{account} is charged for {reservation}, which is no round")
+        for one in rounds:
+            reservation = f"{one.job_id}/{one.number}"
+            whom = {account for name, account, _ in paid if name == reservation}
+            missing = {"federation", *(f"agent:{agent}" for agent in one.contributors)} - whom
+            if one.contributors and one.state in ("posted", "opened") and missing:
+                raise Violation("charged once", f"{reservation} was not charged to {sorted(missing)}")
+            if one.state == "waiting" and whom:
+                raise Violation("charged once", f"{reservation} was never asked and is charged to {sorted(whom)}")
+        for agent, journal in self._agents.items():
+            own = self._own_charges(journal.ledger)
+            if any(count != 1 for _, count in own.values()):
+                raise Violation("charged once", f"{agent} has charged itself twice for a round")
+            for (digest, level), (amount, _) in own.items():
+                current = by_digest.get(digest)
+                if current is None:
+                    raise Violation("charged once", f"{agent} has charged itself for a round of no job")
+                told = paid.get((f"{current.job_id}/{current.number}", f"agent:{agent}", level))
+                if told not in (None, amount):
+                    raise Violation("charged once", f"{agent} has charged itself {amount} for what is {told} elsewhere")
+            for one in rounds:
+                is_summed = one.state == "opened" and agent in one.contributors
+                if is_summed and (one.round_digest, "instance") not in own:
+                    raise Violation("charged once", f"{agent} was summed and has charged itself nothing")
+
+    def _own_charges(self, ledger: Ledger) -> dict[tuple[str, str], tuple[int, int]]:
+        """(round, level) -> what an agent charged itself, and how often."""
+        amounts: dict[tuple[str, str], int] = {}
+        counts: Counter[tuple[str, str]] = Counter()
+        after = 0
+        while True:
+            page = ledger.entries(after=after, limit=_PAGE)
+            for entry in page:
+                if entry.kind == "post" and "round" in entry.detail:
+                    name = (str(entry.detail["round"]), entry.level)
+                    amounts[name] = entry.amount
+                    counts[name] += 1
+            if len(page) < _PAGE:
+                return {name: (amount, counts[name]) for name, amount in amounts.items()}
+            after = page[-1].seq
+
+    def _check_queries(self) -> None:
+        """Of every task each query was asked once at most, and what was not asked can be asked again."""
+        for task in self._template.tasks:
+            record = self._tasks.get(task.digest)
+            jobs = [job_id for job_id in self._numbers if self._jobs.get(job_id).task_digest == task.digest]
+            rounds = [one for job_id in jobs for one in self._jobs.rounds(job_id) if one.state != "waiting"]
+            asked = [query for one in rounds for query in range(one.first_query, one.first_query + one.num_queries)]
+            if len(asked) != len(set(asked)):
+                raise Violation("asked once", f"queries {sorted(asked)} of a task were asked, some of them twice")
+            returned = self._tasks.returned([task.digest]).get(task.digest, 0)
+            if record.next_query - returned != len(asked):
+                raise Violation(
+                    "no query is lost",
+                    f"{record.next_query} queries were given out, {returned} came back, {len(asked)} were asked",
+                )
+
+
+def votes_of(path: Path, asked: NDArray[np.int16]) -> NDArray[np.int64]:
+    """The votes of the nearest records, by sorting: most similar first, among equals the lower record id.
+
+    Returns:
+        Shape (queries, classes).
+    """
+    shard = Shard.open(path, verify=False)
+    rows = shard.rows
+    features, ids = shard.features[rows].astype(np.int64), shard.record_ids[rows]
+    labels = shard.labels[rows]
+    votes = np.zeros((len(asked), len(shard.classes)), dtype=np.int64)
+    for number, question in enumerate(asked.astype(np.int64)):
+        order = np.lexsort((ids, -(features @ question)))
+        np.add.at(votes[number], labels[order[:NEIGHBOURS]], 1)
+    return votes
