@@ -77,8 +77,9 @@ class PreparedQuestions:
             if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
                 if len(self._asked) >= _MOST_ASKED:
                     self._asked.pop(next(iter(self._asked)))
-                self._asked[job.job_id] = (step, now_s)
+                # Once it was asked: a request that failed (a full disk) is made again at the job's next look.
                 self._preparation.ask(job, task)
+                self._asked[job.job_id] = (step, now_s)
         if not path.exists():
             return None
         self._asked.pop(job.job_id, None)

@@ -645,6 +645,8 @@ class CoordinatorDriver:
             case WaitUntil():
                 plan.looks[job_id] = effect.steady_s
             case Enter():
+                if job_id in plan.lanes.held:
+                    return [Admitted()]  # the step that took its place could not be kept; the place could
                 plan.lanes = enter(plan.lanes, live.loaded.record.created_by, job_id)
             case Prepare():
                 return self._prepare(live, run)
