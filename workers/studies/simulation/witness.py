@@ -26,10 +26,10 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
-from labeler.bodies import Refusal, SumRequest
 from labeler.errors import LabelerError, NotFound, PrivacyRefusal
 from labeler.messages import COORDINATOR, Message
-from labeler.share_bodies import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
+from labeler.messages.rounds import Refusal, SumRequest
+from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
 from labeler.sharing import unshard
 from labeler.task import Task
 from labeler.wellformed import BallotShare
