@@ -27,12 +27,14 @@ __all__ = ["EmbeddedImages", "LabelledJob", "Plan", "Service", "connect", "embed
 _BESIDE = ("workers", "api", "feature_store")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for package in _BESIDE:
-        _check_ours(package)
-    return getattr(importlib.import_module("workers.notebook"), name)
+if not TYPE_CHECKING:  # else every name that is missing here would pass for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for package in _BESIDE:
+            _check_ours(package)
+        return getattr(importlib.import_module("workers.notebook"), name)
 
 
 def __dir__() -> list[str]:

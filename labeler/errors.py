@@ -31,6 +31,7 @@
     ├── NotFound                there is nothing of that name                exit 1
     │   └── Gone                it was there, and was deleted for good
     ├── NotReady                it exists, and is not in the state for this  exit 1
+    ├── JobNotCompleted         a job of a service ended without labels      exit 1
     └── TryAgain                nothing is wrong with the request            exit 75
         ├── Interrupted         the user stopped it; it continues
         ├── QuorumNotReached    too few agents answered; nothing was opened

@@ -27,7 +27,6 @@ from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import seal_body
-from labeler import proposals
 from labeler.answered import NOT_KEPT
 from labeler.batching import round_charges
 from labeler.errors import (
@@ -41,7 +40,7 @@ from labeler.errors import (
     Replayed,
     WrongDigest,
 )
-from labeler.messages import COORDINATOR, Header, Message
+from labeler.messages import COORDINATOR, Header, Message, proposals
 from labeler.messages.proposals import Declined, Proposal, Willing
 from labeler.messages.rounds import Ask, Refusal
 from labeler.messages.rounds import Settled as SettledBody

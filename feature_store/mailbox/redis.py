@@ -387,7 +387,9 @@ def _reaching() -> Iterator[None]:
         ) from None
     except RedisError as error:
         # Only the code (OOM, MISCONF) or its class (OutOfMemoryError): what follows may quote keys.
-        code = _ERROR_CODE.search(str(error)) if type(error) is ResponseError else None
+        # Of several commands sent together the library says first which one it was.
+        said = str(error).rpartition("caused error: ")[2]
+        code = _ERROR_CODE.search(said) if type(error) is ResponseError else None
         name = code[0] if code else type(error).__name__
         raise Unavailable(
             f"redis refused a command ({name}); if it is out of memory give it more, if it is read-only name the "

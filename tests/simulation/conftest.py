@@ -14,9 +14,15 @@ from workers.studies.simulation.subject import service
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """One for all tests of a process: making the homes of a federation takes longer than a schedule."""
+    with memory_folder() as folder:
+        yield Stage(folder, service())
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Deaths of every kind are logged at length; of these tests alone nobody reads it."""
     logging.disable(logging.CRITICAL)
     try:
-        with memory_folder() as folder:
-            yield Stage(folder, service())
+        yield
     finally:
         logging.disable(logging.NOTSET)
