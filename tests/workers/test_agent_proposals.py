@@ -261,6 +261,10 @@ def test_the_log_says_answered_of_shares_that_were_taken_and_of_nothing_else(
     good: Ask = site.ask()
     site.send(good)
     site.shares(good, 1)
+    end = time.monotonic() + 60
+    while not any(record.message == "answered" for record in caplog.records):  # written after the shares were taken
+        assert time.monotonic() < end
+        time.sleep(0.02)
     running.end()
     said = [(record.message, record.__dict__.get("round_digest")) for record in caplog.records]
     assert [one for one in said if one[0] == "answered"] == [("answered", good.round.digest)]

@@ -61,7 +61,7 @@ def archive(size: int) -> bytes:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.05)
