@@ -19,7 +19,7 @@ test: install lint  ## everything a change is checked by before it is committed;
 pytest: install
 	$(PYTEST) -m "not long"
 
-test-long: install  ## the long matrices alone: every kill, every engine, long fuzzing
+test-long: .venv/.formats  ## the long matrices alone: every kill, every engine, long fuzzing, exports read by their tools
 	$(PYTEST) -m long
 
 test-all: test test-long  ## everything CI checks
@@ -32,6 +32,10 @@ install: .venv/.installed
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
 	$(BIN)/python -m compileall -q labeler feature_store api workers
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.nursery  # compiles what every start loads
+	touch $@
+
+.venv/.formats: .venv/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev,formats]'
 	touch $@
 
 lint: install

@@ -44,10 +44,14 @@ def __dir__() -> list[str]:
 def _check_ours(package: str) -> None:
     """Refuse in one sentence where a folder of somebody else's has the name of one of our packages."""
     found = importlib.util.find_spec(package)
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100  # this package opens no files
-    if found is None or found.origin is None or os.path.dirname(os.path.dirname(found.origin)) != ours:  # noqa: PTH120
-        where = found.origin if found is not None and found.origin else "nowhere"
+    where = found.origin if found is not None and found.origin else "nowhere"
+    if _parent(where) != _parent(__file__):
         raise ImportError(
             f"`import labeler` needs its own package {package!r}, and Python finds another one ({where}): start the "
             f"notebook in a folder without a package named {package!r}, or rename that one"
         )
+
+
+def _parent(origin: str) -> str:
+    """The folder that holds a package, whichever links lead there."""
+    return os.path.dirname(os.path.dirname(os.path.realpath(origin)))  # noqa: PTH120  # this package opens no files

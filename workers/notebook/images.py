@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -17,7 +18,11 @@ class ImageDataset:
         root: the folder that was embedded.
         pairs: (name within it, label).
         classes: names in label order, as torchvision's data sets have them.
-        transform: applied to each image where one is set.
+
+    Attributes:
+        samples: (file, label) of each image.
+        classes: see above.
+        transform: applied to each image; none at first, and to be set as on torchvision's data sets.
 
     Raises:
         BadData: a file is not there.
@@ -26,12 +31,12 @@ class ImageDataset:
     def __init__(self, root: Path, pairs: Sequence[tuple[str, int]], classes: Sequence[str]) -> None:
         self.samples = [(picture(root, name), label) for name, label in pairs]
         self.classes = tuple(classes)
-        self.transform = None
+        self.transform: Callable[[Image.Image], Any] | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, number: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, number: int) -> tuple[Any, int]:
         path, label = self.samples[number]
         with Image.open(path) as image:
             picture = image.convert("RGB")

@@ -64,6 +64,8 @@ def test_a_table_keeps_its_schema_and_says_whose_it_is(table: pa.Table, tmp_path
         image_label_table(stamp_of(table), sources=_names(), probabilities=np.ones((2, 3)), asked=np.zeros(2, bool))
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
 def test_datasets_reads_pictures_and_class_names(table: pa.Table, images: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     out = export_images("hf", Wanted(table, tmp_path / "set", images))
@@ -87,6 +89,8 @@ def test_without_pictures_the_data_set_names_them(table: pa.Table, tmp_path: Pat
     assert "'1': \"ill: “stage 1”\"" in card
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
 def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_path: Path) -> None:
     croissant = pytest.importorskip("mlcroissant")
     out = export_images("croissant", Wanted(table, tmp_path / "described"))
@@ -112,9 +116,16 @@ def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table
     assert {task["data"]["image"] for task in tasks} == {f"/data/local-files/?d=scans/{name}" for name in _names()}
     chosen = {task["predictions"][0]["result"][0]["value"]["choices"][0] for task in tasks}
     assert chosen == set(table["label_name"].to_pylist())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_label_studio_takes_every_prediction(table: pa.Table, tmp_path: Path) -> None:
     objects = pytest.importorskip("label_studio_sdk.label_interface.objects")
-    for task in tasks:
-        objects.PredictionValue.model_validate(task["predictions"][0])
+    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    for task in json.loads(out.read_bytes()):
+        read = objects.PredictionValue.model_validate(task["predictions"][0])
+        assert read.score == task["predictions"][0]["score"]
 
 
 def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: Path) -> None:
