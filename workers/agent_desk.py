@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -157,24 +158,18 @@ class AgentDesk:
 
     @property
     def due_in_s(self) -> float | None:
-        """After how many seconds `handle` wants to be called also without mail; None where it need not be."""
-        if self._waiting:
-            return 0.0
-        return max(0.0, min(self._wakes.values()) - self._ticks()) if self._wakes else None
+        """After how many seconds `handle` wants to be called also without mail; None where it need not be.
+
+        The coordinator reads it off the next poll, so it follows from public things: from asks whose answers are
+        trained, one a turn. An answer that could not be made is tried again at the first turn after its pause, and
+        no poll is shorter for it: that an attempt failed, and when, may depend on the records.
+        """
+        return 0.0 if self._waiting else None
 
     def tidy(self) -> None:
         """Give back promises that have ended, and erase what nobody may ask for any more; nothing is sent."""
-        now = self._clock()
-        self._promises.release(now)
-        over = self._rounds.over(now)
-        if not over:
-            return
-        turn = _Turn(now.timestamp())
-        for round_digest in over:
-            self._round_event(turn, round_digest, machine.Expired())
-        self._keep(turn)
-        for round_digest in over:
-            log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
+        with self._in_step_with_the_journal():
+            self._tidy()
 
     def handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
         """Have the effect of every message, durably; what is to be sent, message by message in letters.
@@ -184,17 +179,9 @@ class AgentDesk:
         Raises:
             LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
         """
-        try:
-            self.tidy()
+        with self._in_step_with_the_journal():
+            self._tidy()
             return self._handle(mail)
-        except BaseException:
-            # What is in memory may be ahead of the journal.
-            self._states.clear()
-            self._wakes.clear()
-            self._waiting.clear()
-            self._reader = None
-            self._mail.drop()
-            raise
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
         """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
@@ -212,6 +199,32 @@ class AgentDesk:
         self._mail.note()
 
     # One turn.
+
+    @contextmanager
+    def _in_step_with_the_journal(self) -> Iterator[None]:
+        """Where something could not be kept, forget what is in memory: it may be ahead of the journal."""
+        try:
+            yield
+        except BaseException:
+            self._states.clear()
+            self._wakes.clear()
+            self._waiting.clear()
+            self._reader = None
+            self._mail.drop()
+            raise
+
+    def _tidy(self) -> None:
+        now = self._clock()
+        self._promises.release(now)
+        over = self._rounds.over(now)
+        if not over:
+            return
+        turn = _Turn(now.timestamp())
+        for round_digest in over:
+            self._round_event(turn, round_digest, machine.Expired())
+        self._keep(turn)
+        for round_digest in over:
+            log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
     def _handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
         now = self._clock()

@@ -309,7 +309,11 @@ class TallierDesk:
         if opening is None:
             raise ProtocolViolation("a round that is unknown is not summed")
         held = self._shares.pop(digest, {})
-        aggregate = add_shares(opening.tallier, opening.round, {agent: held[agent] for agent in contributors})
+        try:
+            aggregate = add_shares(opening.tallier, opening.round, {agent: held[agent] for agent in contributors})
+        except LabelerError:
+            self._forget_memory()  # which says already that it was summed
+            raise
         others = frozenset(held) - contributors
         turn.summed[digest] = (contributors, others, aggregate_to_bytes(aggregate))
         return machine.Added()

@@ -158,6 +158,7 @@ class _Plan:
     relayed: dict[tuple[str, str], int] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)
     retries: dict[str, Exception] = field(default_factory=dict)
+    broken: dict[str, LabelerError] = field(default_factory=dict)
     line: winner_line.Line = field(default_factory=winner_line.Line)
     lanes: Lanes = field(default_factory=Lanes)
     follow: list[str] = field(default_factory=list)
@@ -304,7 +305,8 @@ class CoordinatorDriver:
         except LabelerError as error:
             log.warning("journal cannot be read now", extra={"problem": error.problem_type})
             with self._bell:
-                self._woken = woken | self._woken
+                # Looks, news of parties, and what had become durable, are off their lists: all jobs are read again.
+                self._woken = dict.fromkeys(self._live) | woken | self._woken
             for delivery in deliveries:
                 delivery.done(_unavailable(error))
             self._refreshed_s = now.steady_s
@@ -359,7 +361,13 @@ class CoordinatorDriver:
             if not isinstance(error, LabelerError):
                 log.error("a message met a defect", exc_info=error)
             delivery.done(error if isinstance(error, LabelerError) else _unavailable(error))
-            if job_id is not None:
+            if isinstance(error, Replayed):
+                # It had been kept, and what followed the commit failed: the journal knows more than this memory.
+                for incoming in delivery.messages:
+                    self._last.pop((incoming.message.header.sender, incoming.verify_key), None)
+                if job_id is not None:
+                    self.wake(job_id)
+            elif job_id is not None:
                 self._again(job_id, error, now)
         for job_id, _ in events:
             self._again(job_id, error, now)
@@ -379,6 +387,8 @@ class CoordinatorDriver:
         if fresh is not None:
             live.run = _merged(fresh.run, live.run)
             live.loaded = fresh
+        else:
+            self._deferred.add(job_id)  # what memory holds of it may be ahead: its next look reads it again
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             plan = self._plan(now)
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
@@ -744,7 +754,7 @@ class CoordinatorDriver:
         relayed = {id(incoming) for incoming in plan.relays}
         for delivery, outcome in plan.answers:
             is_lost = failure is not None and any(id(incoming) in relayed for incoming in delivery.messages)
-            delivery.done(failure if failure is not None and is_lost else outcome)
+            delivery.done(_unavailable(failure) if failure is not None and is_lost else outcome)
         if failure is None:
             self._relayed |= plan.relayed
             for incoming in plan.relays:
@@ -759,6 +769,8 @@ class CoordinatorDriver:
         for job_id, run in plan.runs.items():
             if run.state not in UNFINISHED:
                 self._forget(job_id, run)
+        for job_id, error in plan.broken.items():
+            self._again(job_id, error, plan.now)
 
     def _send(self, plan: _Plan) -> LabelerError | None:
         """Everything that leaves, in one pipeline; why it could not, where it could not: it is asked for again."""
@@ -767,12 +779,16 @@ class CoordinatorDriver:
         head = EMPTY
         if any(isinstance(send, AskForSums) for _, send in plan.sends):
             head = self._ledger.known_head()
+        for job_id, send in plan.sends:
+            if isinstance(send, Tell):
+                tell[job_id] = None
+                continue
+            try:
+                letters += self._sender.letters(plan.runs[job_id], send, head)
+            except LabelerError as error:
+                # Of this job alone; the others' messages leave.
+                plan.broken[job_id] = error
         try:
-            for job_id, send in plan.sends:
-                if isinstance(send, Tell):
-                    tell[job_id] = None
-                else:
-                    letters += self._sender.letters(plan.runs[job_id], send, head)
             if letters or tell:
                 self._mailbox.send_all(letters, tell=tell)
         except LabelerError as error:
@@ -862,7 +878,6 @@ def _merged(fresh: JobRun, known: JobRun) -> JobRun:
     return replace(
         fresh,
         rounds=rounds,
-        parties=known.parties,
         is_admitted=known.is_admitted,
         decided_at_s=known.decided_at_s if is_same else None,
         asked_at_s=known.asked_at_s if is_same else {},

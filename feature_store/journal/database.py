@@ -133,8 +133,15 @@ class Database:
                 between("committed")
                 if self._ownership is not None:
                     self._ownership.kept()
+                failed: BaseException | None = None
                 for step in self._after_commit.values():
-                    step()
+                    try:
+                        step()
+                    except Exception as error:
+                        # The others are done all the same: what they follow is durable.
+                        failed = failed or error
+                if failed is not None:
+                    raise failed
             except BaseException:
                 self.undone += 1
                 raise

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.erasable import ERASABLE_FOLDER
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
@@ -27,7 +28,7 @@ from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
-from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal
+from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
 from labeler.messages import Message
 from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
 from labeler.messages.shares import share_from_bytes
@@ -35,8 +36,10 @@ from labeler.planning import price
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from workers.agent import Agent
+from workers.agent_desk import AgentDesk
 from workers.agent_service import run_agent
 from workers.journal_care import accept_restored_journal, backup_home
+from workers.party import converse
 from workers.party_home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
 from workers.policy import Policy, policy_toml
 
@@ -454,18 +457,58 @@ def test_an_answer_that_cannot_be_made_is_tried_until_the_round_is_over_while_ot
     good = site.ask(nonce="good")
     site.send(hopeless)
     site.send(good)
-    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=5.0))
+    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=0.5))
     site.shares(good, 1)
     site.relay.wait_for("answered")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while "the round is over, and was not answered" not in caplog.text:
-        assert time.monotonic() < end, "waited 20 s for the end of the round"
+        assert time.monotonic() < end, "waited 60 s for the end of the round"
         time.sleep(0.02)
     running.end()
+    # Whoever is polled cannot tell that an attempt failed, nor when the next is made.
+    assert {poll.wait_s for poll in site.relay.polls[1:]} == {0.5}
     # The other round was answered before the hopeless one was tried again.
     assert tries == [hopeless.task.digest, good.task.digest, *[hopeless.task.digest] * 2]
     assert site.relay.received("refused") == []
     assert {message.header.round_digest for message in site.relay.mail_of("tallier-0")} == {good.round.digest}
+
+
+def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full at the one moment: memory must not believe what the journal does not."""
+    now, first, found = [NOW], threading.Event(), []
+    ask = site.ask(expires_at=NOW.timestamp() + 60)
+    site.send(ask)
+    key = site.home / ERASABLE_FOLDER / ask.round.digest
+
+    def then_tidy(link: Any, desk: AgentDesk, stop: threading.Event) -> None:
+        converse(link, desk, first)
+        found.append(key.exists())
+        now[0] += timedelta(days=1)
+        with monkeypatch.context() as full:
+
+            def refuse(*_: Any) -> None:
+                raise Unavailable("the disk is full")
+
+            full.setattr(AgentDesk, "_given_back", refuse)
+            with pytest.raises(Unavailable):
+                desk.tidy()
+        found.append(key.exists())
+        desk.tidy()
+        found.append(key.exists())
+
+    monkeypatch.setattr("workers.agent_service.converse", then_tidy)
+    running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=0.2))
+    site.shares(ask, 1)
+    site.relay.wait_for("answered")
+    first.set()
+    end = time.monotonic() + 30
+    while len(found) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    running.end()
+    assert found == [True, True, False]
 
 
 def test_after_a_deletion_by_another_process_it_sends_what_it_had_sent_and_answers_new_tasks_without_the_record(

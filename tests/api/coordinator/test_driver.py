@@ -234,6 +234,56 @@ def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch:
     assert site.state(job) == "collecting"
 
 
+def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At that moment one job's look is due, another has what it agreed on durable, and an agent has other keys."""
+    due, agreed = site.submit(), site.submit(by="tok-2")
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, agreed))
+    site.conductor.tick()
+    for tallier in TALLIERS:
+        site.deliver(site.held(tallier, agreed))
+    driver = site.conductor.driver
+    driver.turn()
+    assert driver._stored == [agreed.job_id]
+    site._rotate("west")
+    site.steady_s += LONGEST_PAUSE_S
+    with monkeypatch.context() as broken:
+
+        def away(*_: Any) -> Any:
+            raise Unavailable("the journal is away")
+
+        broken.setattr(driver._loader, "load", away)
+        site.conductor.wake("another")
+        site.conductor.tick()
+    site.conductor.tick()
+    assert site.house.ledger.state(f"{agreed.job_id}/0") == "posted"
+    sent = site.waiting("west")
+    site.steady_s += LONGEST_PAUSE_S
+    site.conductor.tick()
+    assert site.waiting("west") > sent, "the job whose look was lost asks again"
+    assert driver._live[due.job_id].run.parties["west"].verify_key == site.keys["west"].public.verify_key
+
+
+def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Site) -> None:
+    bad, good = site.submit(), site.submit(by="tok-2")
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, bad))
+    site.conductor.tick()
+    assert site.house.jobs.rounds(bad.job_id)[0].state == "asked"
+    (site.house.config.home / "jobs" / bad.job_id / "questions.safetensors").write_bytes(b"damaged")
+    site.restart()  # what was made of it is not in memory any more
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, good))
+    site.conductor.tick()
+    site.conductor.tick()
+    assert site.house.jobs.rounds(good.job_id)[0].state == "asked"
+    assert site.waiting("t0") > 0
+    assert site.state(bad) == "failed"
+    assert site.state(good) == "collecting"
+
+
 def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

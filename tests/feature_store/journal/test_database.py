@@ -120,6 +120,25 @@ def test_what_follows_a_commit_runs_once_and_only_after_it(with_rows: Database) 
     assert seen == [1]
 
 
+def test_a_step_that_fails_after_a_commit_keeps_no_other_from_following_it(with_rows: Database) -> None:
+    """The rows are durable by then: whoever waits to hear of it must not be left behind."""
+    seen: list[str] = []
+
+    def anchor() -> None:
+        raise Unavailable("the anchor's disk is full")
+
+    def write() -> None:
+        with with_rows.write() as connection:
+            connection.execute(insert(rows), {"number": 1, "word": "one"})
+            with_rows.after_commit(anchor)
+            with_rows.after_commit(lambda: seen.append("noted"))
+
+    with pytest.raises(Unavailable, match="anchor"):
+        write()
+    assert seen == ["noted"]
+    assert count(with_rows) == 1
+
+
 def test_an_attempt_that_fails_is_undone_alone_with_what_was_to_follow_it(with_rows: Database) -> None:
     seen: list[str] = []
 
