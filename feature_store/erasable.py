@@ -2,7 +2,7 @@
 
 A row that is deleted lives on in yesterday's backup, in a write-ahead log, on a replica. So what must not outlive its
 round is kept encrypted under a key of its own, and the key lies in a small file outside the journal, in a folder that
-no backup copies (`workers.journal_care`). Erasing the file erases every copy of what it opened.
+no backup copies (`workers.homes.journals`). Erasing the file erases every copy of what it opened.
 
     HOME/erasable/NAME     32 bytes, readable by the owner only; overwritten with zeros, synced, then removed
 

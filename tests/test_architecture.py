@@ -18,29 +18,37 @@ PLANTED = {
     "feature_store imports workers": ("feature_store/shard.py", "import workers", "Arrows point down"),
     "api imports workers": ("api/__init__.py", "import workers", "Arrows point down"),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
-    "faiss outside its door": ("workers/agent.py", "import faiss", "faiss has one door"),
+    "faiss outside its door": ("workers/agent/desk.py", "import faiss", "faiss has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
-    "torchvision outside its door": ("workers/agent.py", "import torchvision", "timm and torchvision have one door"),
-    "sql outside its door": ("workers/agent.py", "import sqlalchemy", "SQL has one door"),
-    "postgresql outside its door": ("workers/agent.py", "import psycopg", "SQL has one door"),
+    "torchvision outside its door": (
+        "workers/agent/desk.py",
+        "import torchvision",
+        "timm and torchvision have one door",
+    ),
+    "sql outside its door": ("workers/agent/desk.py", "import sqlalchemy", "SQL has one door"),
+    "postgresql outside its door": ("workers/agent/desk.py", "import psycopg", "SQL has one door"),
     "sql in the coordinator's decisions": ("api/coordinator/service.py", "import sqlalchemy", "SQL has one door"),
-    "fastapi outside its door": ("workers/agent.py", "import fastapi", "fastapi and uvicorn have one door"),
+    "fastapi outside its door": ("workers/agent/desk.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("feature_store/mailbox/redis.py", "import nacl", "PyNaCl has one door"),
     "nacl in the coordinator's mail": ("api/coordinator/mailroom.py", "import nacl.public", "PyNaCl has one door"),
     "redis beside its door": ("feature_store/journal/outages.py", "import redis.asyncio", "redis has one door"),
     "redis in the mailbox of one process": ("feature_store/mailbox/memory.py", "import redis", "redis has one door"),
-    "redis at a party": ("workers/party.py", "import redis", "redis has one door"),
+    "redis at a party": ("workers/party/link.py", "import redis", "redis has one door"),
     "sqlite outside its door": ("feature_store/mailbox/redis.py", "import sqlite3", "SQL has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
-    "nacl outside its door": ("workers/agent.py", "import nacl", "PyNaCl has one door"),
-    "a study in the product": ("workers/agent.py", "import workers.studies.winner_reference", "uses no study"),
+    "nacl outside its door": ("workers/agent/desk.py", "import nacl", "PyNaCl has one door"),
+    "a study in the product": ("workers/agent/desk.py", "import workers.studies.winner_reference", "uses no study"),
     "a study behind a command": ("workers/commands/jobs.py", "from workers.studies import speed", "uses no study"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),
     "mpyc outside its door": ("workers/winner/child.py", "import mpyc.runtime", "mpyc has one door"),
-    "an agent imports the coordinator": ("workers/agent.py", "import api.coordinator.service", "Arrows point down"),
-    "the supervisor imports the server": ("workers/up.py", "import api.server", "Arrows point down"),
+    "an agent imports the coordinator": (
+        "workers/agent/desk.py",
+        "import api.coordinator.service",
+        "Arrows point down",
+    ),
+    "the supervisor imports the server": ("workers/federation/up.py", "import api.server", "Arrows point down"),
     "another command imports the client": ("workers/commands/keys.py", "import api.client", "Arrows point down"),
     "the client's commands import the server": ("workers/commands/client.py", "import api.app", "Arrows point down"),
 }
@@ -120,17 +128,17 @@ def test_the_coordinator_loads_without_any_learning_library() -> None:
 
 
 def test_a_tallier_loads_without_any_learning_library() -> None:
-    assert learning_libraries_after("import workers.tallier_service") == []
+    assert learning_libraries_after("import workers.tallier.service") == []
 
 
 def test_a_tallier_and_a_ledger_begin_without_the_libraries_that_prices_need() -> None:
     """They keep counts and sums; scipy alone takes longer than all the rest."""
-    assert learning_libraries_after("import workers.tallier_service, feature_store.journal.ledger", ("scipy",)) == []
+    assert learning_libraries_after("import workers.tallier.service, feature_store.journal.ledger", ("scipy",)) == []
 
 
 def test_an_agent_starts_without_the_libraries_that_only_solving_and_learning_need() -> None:
     heavy = (*LEARNING, "scipy.optimize", "scipy.stats")
-    assert learning_libraries_after("import workers.agent_service", heavy) == []
+    assert learning_libraries_after("import workers.agent.service", heavy) == []
 
 
 def test_the_reader_of_strangers_files_loads_little() -> None:

@@ -2,7 +2,7 @@
 
 Whoever starts processes binds a socket (`Bell`) and names it in NOTIFY_SOCKET; a process that is ready writes
 READY=1 and its number there (`tell_ready`). The word is a hint to look now, not later: what counts is what the
-coordinator then says of everybody (`workers.up_requests`), so a stranger who rang would win a look and no more.
+coordinator then says of everybody (`workers.federation.requests`), so a stranger who rang would win a look and no more.
 Where nobody named a socket, nothing is told. Under systemd `Type=notify` works the same way.
 """
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from api.coordinator.config import CoordinatorConfig, read_config
 from labeler.errors import InvalidSetting
+from workers.homes.settings_file import COORDINATOR_FILE
 from workers.readiness import tell_ready
-from workers.settings_file import COORDINATOR_FILE
 
 if TYPE_CHECKING:
     from api.coordinator.stepwise import StepwiseCoordinator
@@ -106,7 +106,7 @@ def run_home_embedder(home: Path, *, stop: threading.Event) -> None:
     Raises:
         InvalidSetting: the settings cannot be used.
     """
-    from workers.embed_service import run_embedder
+    from workers.embedder.service import run_embedder
 
     settings = read_settings(home)
     backbones = {fingerprint: settings.backbone(fingerprint) or "" for fingerprint in settings.backbones}

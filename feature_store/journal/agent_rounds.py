@@ -123,7 +123,7 @@ def _erase_round() -> ClauseElement:
 
 
 class JournalRounds:
-    """A `workers.round_store.RoundStore` in an agent's journal.
+    """A `workers.agent.round_store.RoundStore` in an agent's journal.
 
     Args:
         database: the agent's journal.

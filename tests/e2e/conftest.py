@@ -81,7 +81,7 @@ def _toml(value: object) -> str:
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Real digits 0 to 3 as image folders, embedded by their pixels."""
-    from workers.embedder import embed_images
+    from workers.embedder.shards import embed_images
 
     root = tmp_path_factory.mktemp("federation")
     digits = load_digits(n_class=len(CLASSES))

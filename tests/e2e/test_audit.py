@@ -37,8 +37,8 @@ from labeler.release import Release
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 
 TRIALS = 20_000

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from feature_store.shard import Shard
-from workers.embedder import embed_images
+from workers.embedder.shards import embed_images
 from workers.jobs.folder import open_job_folder
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from feature_store.backbones import load_backbone
 from workers.digits import write_digits, zip_images
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -102,7 +102,8 @@ class Absent:
         if name.split(".")[0] in {"torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib"}:
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import workers.cli, workers.serve, workers.tallier_service, workers.new_homes, workers.journal_care, workers.key_care
+import workers.cli, workers.serve, workers.tallier.service
+import workers.homes.new, workers.homes.journals, workers.homes.keys
 import api.app, api.server, api.coordinator.service
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

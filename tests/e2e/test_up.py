@@ -23,10 +23,10 @@ import pytest
 
 from feature_store.journal.database import open_database
 from feature_store.journal.tokens import TokenStore
-from workers.federation import TOKEN_FILE, make_federation
-from workers.federation_plan import Plan
-from workers.nursery import CAN_FORK
-from workers.up_journal import FIRST_TOKEN, OWN_TOKEN, prepare_journal
+from workers.federation.home import TOKEN_FILE, make_federation
+from workers.federation.journal import FIRST_TOKEN, OWN_TOKEN, prepare_journal
+from workers.federation.nursery import CAN_FORK
+from workers.federation.plan import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -65,7 +65,7 @@ def record_federation(home: Path) -> None:
     line = f"job_deadline_s = {DAYS * 86_400}.0"
     settings.write_text(text.replace("[timing]", f"[timing]\n{line}", 1) if found else f"{text}\n[timing]\n{line}\n")
     # The first token was shown, so another is made.
-    from workers.key_care import make_token_offline
+    from workers.homes.keys import make_token_offline
 
     token = make_token_offline(home / "coordinator", name="recording", role="admin")["token"]
     asked = features()
@@ -98,7 +98,7 @@ def wait(client: Client, job_id: str, state: str) -> None:
 
 def record_run(root: Path) -> None:
     """A `labeler run` that stops right after its third round was posted."""
-    from workers.embedder import embed_images
+    from workers.embedder.shards import embed_images
 
     digits = load_digits(n_class=4)
     order = np.random.default_rng(0).permutation(len(digits.target))

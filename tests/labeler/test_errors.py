@@ -10,7 +10,7 @@ ADORNED = {
     "api.message_intake",
     "api.rate_limit",
     "feature_store.decode_process",
-    "workers.party_http",
+    "workers.party.http",
 }
 """Modules whose errors are errors of the tree that carry something beside it: what HTTP needs, which image it was."""
 

@@ -30,10 +30,10 @@ from labeler.errors import BadData
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.test_schedules import QUICK
-from workers.agent_desk import AgentDesk
+from workers.agent.desk import AgentDesk
 from workers.studies.simulation.campaign import Stage
-from workers.tallier_desk import TallierDesk
-from workers.tallier_journal import TallierJournal
+from workers.tallier.desk import TallierDesk
+from workers.tallier.journal import TallierJournal
 from workers.voting.neighbors import NeighborVotes
 
 Patch = pytest.MonkeyPatch

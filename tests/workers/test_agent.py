@@ -33,10 +33,10 @@ from labeler.randomness import seeded_source
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task
-from workers.agent import Agent
-from workers.agent_ledger import AgentLedger, InMemoryLedger
-from workers.durable_ledger import DurableLedger
-from workers.policy import Policy
+from workers.agent.agent import Agent
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)
 

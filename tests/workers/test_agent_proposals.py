@@ -19,9 +19,9 @@ from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
 from labeler.messages.rounds import Ask
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
-from workers import durable_ledger
-from workers.agent_service import run_agent
-from workers.party_home import approve
+from workers.agent import durable_ledger
+from workers.agent.service import run_agent
+from workers.party.home import approve
 
 UNTIL = NOW.timestamp() + 3600
 
@@ -230,7 +230,7 @@ def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: 
     fault = tmp_path / "fault"
     fault.write_text("agent.willing")
     code = (
-        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
         "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
     )
     died = subprocess.run(

@@ -35,13 +35,13 @@ from labeler.messages.shares import share_from_bytes
 from labeler.planning import price
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
-from workers.agent import Agent
-from workers.agent_desk import AgentDesk
-from workers.agent_service import run_agent
-from workers.journal_care import accept_restored_journal, backup_home
-from workers.party import converse
-from workers.party_home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
-from workers.policy import Policy, policy_toml
+from workers.agent.agent import Agent
+from workers.agent.desk import AgentDesk
+from workers.agent.policy import Policy, policy_toml
+from workers.agent.service import run_agent
+from workers.homes.journals import accept_restored_journal, backup_home
+from workers.party.home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
+from workers.party.link import converse
 
 AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -502,7 +502,7 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         desk.tidy()
         found.append(key.exists())
 
-    monkeypatch.setattr("workers.agent_service.converse", then_tidy)
+    monkeypatch.setattr("workers.agent.service.converse", then_tidy)
     running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: now[0], wait_s=0.2))
     site.shares(ask, 1)
     site.relay.wait_for("answered")
@@ -615,8 +615,8 @@ def erased(site: Site) -> bool:
 def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordinator_can_be_reached(
     site: Site, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.party._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party._pause", lambda *_, **__: time.sleep(0.05))
+    monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
     ask = site.ask(expires_at=NOW.timestamp() + 60)
     site.send(ask)
     running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: site.now, wait_s=0.1))
@@ -796,7 +796,7 @@ def test_killed_at_any_step_it_gives_the_same_answer_and_pays_once(site: Site, t
     fault = tmp_path / "fault"
     fault.write_text(point)
     code = (
-        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
         "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
     )
     died = subprocess.run(

@@ -36,11 +36,11 @@ from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from tests.workers import test_agent_service
 from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
-from workers.durable_ledger import DurableLedger
-from workers.policy import Policy
-from workers.round_store import RoundFolder, RoundsInMemory
+from workers.agent.agent import Agent
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import InMemoryLedger
+from workers.agent.policy import Policy
+from workers.agent.round_store import RoundFolder, RoundsInMemory
 
 site = test_agent_service.site
 
@@ -261,7 +261,7 @@ def test_killed_before_anything_left_and_then_a_record_deleted_one_answer_leaves
     fault = tmp_path / "fault"
     fault.write_text(point)
     code = (
-        "import sys, threading; from pathlib import Path; from workers.agent_service import run_agent; "
+        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
         "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
     )
     died = subprocess.run(

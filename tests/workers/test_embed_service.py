@@ -27,9 +27,9 @@ from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from workers import embed_service
-from workers.embed_service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
-from workers.redis_server import RedisServer
+from workers.embedder import service as embed_service
+from workers.embedder.service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
+from workers.federation.redis_server import RedisServer
 
 BACKBONE = load_backbone("pixels:4")
 
@@ -219,7 +219,7 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
     fault = tmp_path / "fault"
     fault.write_text(point)
     code = (
-        "import sys, threading; from pathlib import Path; from workers.embed_service import run_embedder; "
+        "import sys, threading; from pathlib import Path; from workers.embedder.service import run_embedder; "
         "run_embedder(Path(sys.argv[1]), sys.argv[2], {sys.argv[3]: 'pixels:4'}, stop=threading.Event())"
     )
     died = subprocess.run(

@@ -12,12 +12,12 @@ from api.coordinator.config import read_config
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards
-from workers.embedder import embed_images
-from workers.federation import LocalFederation, make_federation
-from workers.federation_plan import Plan
+from workers.agent.policy import read_policy
+from workers.embedder.shards import embed_images
+from workers.federation.home import LocalFederation, make_federation
+from workers.federation.plan import Plan
 from workers.jobs.task_file import read_task_file
-from workers.party_home import read_agent_config, read_tallier_config
-from workers.policy import read_policy
+from workers.party.home import read_agent_config, read_tallier_config
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 
@@ -137,7 +137,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.federation._write_state", _interrupt)
+    monkeypatch.setattr("workers.federation.home._write_state", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_federation(tmp_path, Plan(agents=1))
     keys = (tmp_path / "agents" / "agent-1" / "keys.json").read_bytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.nursery import CAN_FORK, role_launcher, warm
+from workers.federation.nursery import CAN_FORK, role_launcher, warm
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="roles are forked on Linux alone")
 
@@ -52,7 +52,7 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
     script.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from workers.nursery import role_launcher\n"
+        "from workers.federation.nursery import role_launcher\n"
         "if __name__ == '__main__':\n"
         "    arguments = ['serve', '--home', sys.argv[1], '--port', '0']\n"
         "    role = role_launcher('coordinator', arguments, output=Path(sys.argv[2]), environment={})()\n"
@@ -77,7 +77,7 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
 def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_library() -> None:
     code = (
         "import importlib, sys, threading\n"
-        "from workers.nursery import WARMED\n"
+        "from workers.federation.nursery import WARMED\n"
         "for name in WARMED: importlib.import_module(name)\n"
         "print(threading.active_count(), *sorted(set(sys.modules) & set(sys.argv[1:])))\n"
     )

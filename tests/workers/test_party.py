@@ -35,9 +35,9 @@ from labeler.errors import (
 from labeler.messages import COORDINATOR
 from labeler.messages.polls import Mail
 from labeler.messages.shares import holdings_to_bytes
-from workers.party import MAX_POST_BYTES, PartyLink, converse, parcels
-from workers.party_http import check_url
-from workers.party_mail import Draft
+from workers.party.http import check_url
+from workers.party.link import MAX_POST_BYTES, PartyLink, converse, parcels
+from workers.party.mail import Draft
 from workers.readiness import NOTIFY, Bell
 
 DIGEST = "a" * 64

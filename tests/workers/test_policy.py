@@ -22,7 +22,7 @@ from labeler.errors import AwaitingApproval, PolicyRefusal
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.planning import price
 from labeler.task import parse_task
-from workers.policy import (
+from workers.agent.policy import (
     MAX_POLICY_BYTES,
     AllowTable,
     BudgetTable,
@@ -171,9 +171,9 @@ def test_a_policy_is_read_again_when_its_file_changes_however_soon_and_is_one_ob
     assert file.read() == first
     # Long after it was changed it is not read at all.
     later = time.time_ns() + 10**10
-    monkeypatch.setattr("workers.policy.time.time_ns", lambda: later)
+    monkeypatch.setattr("workers.agent.policy.time.time_ns", lambda: later)
     known = file.read()
-    monkeypatch.setattr("workers.policy.read_policy", lambda _: pytest.fail("read although nothing has changed"))
+    monkeypatch.setattr("workers.agent.policy.read_policy", lambda _: pytest.fail("read although nothing has changed"))
     assert file.read() is known
 
 
@@ -406,7 +406,7 @@ def test_a_policy_that_did_not_change_is_the_same_object_and_its_file_is_not_rea
         reads.append(of)
         return read_policy(of)
 
-    monkeypatch.setattr("workers.policy.read_policy", noted)
+    monkeypatch.setattr("workers.agent.policy.read_policy", noted)
     file = PolicyFile(path)
     aged(path, monkeypatch, 1)  # exactly a tick: old enough
     first = file.read()

@@ -24,9 +24,9 @@ from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
 from tests.homes import unpack
 from workers.cli import main
-from workers.journal_care import verify_journal
-from workers.pruning import parse_age, prune_home
-from workers.settings_file import coordinator_toml
+from workers.homes.journals import verify_journal
+from workers.homes.pruning import parse_age, prune_home
+from workers.homes.settings_file import coordinator_toml
 
 __all__ = ["clock", "house"]
 

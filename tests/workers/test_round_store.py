@@ -23,7 +23,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal, UnsafeStorage
-from workers.round_store import RoundFolder, RoundsInMemory, RoundStore
+from workers.agent.round_store import RoundFolder, RoundsInMemory, RoundStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROUND, OTHER = "a" * 64, "b" * 64
@@ -41,7 +41,7 @@ class Kept:
 
 
 def charged(database: Database, rounds: JournalRounds, round_digest: str, *, kept_until: datetime) -> None:
-    """Take the price of a round and begin it, as workers.durable_ledger does."""
+    """Take the price of a round and begin it, as workers.agent.durable_ledger does."""
     ledger = Ledger(database, clock=lambda: NOW)
     ledger.open_account("agent:a", "instance", 1000)
     memory = AgentMemory(database, ledger)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import Unavailable
-from workers.supervisor import (
+from workers.federation.supervisor import (
     LONGEST_PAUSE_S,
     LOOK_AT_LOGS_S,
     MAX_LOG_BYTES,
@@ -197,13 +197,13 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from tests_programs import program
-from workers.supervisor import Supervisor
+from workers.federation.supervisor import Supervisor
 supervisor = Supervisor([program(Path({str(tmp_path)!r}), name, {STUBBORN!r}) for name in ("a", "b")])
 supervisor.start()
 print(*supervisor.pids.values(), flush=True)
 time.sleep(60)
 """
-    helper = "import sys\nfrom workers.supervisor import Program, launcher\n"
+    helper = "import sys\nfrom workers.federation.supervisor import Program, launcher\n"
     helper += "def program(folder, name, code):\n"
     helper += "    command = [sys.executable, '-c', code]\n"
     helper += "    return Program(name, 0, launcher(name, command, output=folder / f'{name}.log', environment={}))\n"

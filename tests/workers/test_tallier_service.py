@@ -31,9 +31,9 @@ from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, Round
-from workers.journal_care import accept_restored_journal, backup_home
-from workers.party_home import TallierConfig, create_tallier_home, read_tallier_config
-from workers.tallier_service import run_tallier
+from workers.homes.journals import accept_restored_journal, backup_home
+from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
+from workers.tallier.service import run_tallier
 
 ME = "tallier-1"
 AGENTS = ("a", "b", "c")
@@ -439,8 +439,8 @@ def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table
 def test_shares_of_an_expired_round_are_deleted_whether_or_not_the_coordinator_can_be_reached(
     table: Table, status: int, problem: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.party._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party._pause", lambda *_, **__: time.sleep(0.05))
+    monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
     round = table.round()
     table.open(round)
     table.share("a", round)
@@ -508,7 +508,7 @@ def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path
     fault = tmp_path / "fault"
     fault.write_text(point)
     code = (
-        "import sys, threading; from pathlib import Path; from workers.tallier_service import run_tallier; "
+        "import sys, threading; from pathlib import Path; from workers.tallier.service import run_tallier; "
         "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
     )
     died = subprocess.run(

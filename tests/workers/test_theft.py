@@ -18,7 +18,7 @@ from labeler.messages.shares import share_from_bytes
 from labeler.randomness import derive_key
 from tests.workers import test_agent_service
 from tests.workers.test_agent_service import AGENT, Site
-from workers.journal_care import backup_home
+from workers.homes.journals import backup_home
 
 site = test_agent_service.site
 

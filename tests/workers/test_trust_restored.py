@@ -9,7 +9,7 @@ import pytest
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
 from labeler.errors import InvalidSetting
-from workers.journal_care import trust_restored_journal
+from workers.homes.journals import trust_restored_journal
 
 SEEN, ACCEPTED = Head(40, "a" * 64), Head(12, "b" * 64)
 TEXT = f"12:{ACCEPTED.hash}"

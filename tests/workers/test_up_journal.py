@@ -11,9 +11,9 @@ from feature_store.journal.database import open_database
 from feature_store.journal.parties import PartyStore
 from feature_store.keys import PartyKeys
 from labeler.errors import BadData
-from workers.federation import LocalFederation, make_federation
-from workers.federation_plan import Plan
-from workers.up_journal import prepare_journal
+from workers.federation.home import LocalFederation, make_federation
+from workers.federation.journal import prepare_journal
+from workers.federation.plan import Plan
 
 
 @pytest.fixture

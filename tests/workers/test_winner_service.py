@@ -22,10 +22,10 @@ from labeler.randomness import os_source
 from labeler.tally import Round
 from labeler.wellformed import split_ballots
 from labeler.winner import WinnerTerms
-from workers.federation import free_listens, introduce_talliers
-from workers.party_home import TallierConfig, create_tallier_home
-from workers.tallier_peers import move, read_group, read_peers
-from workers.tallier_service import run_tallier
+from workers.federation.home import free_listens, introduce_talliers
+from workers.party.home import TallierConfig, create_tallier_home
+from workers.tallier.peers import move, read_group, read_peers
+from workers.tallier.service import run_tallier
 
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 AGENTS = ("a", "b", "c")
@@ -164,7 +164,7 @@ def test_the_winners_of_planted_votes_are_opened_with_ties_to_the_lowest_class_a
 
 
 def test_winners_that_are_asked_for_again_and_again_are_given_up(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.tallier_winner.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("workers.tallier.winners.MAX_ATTEMPTS", 1)
     round = trio.round(2)
     trio.open(round)
     for agent in AGENTS:
@@ -211,7 +211,7 @@ def test_an_agent_whose_ballots_sum_to_more_than_allowed_voids_the_round_and_is_
 def test_a_tallier_that_does_not_come_is_waited_for_and_the_round_is_computed_when_it_does(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.tallier_winner.MEETING_LIMIT_S", 3.0)
+    monkeypatch.setattr("workers.tallier.winners.MEETING_LIMIT_S", 3.0)
     round = trio.round(2)
     trio.open(round)
     for agent in AGENTS:
@@ -235,7 +235,7 @@ def test_asked_for_another_round_meanwhile_a_tallier_turns_to_that_one(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody comes to the first round, and it would be waited for longer than this test may take.
-    monkeypatch.setattr("workers.tallier_winner.MEETING_LIMIT_S", 600.0)
+    monkeypatch.setattr("workers.tallier.winners.MEETING_LIMIT_S", 600.0)
     lonely, wanted = trio.round(2, number=1), trio.round(2, number=2)
     for round in (lonely, wanted):
         trio.open(round)

@@ -328,7 +328,7 @@ def _selection(fields: dict[str, Any]) -> Selection:
 def _count(images: Path) -> int:
     """How many questions asking about every image makes."""
     from api.client import IMAGE_SUFFIXES
-    from workers.image_count import count_images
+    from workers.embedder.image_count import count_images
 
     return count_images(images, endings=IMAGE_SUFFIXES)
 

@@ -17,7 +17,7 @@ from labeler.errors import InvalidSetting
 from workers.commands.console import Json, complain, print_json
 
 if TYPE_CHECKING:
-    from workers.up import Running
+    from workers.federation.up import Running
 
 
 def register(app: typer.Typer) -> None:
@@ -51,9 +51,9 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.federation_plan import Plan
-    from workers.supervisor import Death
-    from workers.up import run_up
+    from workers.federation.plan import Plan
+    from workers.federation.supervisor import Death
+    from workers.federation.up import run_up
 
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(
@@ -108,7 +108,7 @@ def _tell_json(running: Running) -> None:
 
 
 def _tell_people(running: Running) -> None:
-    from workers.federation import TOKEN_FILE
+    from workers.federation.home import TOKEN_FILE
 
     federation, url = running.federation, running.url
     lines = [

@@ -26,7 +26,7 @@ def verify(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler journal verify --home coordinator`
     """
-    from workers.journal_care import verify_journal
+    from workers.homes.journals import verify_journal
 
     found = verify_journal(home)
     if as_json:
@@ -47,7 +47,7 @@ def backup(
 
     Example: `labeler journal backup --home hospital-a --out backups/hospital-a-2027-03-01`
     """
-    from workers.journal_care import backup_home
+    from workers.homes.journals import backup_home
 
     found = backup_home(home, out)
     if as_json:
@@ -71,7 +71,7 @@ def upgrade(
 
     Example: `labeler journal upgrade --home hospital-a`
     """
-    from workers.journal_care import upgrade_journal
+    from workers.homes.journals import upgrade_journal
 
     found = upgrade_journal(home, dump=dump)
     if found["backup"] is None:
@@ -96,7 +96,7 @@ def write_off(
 
     Example: `labeler journal write-off --home coordinator --account agent:hospital-a --reason "disk lost"`
     """
-    from workers.journal_care import write_off_account
+    from workers.homes.journals import write_off_account
 
     found = write_off_account(home, account, one_of("level", level, ("instance", "agent")), reason=reason)
     _tell(found, f"{found['written_off_nano']} nano-units of {account} ({level}) are written off.", as_json=as_json)
@@ -108,7 +108,7 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
 
     Example: `labeler journal accept-restored --home hospital-a --reason "disk lost, backup of March 1"`
     """
-    from workers.journal_care import accept_restored_journal
+    from workers.homes.journals import accept_restored_journal
 
     found = accept_restored_journal(home, reason=reason)
     words = (
@@ -131,7 +131,7 @@ def trust_restored(
 
     Example: `labeler journal trust-restored --home hospital-a --head 118:3f9c...` (the whole hash)
     """
-    from workers.journal_care import trust_restored_journal
+    from workers.homes.journals import trust_restored_journal
 
     found = trust_restored_journal(home, head)
     seen, accepted = found["seen"], found["accepted"]

@@ -30,7 +30,7 @@ def make(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler keys make --home coordinator`
     """
-    from workers.key_care import make_missing_keys
+    from workers.homes.keys import make_missing_keys
 
     _tell(make_missing_keys(home), home, as_json=as_json)
 
@@ -41,7 +41,7 @@ def show(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler keys show --home hospital-a`
     """
-    from workers.key_care import show_keys
+    from workers.homes.keys import show_keys
 
     _tell(show_keys(home), home, as_json=as_json)
 
@@ -54,7 +54,7 @@ def rotate(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler keys rotate --home hospital-a`
     """
-    from workers.key_care import rotate_keys
+    from workers.homes.keys import rotate_keys
 
     _tell(rotate_keys(home), home, as_json=as_json)
 
@@ -73,7 +73,7 @@ def enrol(
 
     Example: `labeler keys enrol hospital-a.public.json --url https://labels.example.org`
     """
-    from workers.new_homes import read_public
+    from workers.homes.new import read_public
 
     party = read_public(public)
     if not yes:
@@ -125,7 +125,7 @@ def token(
     """
     wanted = one_of("role", role, client.ROLES)
     if home is not None:
-        from workers.key_care import make_token_offline
+        from workers.homes.keys import make_token_offline
 
         made: dict[str, Any] = make_token_offline(home, name=name, role=wanted)
     elif url is not None and access is not None:

@@ -43,7 +43,7 @@ def agent_run(home: Home) -> None:
 
     Example: `labeler agent run --home hospital-a`
     """
-    from workers.agent_service import run_agent
+    from workers.agent.service import run_agent
     from workers.logs import configure_logging
 
     configure_logging()
@@ -64,7 +64,7 @@ def agent_init(
     Example: `labeler agent init --home hospital-a --id hospital-a --coordinator https://labels.example.org
     --shard a.shard`
     """
-    from workers.new_homes import make_agent_home
+    from workers.homes.new import make_agent_home
 
     public = make_agent_home(home, agent_id=agent_id, coordinator_url=coordinator, shard=shard, engine=engine)
     next_step = f"Fill in {home / 'policy.toml'}; until then it refuses everything."
@@ -77,7 +77,7 @@ def agent_waiting(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler agent waiting --home hospital-a`
     """
-    from workers.site import waiting_tasks
+    from workers.agent.site import waiting_tasks
 
     waiting = waiting_tasks(home)
     if as_json:
@@ -130,8 +130,8 @@ def agent_approve(
 
     Example: `labeler agent approve 3f9c0a12 --home hospital-a`
     """
-    from workers.party_home import approve, revoke_approval
-    from workers.site import waiting_tasks
+    from workers.agent.site import waiting_tasks
+    from workers.party.home import approve, revoke_approval
 
     whole = digest if len(digest) == 64 else _only_one(digest, [str(task["task_id"]) for task in waiting_tasks(home)])
     (revoke_approval if revoke else approve)(home, whole)
@@ -147,7 +147,7 @@ def agent_budget(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler agent budget --home hospital-a`
     """
-    from workers.site import site_budget
+    from workers.agent.site import site_budget
 
     accounts = site_budget(home)
     if as_json:
@@ -175,7 +175,7 @@ def tallier_run(home: Home) -> None:
     Example: `labeler tallier run --home tallier-0`
     """
     from workers.logs import configure_logging
-    from workers.tallier_service import run_tallier
+    from workers.tallier.service import run_tallier
 
     configure_logging()
     run_tallier(home, stop=stop_signal())
@@ -200,7 +200,7 @@ def tallier_init(
     --coordinator-keys coordinator.public.json`
     """
     from feature_store.keys import PublicKeys
-    from workers.new_homes import make_tallier_home, read_public
+    from workers.homes.new import make_tallier_home, read_public
 
     known = read_public(coordinator_keys)
     public = make_tallier_home(
@@ -227,7 +227,7 @@ def tallier_listen(
 
     Example: `labeler tallier listen t0.example.org:7700 --home t0`
     """
-    from workers.new_homes import add_winner_identity
+    from workers.homes.new import add_winner_identity
     from workers.winner.certificates import fingerprint
 
     public = add_winner_identity(home, listen=address)
@@ -248,8 +248,8 @@ def tallier_peers(
 
     Example: `labeler tallier peers university.public.json auditor.public.json --home t0`
     """
-    from workers.new_homes import read_public
-    from workers.tallier_peers import pin_peers
+    from workers.homes.new import read_public
+    from workers.tallier.peers import pin_peers
     from workers.winner.certificates import fingerprint
 
     peers = pin_peers(home, [read_public(path) for path in files])

@@ -41,8 +41,8 @@ def prune(
 
     `labeler prune --older-than 30d --home talliers/tallier-0`
     """
+    from workers.homes.pruning import parse_age, prune_home
     from workers.progress import progress_bars
-    from workers.pruning import parse_age, prune_home
 
     age = parse_age(older_than)
     with progress_bars(quiet=as_json) as progress:

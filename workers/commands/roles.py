@@ -38,7 +38,7 @@ def serve(
     Example: `labeler serve --home coordinator --host 0.0.0.0 --port 8443 --tls-cert cert.pem --tls-key key.pem`
     """
     if init:
-        from workers.new_homes import make_coordinator_home
+        from workers.homes.new import make_coordinator_home
 
         public = make_coordinator_home(home)
         if as_json:

@@ -80,7 +80,7 @@ def embed(
     """
     from feature_store.embedding import Duplicates
     from feature_store.persons import PersonColumn
-    from workers.embedder import embed_images, told
+    from workers.embedder.shards import embed_images, told
     from workers.progress import progress_bars
 
     policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
@@ -124,7 +124,7 @@ def duplicates(
 
     Example: `labeler duplicates hospital-a.shard`
     """
-    from workers.embedder import same_images_of
+    from workers.embedder.shards import same_images_of
 
     result = same_images_of(shard)
     if as_json:
@@ -148,7 +148,7 @@ def pretrain(
 
     Example: `labeler pretrain public-images/ --out backbone --architecture small-conv --epochs 200`
     """
-    from workers.embedder import pretrain_backbone
+    from workers.embedder.shards import pretrain_backbone
     from workers.progress import progress_bars
 
     with progress_bars(quiet=as_json) as progress:

@@ -27,7 +27,7 @@ from feature_store.erasable import erase_file
 from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
 from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
-from workers.round_store import RoundFolder
+from workers.agent.round_store import RoundFolder
 
 PLAN_FORMAT = "labeler-job/1"
 _FOR_PEOPLE = "task"

@@ -17,14 +17,14 @@ from labeler.randomness import seeded_source
 from labeler.release import Release, WinnerEngine
 from labeler.tally import round_of
 from labeler.task import Level, Task
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
+from workers.agent.round_store import RoundFolder
 from workers.jobs.folder import JobFolder, open_job_folder
 from workers.jobs.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
 from workers.jobs.publishing import publish
 from workers.jobs.round import run_rounds
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.round_store import RoundFolder
 
 
 def run_job(

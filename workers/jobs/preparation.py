@@ -174,7 +174,7 @@ def open_queries(
             f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
             "with --backbone so that its images are embedded now"
         )
-    from workers.embedder import embed_queries
+    from workers.embedder.shards import embed_queries
 
     return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", classes=classes, progress=progress)
 

@@ -48,7 +48,7 @@ from labeler.rounds.effects import (
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.tally import AggregateShare, Tallier, round_of
 from labeler.task import Task
-from workers.agent import Agent
+from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, silent
 
 _NOW: Final = Now(0.0, 0.0)

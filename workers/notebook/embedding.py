@@ -65,7 +65,7 @@ def embed(
     Raises:
         BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
     """
-    from workers.embedder import embed_images
+    from workers.embedder.shards import embed_images
     from workers.progress import progress_bars
 
     path = _beside(source) if out is None else Path(out)

@@ -30,8 +30,8 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from workers.federation import make_federation
-from workers.federation_plan import Plan
+from workers.federation.home import make_federation
+from workers.federation.plan import Plan
 from workers.progress import ProgressCallback, silent
 from workers.studies.requesters import Wanted, WellBehaved, new_token, revoke_token
 from workers.studies.rows import BenchRow

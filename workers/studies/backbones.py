@@ -28,8 +28,8 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
 from labeler.task import parse_task
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
 from workers.students import NoisyAnswers, fit_student

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Balance, Entry, Ledger
-from workers.federation import LocalFederation
-from workers.party_home import ANCHOR_FILE, JOURNAL_FILE
+from workers.federation.home import LocalFederation
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE
 from workers.studies.requesters import PaidJob
 
 _PAGE = 1000

@@ -28,9 +28,10 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.federation import LocalFederation, make_federation
-from workers.federation_data import DIGITS_BACKBONE
-from workers.federation_plan import Plan
+from workers.federation.data import DIGITS_BACKBONE
+from workers.federation.home import LocalFederation, make_federation
+from workers.federation.plan import Plan
+from workers.federation.tied_command import tied_command
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare
@@ -40,7 +41,6 @@ from workers.studies.process_costs import cpu_seconds, resident_mib
 from workers.studies.reconcile import discrepancies
 from workers.studies.requesters import Load, Wanted, WellBehaved, new_token, put_under_load
 from workers.studies.rows import BenchRow
-from workers.tied_command import tied_command
 
 AGENTS: Final = 5
 REQUESTERS: Final = 50

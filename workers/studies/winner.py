@@ -31,8 +31,8 @@ from labeler.release import InProcessWinner
 from labeler.sharing import split
 from labeler.task import Task
 from labeler.winner import WinnerTerms
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent

@@ -23,7 +23,7 @@ def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: Mode
 
     Args:
         task: of method blind-average.
-        batch: as many rows as the model has (`workers.agent.Agent.check`).
+        batch: as many rows as the model has (`workers.agent.agent.Agent.check`).
         records: the agent's.
         models: where the weights are kept: trained once per task and version of the records.
     """

@@ -17,7 +17,7 @@ price.
 An engine is deterministic: the same shares give the same winners, so a job that failed is tried again
 with the very same shares, and only with those. Each attempt draws new masks. The distance of what m
 attempts show from what shows the winners alone is at most m times that of one, m (comparisons) 2^-40: for
-50,000 queries of ten classes 4e-7 an attempt. Attempts are counted, and end (workers.tallier_winner).
+50,000 queries of ten classes 4e-7 an attempt. Attempts are counted, and end (workers.tallier.winners).
 
 A dishonest tallier that does not follow the protocol can put in other shares at each attempt, and see from
 the winners how the noisy sums compare with what it added. By enough attempts it learns noisy sums, as two

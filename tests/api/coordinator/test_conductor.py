@@ -31,7 +31,7 @@ from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience
 from labeler.tally import round_of
 from tests.api.conftest import House
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 AGENTS = ("east", "north", "west")
 TALLIERS = ("t0", "t1", "t2")

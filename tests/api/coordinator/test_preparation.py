@@ -24,7 +24,7 @@ from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from tests.api.conftest import House
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 VECTORS = np.random.default_rng(3).normal(size=(30, 4))
 

@@ -23,7 +23,7 @@ from labeler.messages.shares import winner_to_bytes
 from labeler.winner import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 QUERIES = 2
 

@@ -21,7 +21,7 @@ from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import serve
 from feature_store.journal.willingness import AgentAnswer
 from feature_store.keys import PartyKeys
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 CLASSES = ("backpack", "keyboard", "mug")
 FINGERPRINT = "sha256:test-backbone"

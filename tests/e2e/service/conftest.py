@@ -19,10 +19,10 @@ from sklearn.datasets import load_digits
 from api.client import Client
 from tests.e2e.conftest import SharedFederations
 from tests.postgres_server import PostgresServer
-from workers.federation import make_federation
-from workers.federation_plan import Plan
-from workers.settings_file import COORDINATOR_FILE, set_line
-from workers.tied_command import tied_command
+from workers.federation.home import make_federation
+from workers.federation.plan import Plan
+from workers.federation.tied_command import tied_command
+from workers.homes.settings_file import COORDINATOR_FILE, set_line
 
 START_S = 90.0
 

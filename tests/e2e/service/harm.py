@@ -19,7 +19,7 @@ import redis
 from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
 from tests.e2e.service.conftest import Service
-from workers.site import site_budget
+from workers.agent.site import site_budget
 
 Account = tuple[str, str]
 

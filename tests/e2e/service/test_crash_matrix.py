@@ -22,8 +22,8 @@ from labeler.release import Release
 from labeler.tally import round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 
 QUERIES = 6

@@ -29,7 +29,7 @@ from tests.e2e.service.harm import (
     submit,
     without_policy,
 )
-from workers.journal_care import backup_home
+from workers.homes.journals import backup_home
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -15,7 +15,7 @@ from api.client import Client
 from tests.e2e.conftest import RunCommand
 from tests.e2e.service.conftest import running, wait_until
 from tests.homes import VERSIONS, KeptHome, unpack
-from workers.key_care import make_token_offline
+from workers.homes.keys import make_token_offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 

@@ -20,9 +20,9 @@ from api.form_body import FormBody, Part
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.e2e.service.test_readme_service import block, run, spent
-from workers.federation import make_federation
-from workers.federation_plan import Plan
-from workers.settings_file import set_line
+from workers.federation.home import make_federation
+from workers.federation.plan import Plan
+from workers.homes.settings_file import set_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -22,8 +22,8 @@ from feature_store.journal.anchor import Anchor
 from labeler.errors import JournalBehind
 from tests.e2e.service.conftest import running, wait_until
 from tests.e2e.service.harm import new_task, run_labeler, spent_at, started, submit
-from workers.journal_care import accept_restored_journal, backup_home, verify_journal
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
+from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -20,7 +20,7 @@ from feature_store.mailbox.protocol import MAX_EVENTS
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, NotReady, ProtocolViolation, TooLarge
 from labeler.messages import MAX_MESSAGE_BYTES
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 T = TypeVar("T")
 

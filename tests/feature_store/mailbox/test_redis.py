@@ -18,7 +18,7 @@ from feature_store.mailbox import Work
 from feature_store.mailbox.protocol import MAX_MAIL
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
-from workers.redis_server import RedisServer
+from workers.federation.redis_server import RedisServer
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from labeler.tally import InputShare
 from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 from workers.studies.winner_reference import reference_winners
 

@@ -42,10 +42,10 @@ from labeler.methods import METHODS
 from labeler.randomness import seeded_source
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
-from workers.durable_ledger import DurableLedger
-from workers.policy import Policy
+from workers.agent.agent import Agent
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import InMemoryLedger
+from workers.agent.policy import Policy
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots

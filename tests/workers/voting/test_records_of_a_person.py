@@ -22,8 +22,8 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
 from labeler.task import StatedLevel, Task, parse_task
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads
 from workers.voting.records import first_of_each_person, select_records
 

@@ -22,8 +22,8 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
-from workers.agent import Agent
-from workers.agent_ledger import InMemoryLedger
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import LARGEST_WEIGHT, ensemble_ballots, predict, train_head

@@ -25,13 +25,13 @@ from labeler.batching import LEVELS
 from labeler.methods import ReleaseKind
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
-from workers.new_homes import PUBLIC_FILE, make_tallier_home, read_public
-from workers.party_home import AgentConfig, create_agent_home
-from workers.party_http import CoordinatorDoor
-from workers.policy import Policy
+from workers.agent.policy import Policy
+from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
+from workers.party.home import AgentConfig, create_agent_home
+from workers.party.http import CoordinatorDoor
 from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier
 from workers.studies.simulation.winners import MeetingRoom
-from workers.tallier_peers import pin_peers
+from workers.tallier.peers import pin_peers
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 6

@@ -1,8 +1,8 @@
 """Agents and talliers of a simulated federation: the real ones, wired as their processes wire them.
 
-A turn is one poll and all that follows from it, by the very loop of the process (`workers.party.converse`). Where the
-process would wait for the coordinator in the middle of its work, it tries again at once a few times, and is then told
-to stop: it begins anew from its home, as after a restart.
+A turn is one poll and all that follows from it, by the very loop of the process (`workers.party.link.converse`).
+Where the process would wait for the coordinator in the middle of its work, it tries again at once a few times, and
+is then told to stop: it begins anew from its home, as after a restart.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError
 from labeler.messages import Message
-from workers.agent_admission import Admission
-from workers.agent_desk import AgentDesk
-from workers.agent_service import _Records, account_of
-from workers.durable_ledger import DurableLedger
-from workers.party import Handler, Letter, PartyLink, converse
-from workers.party_home import (
+from workers.agent.admission import Admission
+from workers.agent.desk import AgentDesk
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.policy import Policy
+from workers.agent.service import _Records, account_of
+from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
@@ -38,13 +38,13 @@ from workers.party_home import (
     read_agent_config,
     read_tallier_config,
 )
-from workers.party_http import CoordinatorDoor
-from workers.policy import Policy
+from workers.party.http import CoordinatorDoor
+from workers.party.link import Handler, Letter, PartyLink, converse
 from workers.studies.simulation.winners import MeetingRoom
-from workers.tallier_desk import TallierDesk
-from workers.tallier_journal import TallierJournal
-from workers.tallier_peers import read_group
-from workers.tallier_winner import WinnerDesk
+from workers.tallier.desk import TallierDesk
+from workers.tallier.journal import TallierJournal
+from workers.tallier.peers import read_group
+from workers.tallier.winners import WinnerDesk
 
 _TRIES = 3
 """How often a party whose request was lost in the middle of its work tries again before it is told to stop."""
@@ -150,7 +150,7 @@ class _Conversing:
 def boot_agent(
     home: Path, *, door: CoordinatorDoor, policy: Callable[[], Policy], clock: Clock, keys: PartyKeys | None = None
 ) -> Party:
-    """An agent as `workers.agent_service.run_agent` makes it from its home."""
+    """An agent as `workers.agent.service.run_agent` makes it from its home."""
     config = read_agent_config(home)
     stop = TurnStop()
     with ExitStack() as owned:
@@ -199,7 +199,7 @@ def boot_agent(
 
 
 def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: Clock) -> Party:
-    """A tallier as `workers.tallier_service.run_tallier` makes it from its home."""
+    """A tallier as `workers.tallier.service.run_tallier` makes it from its home."""
     config = read_tallier_config(home)
     stop = TurnStop()
     with ExitStack() as owned:

@@ -27,7 +27,7 @@ from labeler.errors import (
     Unavailable,
 )
 from labeler.messages import Message, read_frames
-from workers.party_http import Unreachable
+from workers.party.http import Unreachable
 from workers.studies.simulation.case import Rates
 
 MAX_MESSAGES = 256
@@ -281,7 +281,7 @@ class Network:
 
 
 class Door:
-    """One party's way to the coordinator; a `workers.party_http.CoordinatorDoor`."""
+    """One party's way to the coordinator; a `workers.party.http.CoordinatorDoor`."""
 
     def __init__(self, network: Network, party_id: str, moment: Callable[[str], None]) -> None:
         self._network = network

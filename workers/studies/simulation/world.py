@@ -25,7 +25,7 @@ from feature_store.faults import listening
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError
-from workers.policy import Policy
+from workers.agent.policy import Policy
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
 from workers.studies.simulation.homes import REQUESTER, START, VARIANTS, Shape, Template, Templates, questions
 from workers.studies.simulation.parties import Party, boot_agent, boot_tallier

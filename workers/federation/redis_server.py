@@ -39,7 +39,7 @@ class RedisServer:
         max_memory_bytes: beyond this it refuses writes, so that a flood of mail fails with a clear error instead
             of exhausting the machine.
         before_exec: called in the new process before it becomes redis-server; for a supervisor that wants it to die
-            with itself (workers.supervisor.die_with_parent).
+            with itself (workers.federation.supervisor.die_with_parent).
 
     Raises:
         InvalidSetting: there is no redis-server on this machine.

@@ -2,7 +2,8 @@
 
 For programs that run a whole federation for a while, such as benches: killed with SIGKILL they cannot stop it, and nine
 processes would stay. On Linux the child asks the kernel to kill it when its parent's thread ends
-(`workers.supervisor.die_with_parent`), before it loads anything; what it has started itself ends with it in turn.
+(`workers.federation.supervisor.die_with_parent`), before it loads anything; what it has started itself ends with it
+in turn.
 The child asks, and no hook between fork and exec does it, because the parent may have threads by then.
 """
 
@@ -12,7 +13,7 @@ import os
 import sys
 
 _PROGRAM = (
-    "import sys; from workers.supervisor import die_with_parent; "
+    "import sys; from workers.federation.supervisor import die_with_parent; "
     "ask_the_kernel = die_with_parent(int(sys.argv.pop(1))); ask_the_kernel and ask_the_kernel(); "
     "from workers.cli import main; main()"
 )

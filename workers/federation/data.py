@@ -18,7 +18,7 @@ from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, MixedShards
-from workers.policy import toml_value
+from workers.agent.policy import toml_value
 
 DIGITS_BACKBONE: Final = "pixels:8"
 EXAMPLE_IMAGES: Final = 200

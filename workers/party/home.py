@@ -1,10 +1,10 @@
 """Homes of agents and talliers: one folder each, readable by its owner only, with everything a party must keep.
 
     agent HOME      agent.toml    who it is, where the coordinator is, which shard it answers from
-                    policy.toml   what the site allows (workers.policy)
+                    policy.toml   what the site allows (workers.agent.policy)
                     approved/     one empty file per task digest a person has approved
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
-                    winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier_peers)
+                    winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers)
     both            keys.json          its own keys
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
@@ -31,7 +31,7 @@ from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
 from labeler.task import describe_validation
 from labeler.untrusted import check_party_id
-from workers.policy import HexKey, PartyId, Policy, policy_toml, toml_value
+from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"

@@ -1,6 +1,6 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent_desk` carries it
+What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.desk` carries it
 out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
 
 Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
@@ -30,13 +30,13 @@ from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BudgetExceeded, InvalidSetting
-from workers.agent import Agent
-from workers.agent_admission import Admission
-from workers.agent_desk import AgentDesk
-from workers.agent_words import said
-from workers.durable_ledger import DurableLedger
-from workers.party import PartyLink, converse
-from workers.party_home import (
+from workers.agent.admission import Admission
+from workers.agent.agent import Agent
+from workers.agent.desk import AgentDesk
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.policy import PolicyFile
+from workers.agent.words import said
+from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
@@ -47,7 +47,7 @@ from workers.party_home import (
     read_agent_config,
     retire_noise_secret,
 )
-from workers.policy import PolicyFile
+from workers.party.link import PartyLink, converse
 from workers.voting.model_store import InMemoryModels
 
 log = logging.getLogger("labeler.agent")
@@ -57,7 +57,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
     """Serve as an agent until told to stop.
 
     Args:
-        home: the agent's home (workers.party_home).
+        home: the agent's home (workers.party.home).
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.

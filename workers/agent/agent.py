@@ -23,8 +23,8 @@ from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
-from workers.agent_ledger import AgentLedger
-from workers.round_store import RoundsInMemory, RoundStore
+from workers.agent.ledger import AgentLedger
+from workers.agent.round_store import RoundsInMemory, RoundStore
 from workers.voting.aux_distill import check_negatives
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
@@ -48,8 +48,8 @@ class Agent:
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent_ledger).
-        rounds: the keys of its rounds, and what it has answered (workers.round_store).
+        ledger: what the agent itself allows, and remembers (workers.agent.ledger).
+        rounds: the keys of its rounds, and what it has answered (workers.agent.round_store).
         noise_secret: instead of `rounds`, 32 bytes that serve every round while this object lives: for simulations.
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
@@ -158,7 +158,7 @@ class Agent:
     def computed(self, task: Task, batch: QueryBatch, *, seal: Seal) -> tuple[bytes, ...]:
         """The answer itself, sealed: one body per recipient, of which nothing is stored.
 
-        For who stores the answers of many rounds together (workers.agent_desk). The round is charged, its key is
+        For who stores the answers of many rounds together (workers.agent.desk). The round is charged, its key is
         there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
         where it cannot be stored, nothing leaves.
         """

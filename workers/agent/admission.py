@@ -13,8 +13,8 @@ from feature_store.journal.agent_memory import AgentMemory
 from labeler.errors import AwaitingApproval, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
-from workers.party_home import is_approved
-from workers.policy import Policy
+from workers.agent.policy import Policy
+from workers.party.home import is_approved
 
 _MOST_FOLLOWED = 10_000
 """Tasks of which it is remembered that the journal says what the folder says; this process alone writes it."""

@@ -9,7 +9,7 @@ drawn is shared: keys, noise and nonces come from the operating system, never fr
 would copy.
 
 Elsewhere, and for everything that is no role of ours, a program is started as a command
-(`workers.supervisor.launcher`).
+(`workers.federation.supervisor.launcher`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Final
 
 from labeler.errors import Unavailable
-from workers.supervisor import Process, die_with_parent, put_aside
+from workers.federation.supervisor import Process, die_with_parent, put_aside
 
 CAN_FORK: Final = sys.platform.startswith("linux")
 
 WARMED: Final = (
     "workers.commands.parties",
     "workers.commands.roles",
-    "workers.agent_service",
-    "workers.tallier_service",
-    "workers.embed_service",
+    "workers.agent.service",
+    "workers.tallier.service",
+    "workers.embedder.service",
     "workers.serve",
     "workers.logs",
     "api.app",
@@ -47,7 +47,7 @@ WARMED: Final = (
     "httpcore2",
     "uvicorn.lifespan.on",
     # Last.
-    "workers.warmed",
+    "workers.federation.warmed",
 )
 """What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
 
@@ -77,7 +77,7 @@ def warm() -> None:
 
 
 class Role:
-    """A forked role as its supervisor sees it; see `workers.supervisor.Process`."""
+    """A forked role as its supervisor sees it; see `workers.federation.supervisor.Process`."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -104,7 +104,7 @@ class Role:
 def role_launcher(
     name: str, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str]
 ) -> Callable[[], Process]:
-    """How to start a command of `labeler` as a fork; the twin of `workers.supervisor.launcher`.
+    """How to start a command of `labeler` as a fork; the twin of `workers.federation.supervisor.launcher`.
 
     Args:
         name: for messages.

@@ -15,7 +15,9 @@ from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, ProtocolViolation
 from labeler.untrusted import check_party_id
-from workers.party_home import (
+from workers.agent.policy import toml_value
+from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml
+from workers.party.home import (
     AGENT_FILE,
     KEYS_FILE,
     POLICY_FILE,
@@ -24,9 +26,7 @@ from workers.party_home import (
     TallierConfig,
     create_tallier_home,
 )
-from workers.policy import toml_value
-from workers.settings_file import COORDINATOR_FILE, coordinator_toml
-from workers.tallier_peers import address_of, make_identity, public_part
+from workers.tallier.peers import address_of, make_identity, public_part
 
 PUBLIC_FILE = "keys.public.json"
 _MAX_PUBLIC_BYTES = 64 * 1024

@@ -1,6 +1,6 @@
 """The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
 
-The twin of workers.agent_ledger.InMemoryLedger for what has to survive crashes: what was charged, and the key and the
+The twin of workers.agent.ledger.InMemoryLedger for what has to survive crashes: what was charged, and the key and the
 deadline of the round, are durable before anything is computed.
 """
 
@@ -23,8 +23,8 @@ from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.task import Level, Task
-from workers.agent_ledger import beyond_task, priced
-from workers.policy import Policy
+from workers.agent.ledger import beyond_task, priced
+from workers.agent.policy import Policy
 
 MAX_UNUSED = 100
 """Most proposals in 24 hours that may tell something of a site's budget without a round that is paid for: each answer
@@ -43,7 +43,7 @@ KEPT_LONGEST = timedelta(days=31)
 
 
 class DurableLedger:
-    """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent_ledger.
+    """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent.ledger.
 
     The policy is looked at again at every charge, so tightening it works at once, and a cap lowered below what is
     spent stops the agent from answering anything new. Accounts are opened anew where it is another policy.

@@ -20,7 +20,7 @@ from labeler.randomness import KEY_BYTES
 
 
 class RoundStore(Protocol):
-    """See the module. A round comes into it once its price is taken (workers.agent_ledger)."""
+    """See the module. A round comes into it once its price is taken (workers.agent.ledger)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """What was stored of a round, one body per recipient; None where nothing is stored yet.

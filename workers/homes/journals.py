@@ -30,9 +30,10 @@ from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
-from workers.key_care import journal_of
-from workers.new_homes import PUBLIC_FILE
-from workers.party_home import (
+from workers.homes.keys import journal_of
+from workers.homes.new import PUBLIC_FILE
+from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -42,8 +43,7 @@ from workers.party_home import (
     SEEN_FILE,
     TALLIER_FILE,
 )
-from workers.settings_file import COORDINATOR_FILE
-from workers.tallier_peers import IDENTITY_FILE, PEERS_FILE
+from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),

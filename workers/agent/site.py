@@ -19,8 +19,8 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import NotReady
 from labeler.planning import price
-from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
-from workers.policy import read_policy
+from workers.agent.policy import read_policy
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
 
 _MARGIN = 1e-7
 

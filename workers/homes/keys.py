@@ -13,8 +13,9 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys
 from labeler.errors import InvalidSetting, JournalInUse
-from workers.new_homes import PUBLIC_FILE, make_keys, public_document, read_public, write_public
-from workers.party_home import (
+from workers.homes.new import PUBLIC_FILE, make_keys, public_document, read_public, write_public
+from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -23,7 +24,6 @@ from workers.party_home import (
     read_agent_config,
     read_tallier_config,
 )
-from workers.settings_file import COORDINATOR_FILE
 
 
 def make_missing_keys(home: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from feature_store.durable import replace_file
 from labeler.errors import BadData
-from workers.policy import toml_value
+from workers.agent.policy import toml_value
 
 COORDINATOR_FILE: Final = "coordinator.toml"
 

@@ -21,8 +21,8 @@ from pydantic import Field
 
 from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting
-from workers.party_home import Settings, read_settings
-from workers.policy import HexKey, PartyId, toml_value
+from workers.agent.policy import HexKey, PartyId, toml_value
+from workers.party.home import Settings, read_settings
 from workers.winner.certificates import fingerprint, issue_certificate, read_certificate
 from workers.winner.engine import NUM_PARTIES, Address
 

@@ -27,10 +27,10 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import COPY_NAME, COPY_TIME, open_upgraded
 from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting
-from workers.key_care import journal_of
-from workers.party_home import AGENT_FILE, ANCHOR_FILE, SEEN_FILE, TALLIER_FILE
+from workers.homes.keys import journal_of
+from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import AGENT_FILE, ANCHOR_FILE, SEEN_FILE, TALLIER_FILE
 from workers.progress import ProgressCallback, silent
-from workers.settings_file import COORDINATOR_FILE
 
 _AGE = re.compile(r"([0-9]{1,6})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -10,7 +10,7 @@ repeats it, and every effect may happen twice: answers are deterministic, and st
 The coordinator's journal is watched: its highest head ever seen is kept in a file, told at every poll with the
 coordinator's own signed answer that stated it (so that one party's word alone stops nobody), and a
 coordinator that shows an older one has lost charges, so this party stops taking part. The file is read at every poll:
-a person who consents to a restored journal (workers.journal_care) need not stop the party.
+a person who consents to a restored journal (workers.homes.journals) need not stop the party.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from labeler.errors import (
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
-from workers.party_home import PROOF_FILE
-from workers.party_http import CoordinatorDoor, CoordinatorHttp, Unreachable
-from workers.party_mail import Draft, PartyMail
-from workers.party_proof import Proof
+from workers.party.home import PROOF_FILE
+from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
+from workers.party.mail import Draft, PartyMail
+from workers.party.proof import Proof
 from workers.readiness import tell_ready
 
 log = logging.getLogger("labeler.party")

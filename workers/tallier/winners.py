@@ -21,7 +21,7 @@ from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable,
 from labeler.messages.rounds import OpenRound, Refusal
 from labeler.tally import AggregateShare
 from labeler.winner import Winner, winner_time_limit_s
-from workers.tallier_peers import WinnerGroup
+from workers.tallier.peers import WinnerGroup
 from workers.winner.engine import WinnerEngine, WinnerJob
 
 log = logging.getLogger("labeler.tallier")

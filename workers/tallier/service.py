@@ -1,6 +1,6 @@
 """The tallier process: keeps its share of every ballot of a round, and adds them up once, when the round is paid for.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.tallier); `workers.tallier_desk`
+What it does about a round, and in which order, says its machine (labeler.rounds.tallier); `workers.tallier.desk`
 carries it out for all the mail of a poll at once. Here the two are given a home: journal, keys and the link.
 
 Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum single shares are
@@ -24,12 +24,12 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from workers.party import PartyLink, converse
-from workers.party_home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, read_tallier_config
-from workers.tallier_desk import TallierDesk
-from workers.tallier_journal import TallierJournal
-from workers.tallier_peers import read_group
-from workers.tallier_winner import WinnerDesk
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, read_tallier_config
+from workers.party.link import PartyLink, converse
+from workers.tallier.desk import TallierDesk
+from workers.tallier.journal import TallierJournal
+from workers.tallier.peers import read_group
+from workers.tallier.winners import WinnerDesk
 from workers.winner.child import MpycEngine
 from workers.winner.engine import WinnerEngine
 
@@ -47,7 +47,7 @@ def run_tallier(
     """Serve as a tallier until told to stop.
 
     Args:
-        home: the tallier's home (workers.party_home).
+        home: the tallier's home (workers.party.home).
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.

@@ -47,12 +47,12 @@ from labeler.messages.rounds import Ask, Refusal
 from labeler.messages.rounds import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentProposal, AgentRound, ProposalEffect, ProposalEvent, RoundEffect, RoundEvent
-from workers.agent import Agent
-from workers.agent_admission import Admission
-from workers.agent_words import PUBLIC_ERRORS, cause, said, silent, told
-from workers.durable_ledger import DurableLedger
-from workers.party_mail import Draft, PartyMail
-from workers.policy import Policy
+from workers.agent.admission import Admission
+from workers.agent.agent import Agent
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.policy import Policy
+from workers.agent.words import PUBLIC_ERRORS, cause, said, silent, told
+from workers.party.mail import Draft, PartyMail
 
 log = logging.getLogger("labeler.agent")
 

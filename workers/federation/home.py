@@ -31,10 +31,12 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHOD_NAMES
-from workers.federation_data import FederationData, bring_shards, deal_digits
-from workers.federation_plan import Epsilon, Plan
-from workers.new_homes import public_document
-from workers.party_home import (
+from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
+from workers.federation.data import FederationData, bring_shards, deal_digits
+from workers.federation.plan import Epsilon, Plan
+from workers.homes.new import public_document
+from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
+from workers.party.home import (
     AGENT_FILE,
     KEYS_FILE,
     TALLIER_FILE,
@@ -43,9 +45,7 @@ from workers.party_home import (
     create_agent_home,
     create_tallier_home,
 )
-from workers.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
-from workers.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
-from workers.tallier_peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
+from workers.tallier.peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
 
 TALLIERS: Final = 3
 TOKEN_FILE: Final = "admin-token"

@@ -4,9 +4,9 @@
     stage 1   coordinator, embedder
               agents, talliers         reach the coordinator over HTTP, as they would from five sites
 
-What all roles share is imported once, beside the making of the federation (workers.nursery); then all of them start at
-once, each rings when it is ready (workers.readiness), and jobs can be taken when the coordinator says that everybody is
-there. To stop, all are told at once, and redis-server last.
+What all roles share is imported once, beside the making of the federation (workers.federation.nursery); then all of
+them start at once, each rings when it is ready (workers.readiness), and jobs can be taken when the coordinator says
+that everybody is there. To stop, all are told at once, and redis-server last.
 
 It is what a deployment over five hospitals does, but for two things: one owner can read all homes, so nothing is
 protected from that owner, and plain HTTP is used, because nothing leaves the machine.
@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Final
 
 from feature_store.durable import exclusive
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
-from workers.federation_plan import Plan
-from workers.nursery import CAN_FORK, role_launcher, warm
+from workers.federation.nursery import CAN_FORK, role_launcher, warm
+from workers.federation.plan import Plan
+from workers.federation.redis_server import RedisServer
+from workers.federation.requests import CoordinatorDoor
+from workers.federation.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
 from workers.readiness import NOTIFY, Bell, tell_ready
-from workers.redis_server import RedisServer
-from workers.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
-from workers.up_requests import CoordinatorDoor
 
 if TYPE_CHECKING:
-    from workers.federation import LocalFederation
-    from workers.up_journal import AdminToken
+    from workers.federation.home import LocalFederation
+    from workers.federation.journal import AdminToken
 
 HOST: Final = "127.0.0.1"
 
@@ -100,8 +100,8 @@ def run_up(
         port = _usable_port(port)
         warm()
         # Here, beside what the roles import: whoever is sent away above has waited for none of it.
-        from workers.federation import make_federation
-        from workers.up_journal import prepare_journal
+        from workers.federation.home import make_federation
+        from workers.federation.journal import prepare_journal
 
         federation = make_federation(home, plan)
         redis = RedisServer(federation.redis, before_exec=die_with_parent())

@@ -6,7 +6,7 @@
 
 So a turn costs one commit, however many shares it brings. It has no network: `handle` takes messages and returns
 letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only the journal counts.
-Winners are found beside it (workers.tallier_winner).
+Winners are found beside it (workers.tallier.winners).
 
 More than 400 lines: one class, a method for each kind of message.
 """
@@ -50,10 +50,10 @@ from labeler.sharing import ShareVector
 from labeler.tally import add_shares, misfit_of
 from labeler.wellformed import BallotShare
 from labeler.winner import Winner
-from workers.agent_words import said
-from workers.party_mail import Draft, PartyMail
-from workers.tallier_journal import TallierJournal
-from workers.tallier_winner import WinnerDesk, refusal_of
+from workers.agent.words import said
+from workers.party.mail import Draft, PartyMail
+from workers.tallier.journal import TallierJournal
+from workers.tallier.winners import WinnerDesk, refusal_of
 
 log = logging.getLogger("labeler.tallier")
 

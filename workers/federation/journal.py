@@ -17,9 +17,9 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tokens import TokenStore
 from labeler.errors import BadData, JournalInUse, NotFound, ProtocolViolation
-from workers.federation import LocalFederation
-from workers.key_care import journal_of
-from workers.party_home import ANCHOR_FILE
+from workers.federation.home import LocalFederation
+from workers.homes.keys import journal_of
+from workers.party.home import ANCHOR_FILE
 
 FIRST_TOKEN: Final = "first administrator"
 OWN_TOKEN: Final = "labeler up"

@@ -1,0 +1,1 @@
+"""A whole federation on one machine: its home, its processes, and whoever starts and stops them."""

@@ -1,0 +1,1 @@
+"""The care of homes, of every role: made, keys replaced, journals verified and copied, leftovers removed."""
