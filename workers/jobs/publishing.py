@@ -21,6 +21,7 @@ from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
+from feature_store.students import NoisyAnswers, Student, StudentKind, fit_student
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
@@ -31,7 +32,6 @@ from workers.jobs.report import job_report
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report import CurvePoint, StudentOutcome, report_json, write_report
-from workers.students import NoisyAnswers, Student, StudentKind, fit_student
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""

@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from feature_store.students import NoisyAnswers
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
 from labeler.jobs import AnswerStatus
@@ -28,7 +29,6 @@ from workers.report import (
     map_public_set,
     shown_queries,
 )
-from workers.students import NoisyAnswers
 
 POINTS_OF_SPENDING = 100
 PACKAGES = ("private-labeler", "torch", "timm", "numpy")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from feature_store.students import Student
 from workers.jobs.public_images import PublicImages
-from workers.students import Student
 
 
 def accuracy(student: Student, images: PublicImages) -> float:

@@ -16,6 +16,7 @@ from feature_store.durable import replace_file
 from feature_store.job_files.for_students import read_for_students
 from feature_store.job_files.models import model_file
 from feature_store.shard import Shard, check_compatible
+from feature_store.students import NoisyAnswers, StudentKind, fit_student
 from labeler.errors import BadData, InvalidSetting
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
@@ -23,7 +24,6 @@ from labeler.task import Task, parse_task
 from workers.jobs.public_images import PublicImages
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, silent
-from workers.students import NoisyAnswers, StudentKind, fit_student
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200

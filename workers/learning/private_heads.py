@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from feature_store.durable import replace_file
+from feature_store.students.projection import softmax
 from labeler.errors import BadData, InvalidSetting
 from labeler.local_heads import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
 from workers.learning.certainty import certainty, fit_certainty
 from workers.learning.descent import Array, Block, Rows, block_rows, descend, kept, softmax_slopes
 from workers.learning.public_map import PublicMap, fit_public_map
-from workers.students.projection import softmax
 
 
 @dataclass(frozen=True, eq=False)

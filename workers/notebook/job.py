@@ -16,8 +16,8 @@ from labeler.errors import InvalidSetting, NotReady
 
 if TYPE_CHECKING:
     from feature_store.exports import ExportFormat
+    from feature_store.students import Student
     from workers.notebook.images import ImageDataset
-    from workers.students import Student
 
 Frame = Literal["pandas", "polars", "arrow"]
 
@@ -66,7 +66,7 @@ class LabelledJob:
     @property
     def student(self) -> Student:
         """The student that labelled the images, to label others."""
-        from workers.students import load_student
+        from feature_store.students import load_student
 
         return load_student(self.path / "student.npz")
 

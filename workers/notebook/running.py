@@ -11,7 +11,7 @@ from labeler.methods import Method
 from workers.notebook.job import LabelledJob
 
 if TYPE_CHECKING:
-    from workers.students import StudentKind
+    from feature_store.students import StudentKind
 
 
 def run(

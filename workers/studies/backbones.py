@@ -22,6 +22,7 @@ from feature_store.backbones import BackboneSpec
 from feature_store.backbones.names import PACKAGED
 from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
+from feature_store.students import NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.planning import price
@@ -32,7 +33,6 @@ from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
-from workers.students import NoisyAnswers, fit_student
 from workers.studies.office_caltech import DELTA, DOMAINS, SPLITS, Arena, Setting, data_folder, embed_domains, mobilenet
 from workers.studies.rows import BenchRow
 

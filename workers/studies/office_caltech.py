@@ -32,6 +32,7 @@ from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
+from feature_store.students import NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
@@ -45,7 +46,6 @@ from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
-from workers.students import NoisyAnswers, fit_student
 from workers.studies.rows import BenchRow
 
 TUNING = ("amazon", "caltech10")

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.students.projection import softmax
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import ByteSource
 from labeler.sharing import split, unshard
 from workers.learning.public_map import PublicMap, fit_public_map
-from workers.students.projection import softmax
 from workers.studies.learning.regression import Array, fit_multinomial
 
 DEFAULT_SCALE = 1 << 16

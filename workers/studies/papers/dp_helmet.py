@@ -34,6 +34,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.students.projection import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.convex import Learner, LinearTerms
@@ -42,7 +43,6 @@ from labeler.task import Level
 from labeler.vector_sum import VectorSum
 from workers.learning.linear import linear_scores, train_linear, train_users
 from workers.progress import ProgressCallback
-from workers.students.projection import Projection, unit_rows
 from workers.studies.data_sets import DataSet, cifar10_features
 from workers.studies.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
 from workers.studies.learning.convex_bounds import sensitivity_as_in_paper

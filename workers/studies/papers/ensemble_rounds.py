@@ -23,6 +23,7 @@ from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.images import open_source
 from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.students import NoisyAnswers, fit_student, soft_labels
 from labeler.ballots import one_hot_ballots
 from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
@@ -34,7 +35,6 @@ from labeler.solving import solve_sigma
 from labeler.tally import Tallier, agree_on_contributors, round_of
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
-from workers.students import NoisyAnswers, fit_student, soft_labels
 from workers.studies.data_sets import Split
 from workers.studies.learning.networks import image_tensor
 from workers.studies.learning.together import Parameters, predict_together

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.students import NoisyAnswers, StudentKind, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
-from workers.students import NoisyAnswers, StudentKind, fit_student, load_student
 
 KINDS: list[StudentKind] = ["auto", "prototypes", "linear-probe", "spreading"]
 CLASSES = 5

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, diags
 
-from workers.students.projection import Projection, fit_projection
+from feature_store.students.projection import Projection, fit_projection
 
 NEIGHBORS = 10
 """Edges per image in the graph, and public images a new image asks."""

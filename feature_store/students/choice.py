@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.students.answers import NoisyAnswers
+from feature_store.students.answers import NoisyAnswers
 
 Spread = Callable[[str, str], float]
 """Standard error of the difference of two students' errors."""

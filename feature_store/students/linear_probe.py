@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.students.projection import Projection, fit_projection, softmax
+from feature_store.students.projection import Projection, fit_projection, softmax
 
 SHRINKAGE = 0.3
 """Ridge on the covariance, as a share of its mean eigenvalue."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feature_store.students import NoisyAnswers, denoise, soft_labels
 from labeler.errors import BadData, InvalidSetting
-from workers.students import NoisyAnswers, denoise, soft_labels
 
 
 def answers(**changes: Any) -> NoisyAnswers:

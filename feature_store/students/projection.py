@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
+from feature_store.students.answers import check_features
 from labeler.errors import BadData
-from workers.students.answers import check_features
 
 
 @dataclass(frozen=True, eq=False)

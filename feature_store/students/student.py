@@ -12,13 +12,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
+from feature_store.students.choice import Predict, choose
+from feature_store.students.linear_probe import LinearLearner, LinearProbe
+from feature_store.students.projection import Projection, unit_rows
+from feature_store.students.prototypes import PrototypeLearner, Prototypes
+from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
-from workers.students.answers import NoisyAnswers, check_features, soft_labels
-from workers.students.choice import Predict, choose
-from workers.students.linear_probe import LinearLearner, LinearProbe
-from workers.students.projection import Projection, unit_rows
-from workers.students.prototypes import PrototypeLearner, Prototypes
-from workers.students.spreading import Spreading, SpreadingLearner
 
 Model = Prototypes | LinearProbe | Spreading
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
@@ -29,7 +29,7 @@ _LEARNERS: dict[str, type[Learner]] = {
     "linear-probe": LinearLearner,
     "spreading": SpreadingLearner,
 }
-"""From the simplest to the richest: the ladder of workers.students.choice."""
+"""From the simplest to the richest: the ladder of feature_store.students.choice."""
 
 _MODELS: dict[str, type[Model]] = {"prototypes": Prototypes, "linear-probe": LinearProbe, "spreading": Spreading}
 _FORMAT = "labeler-student/1"
@@ -112,7 +112,7 @@ def fit_student(
     Each public image takes the soft labels of the query that stands for it; an unanswered query says nothing.
 
     Args:
-        kind: `auto` lets released votes decide (see workers.students.choice).
+        kind: `auto` lets released votes decide (see feature_store.students.choice).
         answers: the release.
         public_features: shape (num_images, dimension), the public images, asked about or not. Images
             the student will be judged on do not belong here.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.students.projection import Projection, fit_projection, softmax, unit_rows
+from feature_store.students.projection import Projection, fit_projection, softmax, unit_rows
 
 CONCENTRATION = 10.0
 """How sharply similarity to a prototype turns into probability (kappa of a von Mises-Fisher distribution)."""

@@ -1,0 +1,14 @@
+"""Students: models trained on public images and released answers only.
+
+    release --> NoisyAnswers --> soft_labels --> prototypes | linear probe | spreading --> (fine-tuned network)
+
+`fit_student("auto", ...)` is the default. They lie below both `api` and `workers`, because a service labels the images
+of a job in the same way as `labeler run`; the network is `workers.students.finetune`, which needs torch.
+"""
+
+from __future__ import annotations
+
+from feature_store.students.answers import NoisyAnswers, denoise, soft_labels
+from feature_store.students.student import Student, StudentKind, fit_student, load_student
+
+__all__ = ["NoisyAnswers", "Student", "StudentKind", "denoise", "fit_student", "load_student", "soft_labels"]
