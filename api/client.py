@@ -10,6 +10,7 @@ One class, and so one file of more than 400 lines: its methods mirror the routes
 
 from __future__ import annotations
 
+import base64
 import io
 import secrets
 import time
@@ -25,6 +26,7 @@ from api.client_http import Connection, ServiceBusy, ServiceProblem
 from api.form_body import FormBody, Part
 from api.schema import (
     FINISHED,
+    MAX_THUMBNAILS,
     BudgetView,
     EstimateRequest,
     EstimateView,
@@ -48,6 +50,8 @@ from api.schema import (
     TaskPage,
     TaskRequest,
     TaskView,
+    ThumbnailsRequest,
+    ThumbnailsView,
     TokenPage,
     TokenRequest,
     TokenView,
@@ -260,6 +264,19 @@ class Client:
             ServiceProblem: the job is not completed, or asked for labels.
         """
         return self._download(f"{_job_path(job_id)}/model", path)
+
+    def thumbnails(self, job_id: str, sources: Sequence[str]) -> dict[str, bytes | None]:
+        """Small JPEGs of some of a job's own images, by name; None where one cannot be shown.
+
+        Raises:
+            ServiceProblem: the job was sent as vectors, or its images were deleted.
+        """
+        found: dict[str, bytes | None] = {}
+        for start in range(0, len(sources), MAX_THUMBNAILS):
+            request = ThumbnailsRequest(sources=tuple(sources[start : start + MAX_THUMBNAILS]))
+            view = self._post(ThumbnailsView, f"{_job_path(job_id)}:thumbnails", request)
+            found |= {one.source: None if one.jpeg is None else base64.b64decode(one.jpeg) for one in view.items}
+        return found
 
     # Budgets
 

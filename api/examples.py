@@ -253,3 +253,9 @@ NOT_READY: dict[str, Any] = {
         {"name": "quorum", "ok": False, "detail": "2 of 3 talliers are live"},
     ],
 }
+
+THUMBNAILS_REQUEST: dict[str, Any] = {"sources": ["photo-1.jpg", "photo-2.jpg"]}
+
+THUMBNAILS: dict[str, Any] = {
+    "items": [{"source": "photo-1.jpg", "jpeg": "/9j/4AAQSkZJRg=="}, {"source": "photo-2.jpg", "jpeg": None}]
+}

@@ -24,6 +24,7 @@ PartyRole = Literal["agent", "tallier"]
 LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
 
 MAX_SYNCHRONOUS_QUERIES = 64
+MAX_THUMBNAILS = 48
 
 
 ClassName = Annotated[Printable, Field(max_length=200)]
@@ -286,6 +287,29 @@ class LabelRow(View):
     label_name: str | None
     status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
     noisy_votes: list[float] | None = None
+
+
+class ThumbnailsRequest(Request):
+    """Small pictures of some of a job's own images, by the names that its labels give."""
+
+    sources: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=500)], ...],
+        Field(min_length=1, max_length=MAX_THUMBNAILS),
+    ]
+
+
+class Thumbnail(View):
+    """One image, small."""
+
+    source: str
+    jpeg: str | None
+    """Base64 of a JPEG that this service made; null where there is no such image, or it cannot be shown."""
+
+
+class ThumbnailsView(View):
+    """Pictures in the order of the request."""
+
+    items: tuple[Thumbnail, ...]
 
 
 class LabelsView(View):

@@ -21,10 +21,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,7 +75,13 @@ class PixelLimits:
 
 
 def decoded_images(
-    upload: Path, transform: Transform, limits: PixelLimits, *, start: int, look: Callable[[], None]
+    upload: Path,
+    transform: Transform,
+    limits: PixelLimits,
+    *,
+    start: int = 0,
+    rows: Sequence[int] | None = None,
+    look: Callable[[], None],
 ) -> Generator[NDArray[np.uint8]]:
     """The images of an upload from one on, in order, each as the network takes it.
 
@@ -83,6 +90,7 @@ def decoded_images(
         transform: of the backbone.
         limits: checked from the headers before the first image of an upload is decoded.
         start: index of the first image wanted.
+        rows: indices of these images alone, in this order; what all images have together is then not looked at.
         look: called every moment; what it raises ends the decoder at once.
 
     Yields:
@@ -97,12 +105,13 @@ def decoded_images(
         "transform": transform.model_dump(mode="json"),
         "limits": asdict(limits),
         "start": start,
+        "rows": None if rows is None else [int(row) for row in rows],
     }
     process = start_own_process("feature_store.decode_process", json.dumps(settings), answers=True)
     try:
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
         with process.stdout as pipe:
-            yield from _taken(_Pipe(pipe.fileno(), look), transform, start)
+            yield from _taken(_Pipe(pipe.fileno(), look), transform, count(start) if rows is None else rows)
     finally:
         process.kill()
         process.wait()
@@ -145,11 +154,12 @@ class _Pipe:
         return bytes(data)
 
 
-def _taken(pipe: _Pipe, transform: Transform, start: int) -> Iterator[NDArray[np.uint8]]:
+def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8]]:
     """What the decoder sent; it met hostile bytes, so nothing it says is believed without a bound."""
     shape = (transform.crop, transform.crop, transform.channels)
     pixels = transform.crop * transform.crop * transform.channels
-    index = start
+    expected = iter(indices)
+    index = next(expected, -1)
     while True:
         head = pipe.exactly(_HEAD_BYTES)
         size = 0 if head is None else int.from_bytes(head[1:], "big")
@@ -159,7 +169,7 @@ def _taken(pipe: _Pipe, transform: Transform, start: int) -> Iterator[NDArray[np
             return
         if kind == _PIXELS and data is not None and len(data) == pixels:
             yield np.frombuffer(data, dtype=np.uint8).reshape(shape)
-            index += 1
+            index = next(expected, -1)
         elif kind == _BAD and data is not None:
             raise UnusableImage(index, data.decode(errors="replace"))
         elif kind == _REFUSED and data is not None:
@@ -181,10 +191,11 @@ def _main(arguments: str, out: BinaryIO) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         source = ParquetSource(Path(settings["path"]), max_pixels=limits.max_pixels)
-        if not settings["start"]:
+        rows = settings["rows"]
+        if rows is None and not settings["start"]:
             check_job_pixels(source, limits)
         decoder = _Decoder(source, Transform.model_validate(settings["transform"]), limits)
-        for data in decoder.run(settings["start"]):
+        for data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
             _write(out, _PIXELS, data)
     except UnreadableImage as error:
         _write(out, _BAD, str(error).encode()[:4096])
@@ -225,11 +236,11 @@ class _Decoder:
         self._limits = limits
         self._large = threading.Lock()
 
-    def run(self, start: int) -> Iterator[bytes]:
+    def run(self, rows: Iterable[int]) -> Iterator[bytes]:
         waiting: deque[Future[bytes]] = deque()
         with ThreadPoolExecutor(THREADS) as pool:
             try:
-                for index in range(start, len(self._source.names)):
+                for index in rows:
                     waiting.append(pool.submit(self._one, index))
                     if len(waiting) >= _AHEAD:
                         yield waiting.popleft().result()

@@ -38,6 +38,7 @@ from api.coordinator.readiness import Probe, agents_live, embedder_there, readin
 from api.coordinator.room import RoomProbe
 from api.coordinator.seen_jobs import SeenJobs
 from api.coordinator.tasks import create_task, describe_task, task_view
+from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
 from api.schema import (
@@ -60,9 +61,11 @@ from api.schema import (
     TaskPage,
     TaskRequest,
     TaskView,
+    ThumbnailsView,
 )
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
+from feature_store.decode_process import PixelLimits
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
@@ -427,6 +430,18 @@ class Coordinator:
         self._owners.job(reader, job_id)
         self._keeper.check(job_id)
         return labels.job_model(job_id, stores=self.stores)
+
+    def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
+        """Small pictures of images that a job was sent; see api.coordinator.thumbnails.
+
+        Raises:
+            NotFound: there is no such job, it is another requester's, or it was sent as vectors.
+            Gone: its images were deleted.
+        """
+        job = self._owners.job(reader, job_id)
+        self._keeper.check(job_id)
+        limits = PixelLimits(self.config.limits.max_pixels, self.config.limits.max_job_pixels)
+        return thumbnails(self.config.home / "jobs" / job_id, job, sources, limits)
 
     def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
         """The answers of a completed job, one by one; for small jobs."""

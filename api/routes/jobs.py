@@ -12,13 +12,25 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import examples
+from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS
 from api.job_intake import JobIntake
 from api.patience import until_stopping
 from api.rate_limit import Slots
 from api.routes.parameters import After, IdempotencyKey, JobId, Limit, Who
-from api.schema import EstimateRequest, EstimateView, JobPage, JobRequest, JobState, JobView, LabelFormat
+from api.schema import (
+    MAX_THUMBNAILS,
+    EstimateRequest,
+    EstimateView,
+    JobPage,
+    JobRequest,
+    JobState,
+    JobView,
+    LabelFormat,
+    ThumbnailsRequest,
+    ThumbnailsView,
+)
 from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
@@ -29,6 +41,8 @@ MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
+MAX_PICTURES = 2
+"""Requests for pictures at once: each is a process that decodes."""
 _FORM: dict[str, Any] = {
     "schema": {
         "type": "object",
@@ -56,6 +70,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=StrictRoute)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
+    pictures = Slots("request for pictures", each=1, total=MAX_PICTURES)
     streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
     @router.post(
@@ -195,6 +210,19 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             media_type=MODEL_MEDIA_TYPE,
             headers={"Content-Disposition": disposition},
         )
+
+    @router.post(
+        "/v1/jobs/{job_id}:thumbnails",
+        summary="Look at a job's images",
+        description=f"Pictures of {SIDE} pixels of up to {MAX_THUMBNAILS} of the images that the job was sent, made by "
+        "this service. 404 where it was sent as vectors, 410 once its images were deleted: soon after it has ended.",
+        responses=answers("The pictures", examples.THUMBNAILS, problems=(404, 410, 413, 415, 422)),
+    )
+    def thumbnails(
+        job_id: JobId, request: Annotated[ThumbnailsRequest, Body(examples=[examples.THUMBNAILS_REQUEST])], who: Who
+    ) -> ThumbnailsView:
+        with pictures.hold(who.token_id):
+            return coordinator.thumbnails(job_id, request.sources, reader=who)
 
     async def watched(job_id: JobId, who: Who) -> AsyncIterator[None]:
         # Before the stream begins, so that an unknown job is a 404 and not an empty stream.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 
 from api import examples
 from api.documentation import answers, document, problem
@@ -96,6 +96,24 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
     )
     def openapi(request: Request) -> Response:
         return JSONResponse(document(request.app, JobRequest, Problem))
+
+    @router.get(
+        "/",
+        summary="Where people begin",
+        description="Leads to the dashboard.",
+        status_code=307,
+        response_class=Response,
+        responses={
+            307: {
+                "description": "The dashboard",
+                "headers": {"Location": {"description": "/dashboard", "schema": {"type": "string"}}},
+                "content": {"text/plain": {"schema": {"type": "string"}, "example": ""}},
+            },
+            429: problem(429),
+        },
+    )
+    async def begin() -> Response:
+        return RedirectResponse("/dashboard")
 
     @router.get(
         "/dashboard",

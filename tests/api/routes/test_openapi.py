@@ -28,6 +28,8 @@ EXAMPLES: dict[str, tuple[type, Any]] = {
     "jobs": (schema.JobPage, examples.JOB_PAGE),
     "labels request": (schema.LabelsRequest, examples.LABELS_REQUEST),
     "labels": (schema.LabelsView, examples.LABELS),
+    "thumbnails request": (schema.ThumbnailsRequest, examples.THUMBNAILS_REQUEST),
+    "thumbnails": (schema.ThumbnailsView, examples.THUMBNAILS),
     "budget": (schema.BudgetView, examples.BUDGET),
     "ledger": (schema.LedgerPage, examples.LEDGER_PAGE),
     "party request": (schema.PartyRequest, examples.PARTY_REQUEST),
