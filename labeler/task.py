@@ -39,6 +39,7 @@ from labeler.grid import (
 )
 from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
 from labeler.methods.sensitivity import most_votes_per_cell
+from labeler.refused_fields import describe_validation as describe_validation
 from labeler.setting import Level as Level
 from labeler.setting import StatedLevel as StatedLevel
 from labeler.training import Training as Training
@@ -383,18 +384,6 @@ def parse_task(fields: object) -> Task:
     try:
         task = Task.model_validate(fields)
     except ValidationError as error:
-        raise InvalidTask(describe_validation(error, "task")) from None
+        raise InvalidTask(describe_validation(error, "task", model=Task)) from None
     _ = task.scale
     return task
-
-
-def describe_validation(error: ValidationError, what: str) -> str:
-    """Say in plain sentences which fields pydantic refused, without repeating their values."""
-    sentences = []
-    for problem in error.errors(include_url=False, include_input=False, include_context=False):
-        field = ".".join(str(part) for part in problem["loc"]) or what
-        if problem["type"] == "extra_forbidden":
-            sentences.append(f"{field}: unknown field; check its spelling against the documented fields")
-        else:
-            sentences.append(f"{field}: {problem['msg'].removeprefix('Value error, ')}")
-    return f"{what} refused: " + "; ".join(sentences)

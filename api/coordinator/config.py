@@ -7,15 +7,15 @@ an operator writes a number, or the word "unlimited", and so knows which of the 
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
-from labeler.task import Level, describe_validation
+from labeler.settings_text import SettingsText
+from labeler.task import Level
 
 MAX_CAP_EPSILON = MOST_EPSILON
 """A larger cap would promise nothing; `unlimited` says so openly."""
@@ -174,15 +174,10 @@ def read_config(path: Path) -> CoordinatorConfig:
         InvalidSetting: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
     """
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = SettingsText.of(path.read_bytes(), f"settings file {path.name}")
     except OSError as error:
         raise InvalidSetting(f"cannot read settings file {path.name}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"settings file {path.name} is not valid TOML: {error}") from None
     home = path.parent.resolve()
-    written = fields.get("home")
-    fields["home"] = home / written if isinstance(written, str) else (home if written is None else written)
-    try:
-        return CoordinatorConfig.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, path.name)) from None
+    written = text.fields.get("home")
+    place = home / written if isinstance(written, str) else (home if written is None else written)
+    return text.check(CoordinatorConfig, text.fields | {"home": place})

@@ -25,14 +25,14 @@ is prepared as that architecture's published weights are.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.backbones.names import PACKAGED
 from labeler.errors import BadData, InvalidSetting
+from labeler.settings_text import SettingsText
 from labeler.task import describe_validation
 
 Side = Annotated[int, Field(ge=1, le=4096)]
@@ -131,7 +131,7 @@ def read_spec(source: str | Path, *, architecture: str | None = None) -> Backbon
         architecture: with a safetensors file of weights: the timm architecture they are of.
 
     Raises:
-        InvalidSetting: an unknown, missing or contradictory field; one sentence for each.
+        BadData: the file cannot be read.
         BadData: the file is no TOML.
     """
     text = str(source)
@@ -162,16 +162,17 @@ def parse_spec(fields: object) -> BackboneSpec:
     try:
         return BackboneSpec.model_validate(fields)
     except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "backbone")) from None
+        raise InvalidSetting(describe_validation(error, "backbone", model=BackboneSpec)) from None
 
 
 def _read_toml(path: Path) -> BackboneSpec:
     try:
-        fields: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = SettingsText.of(path.read_bytes(), f"backbone file {path.name!r}")
     except FileNotFoundError:
         raise InvalidSetting(f"no backbone file {path.name!r} in the folder named; check the path") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadData(f"backbone file {path.name!r} cannot be read as TOML: {error}") from None
-    if isinstance(fields.get("weights"), str):
-        fields["weights"] = path.parent / fields["weights"]
-    return parse_spec(fields)
+    except OSError as error:
+        raise BadData(f"backbone file {path.name!r} cannot be read: {error.strerror}") from None
+    weights = text.fields.get("weights")
+    return text.check(
+        BackboneSpec, text.fields | ({"weights": path.parent / weights} if isinstance(weights, str) else {})
+    )

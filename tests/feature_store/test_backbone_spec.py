@@ -52,7 +52,7 @@ def test_a_backbone_file_names_weights_beside_itself(tmp_path: Path) -> None:
         (GOOD[GOOD.index("[options]") :], 'transform = "published"', ""),
         (GOOD[GOOD.index("[options]") :], 'transform = "guessed"', "transform"),
         ('kind = "timm"', 'kind = "packaged"', "kind packaged takes architecture = efficientnet-lite0"),
-        ("[options]", "[options", "cannot be read as TOML"),
+        ("[options]", "[options", "is not valid TOML: line 5, column 9"),
     ],
 )
 def test_each_wrong_field_has_its_sentence(tmp_path: Path, old: str, new: str, sentence: str) -> None:

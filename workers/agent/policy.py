@@ -10,12 +10,11 @@ Every field is listed in `docs/policy.md`; a test holds the two together.
 from __future__ import annotations
 
 import time
-import tomllib
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
@@ -23,7 +22,8 @@ from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.methods import Method, ReleaseKind
-from labeler.task import Level, PositiveFinite, Task, describe_validation
+from labeler.settings_text import SettingsText
+from labeler.task import Level, PositiveFinite, Task
 
 MAX_POLICY_BYTES = 1024 * 1024
 
@@ -207,13 +207,11 @@ def read_policy(path: Path) -> Policy:
             data = file.read(MAX_POLICY_BYTES + 1)
         if len(data) > MAX_POLICY_BYTES:
             raise InvalidSetting(f"it has more than {MAX_POLICY_BYTES} bytes")
-        return Policy.model_validate(tomllib.loads(data.decode()))
+        return SettingsText.of(data, path.name).check(Policy)
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, InvalidSetting) as error:
-        reason = f"it is not valid TOML: {error}"
-    except ValidationError as error:
-        reason = describe_validation(error, path.name)
+    except InvalidSetting as error:
+        reason = str(error)
     raise PolicyRefusal(f"the site's policy {path.name} allows nothing as it is: {reason}")
 
 

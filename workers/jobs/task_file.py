@@ -5,18 +5,22 @@ Every field with its default is listed in `docs/task-file.md`; a test holds the 
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from labeler.collusion import resolve_colluding_agents
-from labeler.errors import InvalidTask
+from labeler.errors import InvalidSetting, InvalidTask
 from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
+from labeler.refused_fields import Loc, problems_of
+from labeler.settings_text import SettingsText
 from labeler.solving import solve_sigma
-from labeler.task import PositiveFinite, Task, Training, describe_validation, parse_task
+from labeler.task import PositiveFinite, Task, Training, parse_task
+
+_ANY_CLASSES: Final = ("one", "two")
+_MANY_QUERIES: Final = 100_000_000
 
 StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
 
@@ -180,12 +184,35 @@ def read_task_file(path: Path) -> TaskFile:
         InvalidTask: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
     """
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise InvalidTask(f"cannot read task file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidTask(f"task file {path} is not valid TOML: {error}") from None
     try:
-        return TaskFile.model_validate(fields)
+        text = SettingsText.of(data, f"task file {path.name}")
+        file = text.check(TaskFile)
+        _check_values(text, file.task)
+    except InvalidSetting as error:
+        raise InvalidTask(str(error)) from None
+    return file
+
+
+def _check_values(text: SettingsText, table: TaskTable) -> None:
+    """Refuse, with its line, what no task may say, whatever shards and questions it meets later."""
+    fields = table.model_dump(exclude={"epsilon"}, exclude_none=True)
+    whole = {
+        "classes": _ANY_CLASSES,
+        "sigma_votes": 1.0,
+        "agents": max(table.colluding_agents or 0, 0) + max(table.max_dropouts, 0) + 2,
+        "max_queries": _MANY_QUERIES,
+    }
+    try:
+        Task.model_validate(whole | fields)
     except ValidationError as error:
-        raise InvalidTask(describe_validation(error, f"task file {path.name}")) from None
+        problems = [(loc or _named_first(sentence), sentence) for loc, sentence in problems_of(error, model=Task)]
+        raise text.refuse([(("task", *loc), sentence) for loc, sentence in problems]) from None
+
+
+def _named_first(sentence: str) -> Loc:
+    """The field that a sentence about several begins with, which is the one to look at; none where it names none."""
+    word = sentence.split(" ", 1)[0].rstrip(",:").split(".")
+    return tuple(word) if word[0] in TaskTable.model_fields else ()

@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import re
 import stat
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from feature_store.durable import replace_file, sync_folder
 from feature_store.erasable import erase_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
-from labeler.task import describe_validation
+from labeler.settings_text import SettingsText
 from labeler.untrusted import check_party_id
 from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
 
@@ -226,15 +225,11 @@ def read_settings(home: Path, name: str, kind: type[C]) -> C:
             data = file.read(_MAX_SETTINGS_BYTES + 1)
         if len(data) > _MAX_SETTINGS_BYTES:
             raise InvalidSetting(f"{name} has more than {_MAX_SETTINGS_BYTES} bytes")
-        return kind.model_validate(tomllib.loads(data.decode()))
     except OSError as error:
         raise InvalidSetting(
             f"{name} cannot be read in {home.name!r} ({error.strerror}); is it the right home?"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting(f"{name} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, name)) from None
+    return SettingsText.of(data, name).check(kind)
 
 
 def _toml_of(config: Settings) -> bytes:

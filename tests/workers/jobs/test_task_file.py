@@ -39,6 +39,10 @@ def test_the_documented_example_is_a_task() -> None:
     assert 0.49 < price(task).instance.epsilon <= 0.5
 
 
+FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
+"""Four lines that are right."""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -47,7 +51,28 @@ def test_the_documented_example_is_a_task() -> None:
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\nepsilon=1", "exactly one of sigma_votes"),
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=nan", "task.sigma_votes: Input should be a finite number"),
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n[queries]\nstrategy='random'", "needs count"),
-        ("[task\n", "not valid TOML"),
+        ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
+        (
+            FOUR + "metod='knn'",
+            "line 5, column 1: task.metod: unknown field; did you mean method?",
+        ),
+        (FOUR + " method='kn'", "line 5, column 2: task.method: Input should be"),
+        (FOUR + "method='reverse_knn'", "did you mean 'reverse-knn'?"),
+        (
+            FOUR + "k=0",
+            "line 5, column 1: task.k: Input should be greater",
+        ),
+        (
+            "[task]\nname='x'\nk=2\ndelta=1e-4\nepsilon=3\nmethod='ensemble'",
+            "line 3, column 1: task.k: k must be 1 for",
+        ),
+        ("[task]\nname='x'\ndelta=2\nepsilon=3", "line 3, column 1: task.delta: Input should be less than 1"),
+        ("[task]\nname='x'\nsigma_votes=3\n[queries]\ncount=0", "line 1, column 1: task.delta: Field required"),
+        ("[task]\nname='x'\nsigma_votes=3\n[queries]\ncount=0", "line 5, column 1: queries.count: Input should be"),
+        (
+            "[task]\nname='x'\ndelta=1e-4\nepsilon=3\nclasses=['a','a']",
+            "line 5, column 1: task.classes: classes must be",
+        ),
         ("[extra]\n", "extra: unknown field"),
     ],
 )

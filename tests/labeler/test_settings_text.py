@@ -1,0 +1,102 @@
+"""A settings file that is refused says where: the line and column of what a person has to change."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from labeler.errors import InvalidSetting
+from labeler.settings_text import Place, SettingsText
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    depth: int = 1
+    password: str = ""
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    inner: Inner | None = None
+    many: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] = {}
+
+
+TEXT = """\
+# A comment = 1
+name = "x = [inner]"
+
+[inner]   # [many]
+  depth = "deep"
+text = \"\"\"
+[inner]
+depth = 3
+\"\"\"
+[[many]]
+depth = 1
+[[many]]
+depht = [
+  1,
+  2,
+]
+[by_name]
+"a b".password = 3
+c = { depth = 1, passwort = "secret" }
+"""
+
+
+def test_every_refused_field_is_told_with_its_place_and_none_with_its_value() -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        SettingsText.of(TEXT.encode(), "file x.toml").check(Outer)
+    assert str(refused.value) == (
+        "file x.toml refused: "
+        "line 5, column 3: inner.depth: Input should be a valid integer, unable to parse string as an integer; "
+        "line 6, column 1: inner.text: unknown field; check its spelling against the documented fields; "
+        "line 13, column 1: many.1.depht: unknown field; did you mean depth?; "
+        "line 18, column 1: by_name.a b.password: Input should be a valid string; "
+        "line 19, column 18: by_name.c.passwort: unknown field; did you mean password?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"a = 1\nb = = 2", "line 2, column 5: Invalid value"),
+        (b"a = 1\r\nb = 'x", 'line 2: Expected "\'" at the end of the file'),
+        (b"a = [1,\n2\n\n", "line 2: Unclosed array at the end of the file"),
+        (b"a = 1\na = 2\n", "line 2"),
+        (b"a = 1\n# \xe9t\xe9", "line 2 is not UTF-8"),
+        (b"[" * 2000, "line 1"),
+    ],
+)
+def test_broken_syntax_is_told_with_its_line(data: bytes, said: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        SettingsText.of(data, "x.toml")
+    assert str(refused.value).startswith("x.toml is not valid TOML: ")
+    assert said in str(refused.value)
+
+
+KEYS = st.text("abc", min_size=1, max_size=3)
+VALUES = st.sampled_from(["1", '"a = 1"', "[\n1,\n]", '"""\n[a]\nb = 2\n"""', "{ x = 1 }", "1 # b = 2"])
+
+
+@given(st.lists(st.tuples(KEYS, st.dictionaries(KEYS, VALUES, max_size=4)), max_size=4, unique_by=lambda one: one[0]))
+def test_every_field_is_found_on_the_line_that_sets_it(tables: list[tuple[str, dict[str, str]]]) -> None:
+    lines: list[str] = []
+    places = {}
+    for table, fields in tables:
+        lines.append(f"[{table}]")
+        places[(table,)] = Place(len(lines), 1)
+        for key, value in fields.items():
+            places[table, key] = Place(len(lines) + 1, 3)
+            lines += f"  {key} = {value}".split("\n")
+    text = SettingsText.of("\n".join(lines).encode(), "x")
+    assert text.fields == tomllib.loads("\n".join(lines))
+    assert {loc: text.place(loc) for loc in places} == places
