@@ -46,8 +46,6 @@ _FILE_VERSION = "labeler-keys/1"
 _MAX_FILE_BYTES = 4096
 _CONTEXT_BYTES = 32
 _STATEMENT = b"labeler-statement/1\n"
-_KNOWN_KEYS = 4096
-"""Public keys whose check is remembered: it costs as much as a use of the key, and a party meets the same few."""
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _KEYS_REMEMBERED = 4096
 """Public keys that were found to be good ones: a party's is looked at once, and not at each of its messages."""
@@ -336,7 +334,6 @@ def _key_bytes(key: object, what: str) -> bytes:
     return bytes.fromhex(key)
 
 
-@lru_cache(maxsize=_KNOWN_KEYS)
 @lru_cache(maxsize=_KEYS_REMEMBERED)
 def _verifier(key: str) -> VerifyKey:
     data = _key_bytes(key, "verify_key")
@@ -345,7 +342,6 @@ def _verifier(key: str) -> VerifyKey:
     return VerifyKey(data)
 
 
-@lru_cache(maxsize=_KNOWN_KEYS)
 @lru_cache(maxsize=_KEYS_REMEMBERED)
 def _sealer(key: str) -> SealedBox[PublicKey]:
     box = SealedBox(PublicKey(_key_bytes(key, "seal_key")))

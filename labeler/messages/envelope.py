@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -100,6 +101,11 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
+        return self._spelling
+
+    @cached_property
+    def _spelling(self) -> bytes:
+        # Wanted by who signs, who checks, who measures and who frames it.
         return canonical_json({name: getattr(self, name) for name in names_of(Header)} | {"version": VERSION})
 
     @classmethod
