@@ -50,18 +50,28 @@ class JobFolder:
         Raises:
             BadData: the folder belongs to a job with another plan.
         """
-        path = self._state / "plan.json"
-        if path.exists():
-            found = self._read_state()
-            known = found.get("plan", {})
-            differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
-            if found.get("format") != PLAN_FORMAT or differing:
-                raise BadData(
-                    f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
-                    "choose an empty folder, or repeat that job's exact settings to continue it"
-                )
+        if self.check_same(plan):
             return
+        path = self._state / "plan.json"
         replace_file(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
+
+    def check_same(self, plan: Mapping[str, Any]) -> bool:
+        """Check that what is known of a plan so far is what this folder is for; whether it is for anything.
+
+        Raises:
+            BadData: the folder belongs to a job with another plan.
+        """
+        if not (self._state / "plan.json").exists():
+            return False
+        found = self._read_state()
+        known = found.get("plan", {})
+        differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
+        if found.get("format") != PLAN_FORMAT or differing:
+            raise BadData(
+                f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
+                "choose an empty folder, or repeat that job's exact settings to continue it"
+            )
+        return True
 
     def agreed_colluding_agents(self) -> int | None:
         """What the job that was begun here counts on; None where none was.

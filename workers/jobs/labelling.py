@@ -20,6 +20,7 @@ from labeler.task import Level, Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundFolder
+from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
 from workers.jobs.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
 from workers.jobs.publishing import publish
@@ -52,6 +53,7 @@ def run_in_folder(
 ) -> dict[str, Any]:
     """`run_job` for a caller that owns the output folder already and has a clock running."""
     with clock.stage("read and check"):
+        look_first(job, folder)
         prepared = prepare(job, folder, progress=progress)
         folder.begin(prepared.plan())
     with clock.stage("label"):

@@ -133,7 +133,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     asked = open_queries(job, folder, classes=shards[0].classes, progress=progress)
     scored = [] if job.test is None else [Shard.open(job.test)]
     check_compatible([*shards, asked, *scored])
-    _check_roles(shards, [asked, *scored])
+    check_roles(shards, [asked, *scored])
     _check_no_record_twice(job, shards)
     public = PublicImages.of(asked)
     test = PublicImages.labelled(scored[0]) if scored else None
@@ -159,7 +159,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     _check_k(job, task, shards)
     cost = price(task)
     batches = _batches(task, queries.features)
-    _check_budget(job, task, cost, job_charges(task, batches))
+    check_budget(job, task, cost, job_charges(task, batches))
     return PreparedJob(job, task, cost, shards, public, test, queries, batches)
 
 
@@ -195,7 +195,8 @@ def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
     return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
 
 
-def _check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:
+def check_roles(private: Sequence[Shard], public: Sequence[Shard]) -> None:
+    """Refuse a public shard that was given as an agent's, and a private one that would be asked about."""
     for shard, should_be_public in [*((shard, False) for shard in private), *((shard, True) for shard in public)]:
         if shard.is_public != should_be_public:
             raise InvalidSetting(
@@ -232,7 +233,8 @@ def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
         )
 
 
-def _check_budget(job: LabellingJob, task: Task, cost: Price, charges: Mapping[Level, int]) -> None:
+def check_budget(job: LabellingJob, task: Task, cost: Price, charges: Mapping[Level, int]) -> None:
+    """Refuse a job that costs more than the budget of its task file, at either level."""
     caps: tuple[tuple[Level, float | None], ...] = (
         ("instance", job.file.budget.instance_epsilon),
         ("agent", job.file.budget.agent_epsilon),
