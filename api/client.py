@@ -14,7 +14,7 @@ import base64
 import io
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -84,13 +84,28 @@ class Client:
         token: access token.
         timeout_s: longest silence within one request.
         patience_s: how long a request that may be repeated is tried again.
+        absent_patience_s: the same while nothing answers at all, but for `wait`; as `patience_s` when None.
         ca_file: PEM file of the authority behind the service's certificate; the system's when None.
     """
 
     def __init__(
-        self, url: str, token: str, *, timeout_s: float = 60.0, patience_s: float = 60.0, ca_file: Path | None = None
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float = 60.0,
+        patience_s: float = 60.0,
+        absent_patience_s: float | None = None,
+        ca_file: Path | None = None,
     ) -> None:
-        self._connection = Connection(url, token, timeout_s=timeout_s, patience_s=patience_s, ca_file=ca_file)
+        self._connection = Connection(
+            url,
+            token,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            absent_patience_s=absent_patience_s,
+            ca_file=ca_file,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -150,6 +165,7 @@ class Client:
         name: str = "",
         deadline_s: float | None = None,
         idempotency_key: str | None = None,
+        leave_out: Collection[str] = (),
     ) -> JobView:
         """Submit a job. Sent twice, because an answer was lost, it is still one job.
 
@@ -164,6 +180,7 @@ class Client:
             name: for people.
             deadline_s: after which the job expires; the service's own when None.
             idempotency_key: give one to make a script safe to run twice; a random one when None.
+            leave_out: names of images in the folder that are not sent.
 
         Raises:
             InvalidSetting: not exactly one of images and features was given, or there is no image.
@@ -186,7 +203,7 @@ class Client:
         )
         key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
         if images is not None:
-            beside = _image_parts(images)
+            beside = _image_parts(images, leave_out)
         elif as_json:
             return self._post(JobView, "/v1/jobs", request, headers=key)
         else:
@@ -232,7 +249,7 @@ class Client:
         """
         seen = ""
         while True:
-            for attempt in self._connection.again():
+            for attempt in self._connection.again(is_waiting=True):
                 try:
                     for identity, job in self._events(job_id, seen):
                         seen = identity
@@ -417,12 +434,17 @@ def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> byte
         return file.getvalue()
 
 
-def _image_parts(images: Path | Sequence[Path]) -> list[Part]:
+def images_in(folder: Path) -> list[str]:
+    """Names of the images in a folder and below it, as the service will know them."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return [path.relative_to(folder).as_posix() for path in found]
+
+
+def _image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
     if not isinstance(images, Path):
         return _parts([(path, path.name) for path in images])
     if images.is_dir():
-        found = sorted(path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-        return _parts([(path, path.relative_to(images).as_posix()) for path in found])
+        return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])
     if not images.is_file():
         raise InvalidSetting(f"there is no file or folder {images.name!r}")
     field = {".zip": "archive", ".parquet": "parquet"}.get(images.suffix.lower(), "images")

@@ -65,13 +65,23 @@ class Connection:
         token: access token; never printed.
         timeout_s: longest silence within one request.
         patience_s: how long a repeatable request is tried again.
+        absent_patience_s: the same while nothing answers at all; as `patience_s` when None.
         ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
 
     Raises:
         InvalidSetting: the URL or the file cannot be used.
     """
 
-    def __init__(self, url: str, token: str, *, timeout_s: float, patience_s: float, ca_file: Path | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        ca_file: Path | None,
+        absent_patience_s: float | None = None,
+    ) -> None:
         base = _checked(url)
         try:
             context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
@@ -79,6 +89,7 @@ class Connection:
             raise InvalidSetting(f"the CA file cannot be used: {error.strerror or 'malformed'}") from None
         self.url = url.rstrip("/")
         self._patience_s = patience_s
+        self._absent_patience_s = patience_s if absent_patience_s is None else min(absent_patience_s, patience_s)
         self._http = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}", "User-Agent": "private-labeler"},
@@ -167,12 +178,16 @@ class Connection:
         except httpx2.RequestError as error:
             raise self._unreachable(error) from None
 
-    def again(self) -> Iterator[Try]:
-        """Tries of something that may be repeated, with pauses that grow; see Try."""
-        return self._pauses(repeat=True)
+    def again(self, *, is_waiting: bool = False) -> Iterator[Try]:
+        """Tries of something that may be repeated, with pauses that grow; see Try.
 
-    def _pauses(self, *, repeat: bool) -> Iterator[Try]:
-        until = time.monotonic() + (self._patience_s if repeat else 0)
+        Args:
+            is_waiting: the service answered before and is waited for, through restarts of it.
+        """
+        return self._pauses(repeat=True, is_waiting=is_waiting)
+
+    def _pauses(self, *, repeat: bool, is_waiting: bool = False) -> Iterator[Try]:
+        begun = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
             current = Try()
@@ -182,16 +197,19 @@ class Connection:
                 raise AssertionError("a try ends in return, raise, or failed()")
             # Jitter, so that a hundred clients of a restarted service do not come back together.
             wait_s = max(current.retry_after_s, pause_s * (0.5 + random.random()))
-            if time.monotonic() + wait_s > until:
+            is_absent = isinstance(error, ServiceBusy) and not error.status and not is_waiting
+            patience_s = self._absent_patience_s if is_absent else self._patience_s
+            if not repeat or time.monotonic() + wait_s > begun + patience_s:
                 raise error
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceBusy:
-        reason = type(error).__name__
-        return ServiceBusy(
-            type="", status=0, title=f"no answer from {self.url}", detail=f"{reason}; is the service running there?"
-        )
+        if isinstance(error, httpx2.ConnectError):
+            title, why = f"nothing answers at {self.url}", "is the service running there, and is this its address?"
+        else:
+            title, why = f"no answer from {self.url}", f"{type(error).__name__}; is the service running there?"
+        return ServiceBusy(type="", status=0, title=title, detail=why)
 
 
 class Try:

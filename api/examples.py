@@ -244,6 +244,7 @@ READY: dict[str, Any] = {
         {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
         {"name": "quorum", "ok": True, "detail": "5 agents and 3 talliers are live"},
     ],
+    "version": "0.1.0",
 }
 
 NOT_READY: dict[str, Any] = {
@@ -252,6 +253,7 @@ NOT_READY: dict[str, Any] = {
         {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
         {"name": "quorum", "ok": False, "detail": "2 of 3 talliers are live"},
     ],
+    "version": "0.1.0",
 }
 
 THUMBNAILS_REQUEST: dict[str, Any] = {"sources": ["photo-1.jpg", "photo-2.jpg"]}

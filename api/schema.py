@@ -442,6 +442,8 @@ class ReadinessView(View):
 
     ready: bool
     checks: tuple[Check, ...]
+    version: str = ""
+    """Of the service's program."""
 
 
 class Page(View):

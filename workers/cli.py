@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -30,8 +30,20 @@ app = typer.Typer(
 )
 
 
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"labeler {version('private-labeler')}")
+        raise typer.Exit
+
+
 @app.callback()
-def labeler() -> None:
+def labeler(
+    version: Annotated[  # its callback answers and ends
+        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
     """Nothing happens before a command: with a callback the command line is a group, whatever it holds."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
+from importlib.metadata import version
 
 from api.schema import Check, ReadinessView
 from feature_store.journal.parties import PartyRecord
@@ -20,7 +21,7 @@ def readiness(probes: Mapping[str, Probe]) -> ReadinessView:
         probes: by name, in the order in which they are shown: for example "journal", "redis", "talliers", "agents".
     """
     checks = tuple(_check(name, probe) for name, probe in probes.items())
-    return ReadinessView(ready=all(check.ok for check in checks), checks=checks)
+    return ReadinessView(ready=all(check.ok for check in checks), checks=checks, version=version("private-labeler"))
 
 
 def talliers_live(

@@ -169,8 +169,8 @@ def test_an_index_that_depends_on_other_records_is_refused(labeler, federation, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--sigma", 0), "sigma_votes: Input should be greater than 0"),
-        (("--sigma", "nan"), "sigma_votes: Input should be a finite number"),
+        (("--sigma", 0), "--sigma: Input should be greater than 0"),
+        (("--sigma", "nan"), "--sigma: Input should be a finite number"),
         (("--sigma", 3, "--delta", 2), "delta: Input should be less than 1"),
         (("--sigma", 3, "--agents", 2, "--colluding-agents", 2), "too few agents"),
         ((), "give the noise as --sigma"),
@@ -204,7 +204,7 @@ def test_a_plan_counts_on_one_participant_and_says_for_whom_it_holds(labeler) ->
     assert "own noise: then epsilon is 0.730 per private image" in " ".join(said.out.split())
     refused = labeler("plan", "--sigma", 3, "--agents", 2, "--max-dropouts", 1)
     assert refused.code == 2
-    assert "say colluding_agents = 0" in refused.err
+    assert "say --colluding-agents = 0" in refused.err
 
 
 def test_a_plan_states_a_person_where_records_of_one_person_are_bounded(labeler) -> None:
@@ -224,7 +224,7 @@ def test_a_plan_states_a_person_where_records_of_one_person_are_bounded(labeler)
     assert 0.49 < solved["person"]["epsilon"] <= 0.5
     refused = labeler(*setting[:3], "--epsilon", 0.5, "--solve", "sigma", "--level", "person")
     assert refused.code == 2
-    assert "records_per_person" in refused.err
+    assert "--records-per-person" in refused.err
 
 
 @pytest.mark.parametrize(("wanted", "key"), [("sigma", "sigma_votes"), ("queries", "queries")])

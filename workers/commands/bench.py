@@ -96,13 +96,22 @@ def bench(
 
 
 def _print_bench(result: dict[str, Any]) -> None:
-    table = Table(title=result["name"])
-    columns = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("case", "method", "metric", "level") else "right")
-    for row in result["rows"]:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console(width=160).print(table)
+    rows = [{column: _cell(row.get(column)) for column in _COLUMNS} for row in result["rows"]]
+    # What is the same in every row is said once, so that the rest fits beside each other.
+    varying = [column for column in _COLUMNS if len({row[column] for row in rows}) > 1 or column in _ALWAYS]
+    table = Table(title=result["name"], show_edge=False)
+    for column in varying:
+        table.add_column(column, justify="left" if column in _WORDS else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[column] for column in varying))
+    same = {column: rows[0][column] for column in _COLUMNS if rows and column not in varying and rows[0][column]}
+    table.caption = ", ".join(f"{column} {value}" for column, value in same.items())
+    Console(highlight=False).print(table)
+
+
+_COLUMNS = ("case", "method", "metric", "value", "sd", "epsilon", "delta", "level", "reference", "seconds")
+_ALWAYS = frozenset({"case", "metric", "value"})
+_WORDS = frozenset({"case", "method", "metric", "level"})
 
 
 def _cell(value: object) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from workers.commands.option_words import word_errors_of
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -99,4 +101,6 @@ def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
         room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
         import_module(f"workers.commands.{module}").register(room)
         found |= typer.main.get_group(room).commands
+    for command in found.values():
+        word_errors_of(command)
     return {name: found[name] for name in names}

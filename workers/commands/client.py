@@ -6,6 +6,7 @@ This is the one module of commands that may import the service's client.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from feature_store.exports import EXPORT_FORMATS
-from labeler.errors import Interrupted, InvalidSetting
-from workers.commands.console import Json, cell, escaped, one_of, print_json
+from labeler.errors import InvalidSetting
+from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.following import wait_for
 
 if TYPE_CHECKING:
     from api.client import Client
@@ -38,6 +41,7 @@ CaFile = Annotated[
 Role = Literal["admin", "requester", "viewer"]
 ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
+_ABSENT_PATIENCE_S = 1.0
 FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
 
 
@@ -52,7 +56,9 @@ def submit(
     task: Annotated[str, typer.Option(help="Task file as for `labeler run` (docs/task-file.md), or a task's id.")],
     url: Url,
     token: Token,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is finished.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the job has ended, and tell each change of its state.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the labels; implies --wait.")] = None,
     name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
     strategy: Annotated[str | None, typer.Option(help="all, random or clustered; the task file's otherwise.")] = None,
@@ -61,6 +67,9 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: the same command again is then the same job, not another.")
     ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="List images of the folder that cannot be read; send the others.")
+    ] = False,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
@@ -68,14 +77,21 @@ def submit(
 
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
+    skipped = _unreadable(images) if skip_unreadable else {}
+    for one, reason in skipped.items():
+        typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
     with _connect(url, token, ca_file) as service:
-        task_id, selection = _task(service, task, images, {"strategy": strategy, "count": count, "seed": seed})
-        job = service.submit(task_id, images=images, selection=selection, name=name, idempotency_key=key)
+        chosen = {"strategy": strategy, "count": count, "seed": seed}
+        task_id, selection = _task(service, task, images, chosen, left_out=len(skipped))
+        job = service.submit(
+            task_id, images=images, selection=selection, name=name, idempotency_key=key, leave_out=skipped
+        )
         if wait or out is not None:
-            job = _wait(service, job, quiet=as_json)
+            job = wait_for(service, job, quiet=as_json)
             if job.state == "completed" and out is not None:
                 service.labels(job.job_id, out)
-        _tell_job(job, out=out if job.state == "completed" else None, as_json=as_json)
+        out = out if job.state == "completed" else None
+        _tell_job(job, out=out, as_json=as_json, skipped=skipped if skip_unreadable else None)
         if _is_over(job) and job.state != "completed":
             sys.exit(1)
 
@@ -100,15 +116,7 @@ def status(
     if as_json:
         print_json([found.model_dump(mode="json") for found in jobs])
         return
-    table = Table(show_edge=False)
-    for heading in ("job", "name", "state", "done", "epsilon per image", "created"):
-        table.add_column(heading, overflow="fold")
-    for found in jobs:
-        done = f"{found.queries_done}/{found.queries}"
-        created = f"{found.created_at:%Y-%m-%d %H:%M}"
-        price = _say(found.price.instance_epsilon)
-        table.add_row(cell(found.job_id), cell(found.name), found.state, done, price, created)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(jobs_table(jobs))
 
 
 def share(
@@ -273,7 +281,23 @@ def prune_service(
 def _connect(url: str, token: str, ca_file: Path | None) -> Client:
     from api.client import Client
 
-    return Client(url, token, ca_file=ca_file)
+    # A person who waits is told at once that nothing is there; a job that is waited for is, through restarts.
+    return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
+
+
+def jobs_table(jobs: Sequence[JobView]) -> Table:
+    """Jobs beside each other, in 80 columns."""
+    table = Table(show_edge=False)
+    for heading in ("job", "state", "done", "epsilon", "created (UTC)"):
+        table.add_column(heading, overflow="fold")
+    for found in jobs:
+        done = f"{found.queries_done}/{found.queries}"
+        created = f"{found.created_at.astimezone(UTC):%Y-%m-%d %H:%M}"
+        price = "no bound" if found.price.instance_epsilon is None else f"{found.price.instance_epsilon:.3g}"
+        named = "\n".join(escaped(one) for one in (found.job_id, found.name) if one)
+        table.add_row(Text(named), found.state, done, price, created)
+    table.caption = "epsilon per private image"
+    return table
 
 
 def _is_over(job: JobView) -> bool:
@@ -282,7 +306,14 @@ def _is_over(job: JobView) -> bool:
     return job.state in FINISHED
 
 
-def _task(service: Client, task: str, images: Path, changes: dict[str, Any]) -> tuple[str, Selection]:
+def _unreadable(images: Path) -> dict[str, str]:
+    from api.client import images_in
+    from workers.commands.unreadable import unreadable_images
+
+    return unreadable_images(images, images_in(images))
+
+
+def _task(service: Client, task: str, images: Path, changes: dict[str, Any], *, left_out: int) -> tuple[str, Selection]:
     """The id of the task, made now where a file was named, and which images are asked about."""
     from pydantic import ValidationError
 
@@ -305,7 +336,7 @@ def _task(service: Client, task: str, images: Path, changes: dict[str, Any]) -> 
             "Take it out"
         )
     fields = file.task.model_dump(exclude_none=True, exclude={"talliers"})
-    fields["max_queries"] = _count(images) if selection.strategy == "all" else selection.count
+    fields["max_queries"] = _count(images) - left_out if selection.strategy == "all" else selection.count
     try:
         request = TaskRequest.model_validate(fields)
     except ValidationError as error:
@@ -333,31 +364,10 @@ def _count(images: Path) -> int:
     return count_images(images, endings=IMAGE_SUFFIXES)
 
 
-def _wait(service: Client, job: JobView, *, quiet: bool) -> JobView:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        if quiet:
-            return service.wait(job.job_id)
-        with Progress(*columns, console=Console(stderr=True)) as bars:
-            bar = bars.add_task(job.stage or job.state, total=job.queries)
-
-            def show(now: JobView) -> None:
-                words = now.state if _is_over(now) else (now.stage or now.state)
-                bars.update(bar, completed=now.queries_done, description=words)
-
-            return service.wait(job.job_id, on_change=show)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"the job goes on without you. Look at it with `labeler status {job.job_id}`, fetch its labels with "
-            f"`labeler export {job.job_id} --out labels.parquet`"
-        ) from None
-
-
-def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
+def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping[str, str] | None = None) -> None:
     if as_json:
-        print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}))
+        not_sent = {} if skipped is None else {"skipped": [{"source": one, "reason": skipped[one]} for one in skipped]}
+        print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}) | not_sent)
         return
     lines = [
         f"Job        {job.job_id}",
@@ -373,6 +383,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
         lines.append(f"Ledger     {job.ledger}")
     if job.problem is not None:
         lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
+    lines += [f"Waits for  {one.agent_id}: {_WAITING[one.reason]}" for one in job.waiting_for]
     lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals]
     if out is not None:
         lines.append(f"Labels     {out}")
@@ -383,6 +394,14 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for line in lines:
         console.print(escaped(line), markup=False, emoji=False)
+
+
+_WAITING = {
+    "approval": "a person there has to approve the task (labeler agent waiting, approve)",
+    "answer": "it has not said yet whether it takes part",
+    "later": "it cannot say now, and is asked again",
+    "share": "its share is not there yet",
+}
 
 
 def _say(epsilon: float | None) -> str:

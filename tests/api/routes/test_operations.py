@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import ipaddress
 import os
 import re
@@ -59,6 +60,7 @@ def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
     with service.http(None) as http:
         assert http.get("/healthz").json() == {"status": "alive"}
         ready = http.get("/readyz")
+        assert ready.json()["version"] == importlib.metadata.version("private-labeler")
     assert ready.status_code == 503
     missing = {check["name"] for check in ready.json()["checks"] if not check["ok"]}
     assert missing

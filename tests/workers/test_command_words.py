@@ -1,0 +1,251 @@
+"""Commands speak in the words of who typed them: their options, at most 80 columns, a version, completions."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from api import examples
+from api.schema import BudgetView, JobView
+from labeler.errors import InvalidSetting
+from workers import cli
+from workers.commands import following
+from workers.commands.bars import budget_table
+from workers.commands.bench import _print_bench
+from workers.commands.client import jobs_table
+from workers.commands.option_words import in_option_words
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv = ['labeler', *{list(arguments)!r}]; from workers.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"} | environment,
+    )
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("plan --sigma 25 --k 0", "--k: Input should be greater"),
+        ("plan --sigma -1", "--sigma: Input should be greater"),
+        ("plan --sigma 25 --delta 2", "--delta: Input should be less"),
+        ("plan --sigma 25 --colluding-agents 5", "lower --colluding-agents or --max-dropouts"),
+        ("plan --sigma 25 --max-dropouts 2", "lower --max-dropouts, or say --colluding-agents = 0"),
+        ("plan --sigma 25 --max-agent-records 5", "--max-agent-records only means something"),
+        ("plan --sigma 25 --method reverse-knn --records-per-person 2 --max-dropouts -1", "--max-dropouts: Input"),
+        ("plan --sigma 25 --method blind-average --min-records 5 --regularisation -1", "--regularisation: Input"),
+        ("plan --sigma 1e-9", "--sigma must be at least"),
+        ("plan --sigma 25 --release votes", "--release must be one of"),
+        ("plan --epsilon 1", "--solve"),
+        ("submit . --task t --strategy random --url https://localhost:9 --token t", "needs --count"),
+        ("submit . --task t --strategy most --url https://localhost:9 --token t", "--strategy: Input should be"),
+        ("run none.toml --shard a --queries b --out c --winner x", "task file none.toml"),
+    ],
+)
+def test_a_refused_setting_is_named_as_it_was_typed(
+    line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["labeler", *line.split()])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_words_of_a_file_and_of_english_stay() -> None:
+    options = {"k": "--k", "queries": "--queries", "max_dropouts": "--max-dropouts", "name": "--name"}
+    for sentence in (
+        "task file t.toml refused: line 3, column 1: queries.count: Input should be greater than 0",
+        "the name of k queries is a name",
+        "see labeler.max_dropouts.md and my-max_dropouts",
+    ):
+        assert in_option_words(sentence, options) == sentence
+    assert in_option_words("task refused: k: no; name: too long", options) == "--k: no; --name: too long"
+
+
+# Width
+
+
+def test_every_help_fits_eighty_columns() -> None:
+    from typer.testing import CliRunner
+
+    from workers.commands.catalogue import load_commands
+
+    checked = 0
+
+    def check(words: list[str], command: Any) -> None:
+        nonlocal checked
+        text = command.get_help(_context(command, words))
+        printed = text or runner_output(words)
+        assert max(map(len, printed.splitlines()), default=0) <= 80, words
+        checked += 1
+        for name, inner in getattr(command, "commands", {}).items():
+            check([*words, name], inner)
+
+    def runner_output(words: list[str]) -> str:
+        return CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(cli.app, [*words, "--help"]).output
+
+    for name, command in load_commands().items():
+        check([name], command)
+    assert checked > 35
+
+
+def _context(command: Any, words: list[str]) -> Any:
+    return command.context_class(command, info_name=" ".join(words), terminal_width=80, max_content_width=80)
+
+
+def test_a_plan_fits_eighty_columns() -> None:
+    printed = run("plan", "--sigma", "25", "--k", "50", "--queries", "206", "--colluding-agents", "1").stdout
+    assert "epsilon, exact" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def drawn(table: Any) -> str:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_tables_of_a_service_fit_eighty_columns_and_cut_no_word() -> None:
+    job = JobView.model_validate(examples.JOB | {"name": "scans of March", "queries": 12000, "queries_done": 11999})
+    printed = drawn(jobs_table([job, job]))
+    for whole in (job.job_id, "scans of March", "11999/12000", "collecting"):
+        assert whole in printed
+    accounts = BudgetView.model_validate(examples.BUDGET).model_dump(mode="json")["accounts"]
+    accounts[0]["account"] = "university-hospital-of-somewhere"
+    assert "university-hospital" in drawn(budget_table(accounts))
+    for text in (printed, drawn(budget_table(accounts))):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_bench_says_once_what_is_the_same_in_every_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    common = {"method": "reverse-knn", "metric": "student accuracy", "delta": 1e-4, "level": "instance", "sd": 0.0123}
+    rows = [{"case": f"caltech to webcam {n}", "value": 0.9 + n / 1000, "epsilon": 0.1 * n} | common for n in range(9)]
+    _print_bench({"name": "office", "rows": rows})
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.count("reverse-knn") == 1
+    assert printed.count("caltech to webcam") == 9
+
+
+# Version, completion
+
+
+def test_the_version_is_told() -> None:
+    told = run("--version")
+    assert (told.returncode, told.stdout) == (0, f"labeler {version('private-labeler')}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_completions(shell: str) -> None:
+    script = run(_LABELER_COMPLETE=f"source_{shell}").stdout
+    assert "_LABELER_COMPLETE=complete_" in script
+
+
+# Following a job
+
+
+class Told:
+    """A service whose job goes through these states."""
+
+    def __init__(self, *jobs: JobView) -> None:
+        self.jobs = jobs
+
+    def wait(self, job_id: str, on_change: Any = None) -> JobView:
+        assert job_id == self.jobs[0].job_id
+        for job in self.jobs:
+            if on_change is not None:
+                on_change(job)
+        return self.jobs[-1]
+
+
+def job(state: str, stage: str, done: int) -> JobView:
+    return JobView.model_validate(examples.JOB | {"state": state, "stage": stage, "queries_done": done, "queries": 20})
+
+
+def test_without_a_terminal_each_change_of_state_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    first = job("queued", "60 images are being embedded", 0)
+    told = Told(first, first, job("collecting", "waiting for 1 of 5 agents: north", 0), job("completed", "done", 20))
+    assert following.wait_for(told, first, quiet=False).state == "completed"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "queued: 60 images are being embedded (0 of 20 questions answered)",
+        "collecting: waiting for 1 of 5 agents: north (0 of 20 questions answered)",
+        "completed: done (20 of 20 questions answered)",
+    ]
+
+
+def test_where_a_machine_reads_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    following.wait_for(Told(job("completed", "done", 20)), job("queued", "", 0), quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+# Unreadable images
+
+
+def test_unreadable_images_are_listed_and_the_others_go(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from api.client import images_in
+    from workers.commands.unreadable import unreadable_images
+
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "in" / "good.png")
+    (tmp_path / "in" / "bad.png").write_bytes((tmp_path / "in" / "good.png").read_bytes()[:40])
+    (tmp_path / "empty.jpg").touch()
+    found = unreadable_images(tmp_path, images_in(tmp_path))
+    assert set(found) == {"in/bad.png", "empty.jpg"}
+    with pytest.raises(InvalidSetting, match="none of the 1 images"):
+        unreadable_images(tmp_path, ["empty.jpg"])
+    with pytest.raises(InvalidSetting, match="--skip-unreadable looks into a folder"):
+        unreadable_images(tmp_path / "in" / "good.png", [])
+
+
+def test_a_dead_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two tries and no third: the pauses are counted, not the time."""
+    from api import client_http
+
+    slept: list[float] = []
+    monkeypatch.setattr(client_http.time, "sleep", slept.append)
+    monkeypatch.setattr(client_http.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(sys, "argv", ["labeler", "status", "--url", "http://127.0.0.1:9", "--token", "t", "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 75
+    assert "nothing answers at http://127.0.0.1:9" in " ".join(capsys.readouterr().err.split())
+    assert 1 <= len(slept) <= 4
+    assert sum(slept) <= 1.0
+
+
+def test_a_job_that_waits_for_approval_says_for_whose(capsys: pytest.CaptureFixture[str]) -> None:
+    from workers.commands.client import _tell_job
+
+    waiting = examples.JOB | {"state": "queued", "waiting_for": [{"agent_id": "north", "reason": "approval"}]}
+    _tell_job(JobView.model_validate(waiting), out=None, as_json=False)
+    assert "Waits for  north: a person there has to approve the task" in capsys.readouterr().out
+    _tell_job(JobView.model_validate(waiting), out=None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["waiting_for"] == [{"agent_id": "north", "reason": "approval"}]
