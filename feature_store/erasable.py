@@ -1,12 +1,14 @@
 """Keys that can be erased, and with them whatever was encrypted under them, in every copy that was ever made of it.
 
 A row that is deleted lives on in yesterday's backup, in a write-ahead log, on a replica. So what must not outlive its
-round is kept encrypted under a key of its own, and the key lies in a small file outside the journal, in a folder that
-no backup copies (`workers.homes.journals`). Erasing the file erases every copy of what it opened.
+round is kept encrypted under a key of its own, and the key lies in a slot of a file outside the journal, in a folder
+that no backup copies (`workers.homes.journals`). Erasing the slot erases every copy of what its key opened.
 
-    HOME/erasable/NAME     32 bytes, readable by the owner only; overwritten with zeros, synced, then removed
+    HOME/erasable/keys_1   every key in a slot of its own, which is overwritten with zeros and synced
+                           (feature_store.key_slots)
+    HOME/erasable/NAME     32 bytes, of a version that had a file for each key; overwritten, synced, then removed
 
-What erasing a file means. ext4 and XFS in their usual modes write a changed block where it was, so the old bytes are
+What erasing means. ext4 and XFS in their usual modes write a changed block where it was, so the old bytes are
 gone from the medium's addresses when `erase` returns. A file system that copies on write (btrfs, ZFS), a snapshot, or
 the spare blocks of a flash disk may keep them: put the folder on a plain file system, take no snapshots of it, and
 encrypt the disk, so that who finds old blocks finds nothing. Bytes in this process's memory go with the process.
@@ -26,13 +28,16 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from feature_store.durable import sync_folder
 from feature_store.faults import between
+from feature_store.key_slots import KeySlots
 from labeler.errors import BadData, InvalidSetting, UnsafeStorage
 from labeler.randomness import KEY_BYTES, derive_key
 
 ERASABLE_FOLDER = "erasable"
 """Of a home; never part of a backup."""
+
+SLOTS_FILE = "keys_1"
+"""In that folder; the name of no key."""
 
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 8
@@ -59,13 +64,17 @@ class ErasableKeys(Protocol):
         """Forget a key for good; nothing happens where there is none."""
         ...
 
+    def erase_all(self, names: Collection[str]) -> None:
+        """Forget several for good, all of them before this returns."""
+        ...
+
     def names(self) -> list[str]:
         """Every key there is, sorted."""
         ...
 
 
 class KeyFolder:
-    """One file per key in a folder of their own.
+    """Keys in a folder of their own.
 
     Args:
         folder: made where it is missing, for its owner only.
@@ -76,68 +85,48 @@ class KeyFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, bytes] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             raise UnsafeStorage(
                 f"the folder {folder.name!r} is open to others, who could read what is to be erased: chmod 700"
             )
         for left in folder.glob(".*"):
-            # Of a process that died while it drew a key that nobody used.
+            # Of a process of an earlier version that died while it drew a key that nobody used.
             _overwrite(left)
+        self._slots = KeySlots(folder / SLOTS_FILE)
+        self._files = _files_of(folder)
 
     def draw(self, name: str) -> bytes:
         """See ErasableKeys."""
-        key = self.read(name)
-        if key is None:
-            self.draw_all([name])
-            key = self._known[name]
-        return key
+        return self._files.get(name) or self._drawn([name])[name]
 
     def draw_all(self, names: Collection[str]) -> None:
-        """See ErasableKeys. However many there are, the folder is synced once."""
-        new = {name: os.urandom(KEY_BYTES) for name in names if self.read(name) is None}
-        for name, key in new.items():
-            path = self._path(name)
-            # Its name only once it is whole: what a crash leaves has another, and is removed at the next start.
-            unfinished = path.with_name(f".{name}")
-            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.fchmod(handle, 0o600)
-                os.write(handle, key)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            between("rename")
-            unfinished.replace(path)
-            between("renamed")
-        if new:
-            sync_folder(self._folder)
-        self._known.update(new)
+        """See ErasableKeys. However many there are, one file is synced once."""
+        self._drawn(names)
+
+    def _drawn(self, names: Collection[str]) -> dict[str, bytes]:
+        wanted = [_checked(name) for name in names if name not in self._files]
+        drawn = os.urandom(KEY_BYTES * len(wanted))
+        return self._slots.put({name: drawn[KEY_BYTES * at :][:KEY_BYTES] for at, name in enumerate(wanted)})
 
     def read(self, name: str) -> bytes | None:
         """See ErasableKeys."""
-        if name not in self._known:
-            try:
-                key = self._path(name).read_bytes()
-            except FileNotFoundError:
-                return None
-            if len(key) != KEY_BYTES or not any(key):
-                return None  # erased, and the process died before the file was removed
-            self._known[name] = key
-        return self._known[name]
+        return self._slots.get(_checked(name)) or self._files.get(name)
 
     def erase(self, name: str) -> None:
         """See ErasableKeys."""
-        self._known.pop(name, None)
-        _overwrite(self._path(name))
+        self.erase_all([name])
+
+    def erase_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys. However many there are, one file is synced once."""
+        for name in names:
+            if self._files.pop(_checked(name), None) is not None:
+                _overwrite(self._folder / name)
+        self._slots.erase(names)
 
     def names(self) -> list[str]:
         """See ErasableKeys."""
-        return sorted(path.name for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
-
-    def _path(self, name: str) -> Path:
-        return self._folder / _checked(name)
+        return sorted({*self._slots.names(), *self._files})
 
     def __repr__(self) -> str:
         return f"KeyFolder({self._folder.name!r})"
@@ -165,6 +154,11 @@ class KeysInMemory:
     def erase(self, name: str) -> None:
         """See ErasableKeys."""
         self._keys.pop(_checked(name), None)
+
+    def erase_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys."""
+        for name in names:
+            self.erase(name)
 
     def names(self) -> list[str]:
         """See ErasableKeys."""
@@ -228,6 +222,19 @@ def check_value(key: bytes) -> str:
 def erase_file(path: Path) -> None:
     """Overwrite a small secret file where it lies, and remove it; nothing happens where there is none."""
     _overwrite(path)
+
+
+def keys_in(folder: Path) -> dict[str, bytes]:
+    """Every key of a folder by its name, for looking only: nothing is made, written or removed."""
+    slots = KeySlots(folder / SLOTS_FILE)
+    return _files_of(folder) | {name: slots.get(name) or b"" for name in slots.names()}
+
+
+def _files_of(folder: Path) -> dict[str, bytes]:
+    """Keys of a version that had a file for each."""
+    found = {path.name: path.read_bytes() for path in folder.iterdir() if _NAME.fullmatch(path.name)}
+    # Zeros: erased, and the process died before the file was removed.
+    return {name: key for name, key in found.items() if len(key) == KEY_BYTES and any(key)}
 
 
 def _overwrite(path: Path) -> None:

@@ -15,7 +15,7 @@ A round that was answered by a version without this table is one of which nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -212,15 +212,17 @@ class JournalRounds:
     def erase(self, round_digest: str) -> None:
         """See RoundStore. A round that was never charged here is left alone."""
         with self._database.write() as connection:
-            self.erase_in(round_digest, connection=connection)
+            self.erase_in([round_digest], connection=connection)
 
-    def erase_in(self, round_digest: str, *, connection: Connection) -> None:
-        """Erase a round in a transaction of many: its row there, its key once that is durable.
+    def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
+        """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
 
         Where the process dies in between, the key of an erased round is found by `sweep`.
         """
-        self._erase.run(connection, wanted=round_digest)
-        self._database.after_commit(partial(self._keys.erase, round_digest))
+        for round_digest in rounds:
+            self._erase.run(connection, wanted=round_digest)
+        if rounds:
+            self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
 
     def over(self, now: datetime) -> list[str]:
         """Every round that is kept although nobody may ask for it any more; asks the journal only where one may be."""
@@ -242,8 +244,9 @@ class JournalRounds:
     def expire(self, now: datetime) -> list[str]:
         """Erase every round that nobody may ask for any more; their digests."""
         over = self.over(now)
-        for round_digest in over:
-            self.erase(round_digest)
+        if over:
+            with self._database.write() as connection:
+                self.erase_in(over, connection=connection)
         return over
 
     def sweep(self) -> None:
@@ -255,13 +258,11 @@ class JournalRounds:
         query = select(agent_rounds.c.round_digest).where(agent_rounds.c.state != "erased")
         with self._database.read() as connection:
             alive = set(connection.execute(query).scalars())
-        for round_digest in sorted(alive):
-            if self._keys.read(round_digest) is None:
-                self.erase(round_digest)
-        for name in self._keys.names():
-            # Digests only: other keys of the home are not a round's.
-            if len(name) == 64 and name not in alive:
-                self._keys.erase(name)
+        keyed = set(self._keys.names())
+        with self._database.write() as connection:
+            self.erase_in(sorted(alive - keyed), connection=connection)
+        # Digests only: other keys of the home are not a round's.
+        self._keys.erase_all([name for name in keyed - alive if len(name) == 64])
 
     def __repr__(self) -> str:
         return "JournalRounds(<private>)"

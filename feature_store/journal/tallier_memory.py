@@ -129,6 +129,9 @@ def _close_held_share() -> ClauseElement:
 class TallierMemory:
     """The memory of one tallier, in its own journal; `connection` joins a write transaction.
 
+    Attributes:
+        holds_clear: whether something may be kept in clear, of a version without keys: known once it was swept.
+
     Args:
         database: the tallier's journal.
         keys: erasable keys, outside of the journal and of every backup.
@@ -138,6 +141,7 @@ class TallierMemory:
         self._database = database
         self._keys = keys
         database.create(tallier_rounds, tallier_shares)
+        self.holds_clear = True
         dialect = database.sql_dialect
         self._seen = prepared(_stage_of_round, dialect)
         self._new_round, self._new_share = prepared(_open_new_round, dialect), prepared(_hold_share, dialect)
@@ -303,8 +307,9 @@ class TallierMemory:
             for agents, state in ((contributors, "summed"), (others, "dropped")):
                 for agent in sorted(agents):
                     self._close_share.run(connection, wanted=digest, agent=agent, closed=state)
-            # Once the sum is durable: where the process dies in between, `sweep` finds the key.
-            self._database.after_commit(partial(self._keys.erase, _shares_key(digest)))
+        if summed:
+            # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
+            self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
 
     def fix(
         self,
@@ -383,8 +388,10 @@ class TallierMemory:
         table = tallier_shares
         with self._database.read() as connection:
             rounds = connection.execute(select(tallier_rounds).order_by(tallier_rounds.c.round_digest)).all()
-            held = select(table.c.round_digest, table.c.share).where(table.c.state == "held")
-            locked = {one.round_digest for one in connection.execute(held) if is_locked_away(bytes(one.share))}
+            held = connection.execute(select(table.c.round_digest, table.c.share).where(table.c.state == "held")).all()
+        locked = {one.round_digest for one in held if is_locked_away(bytes(one.share))}
+        kept = [*(one.share for one in held), *(row.aggregate for row in rounds if row.aggregate is not None)]
+        self.holds_clear = not all(is_locked_away(bytes(data)) for data in kept)
         needed, lost = set(), []
         for row in rounds:
             key = {"open": _shares_key, "fixed": _sum_key}.get(row.state)
@@ -396,9 +403,8 @@ class TallierMemory:
             if is_locked and self._keys.read(name) is None:
                 self.forget(row.round_digest)
                 lost.append(row.round_digest)
-        for name in self._keys.names():
-            if name.endswith((_SHARES, _SUM)) and name not in needed:
-                self._keys.erase(name)
+        of_rounds = [name for name in self._keys.names() if name.endswith((_SHARES, _SUM))]
+        self._keys.erase_all([name for name in of_rounds if name not in needed])
         return lost
 
     def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
@@ -415,8 +421,7 @@ class TallierMemory:
         return plain
 
     def _erase(self, round_digest: str) -> None:
-        self._keys.erase(_shares_key(round_digest))
-        self._keys.erase(_sum_key(round_digest))
+        self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
 
     def _find(self, round_digest: str, connection: Connection) -> Any:
         return connection.execute(select(tallier_rounds).where(tallier_rounds.c.round_digest == round_digest)).first()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,14 +11,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.erasable import KeyFolder, is_locked_away, lock_away, take_out
+from feature_store.erasable import SLOTS_FILE, KeyFolder, is_locked_away, lock_away, take_out
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from labeler.errors import BadData, InvalidSetting, PrivacyRefusal, UnsafeStorage
+from labeler.errors import BadData, PrivacyRefusal
 from workers.agent.round_store import RoundFolder, RoundsInMemory, RoundStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -168,7 +164,7 @@ def test_nothing_of_an_answer_lies_in_the_journal_and_of_a_key_nowhere_once_it_i
     rounds.store(ROUND, TALLIERS, BODIES)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(BODIES[0] in path.read_bytes() for path in files)
-    assert [path.name for path in files if key in path.read_bytes()] == [ROUND]
+    assert [path.name for path in files if key in path.read_bytes()] == [SLOTS_FILE]
     rounds.erase(ROUND)
     assert not any(key in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -244,48 +240,3 @@ def test_the_database_itself_never_brings_an_erased_round_back(database: Databas
     rounds.erase(ROUND)
     with pytest.raises(IntegrityError), database.write() as connection:
         connection.execute(text("UPDATE agent_rounds SET state = 'stored', answer = x'00'"))
-
-
-# Files.
-
-
-def test_an_erased_key_is_overwritten_where_it_lies(tmp_path: Path) -> None:
-    """A second name of the same file shows what becomes of its bytes."""
-    keys = KeyFolder(tmp_path / "erasable")
-    keys.draw(ROUND)
-    os.link(tmp_path / "erasable" / ROUND, tmp_path / "same file")
-    keys.erase(ROUND)
-    keys.erase(ROUND)
-    assert (tmp_path / "same file").read_bytes() == bytes(32)
-    assert keys.read(ROUND) is None
-    assert KeyFolder(tmp_path / "erasable").names() == []
-
-
-def test_a_process_that_dies_while_it_erases_leaves_no_key(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from feature_store.erasable import KeyFolder\n"
-        "keys = KeyFolder(Path(sys.argv[1])); keys.draw('a' * 64)\n"
-        "Path.unlink = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "keys.erase('a' * 64)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "erasable")], cwd=Path(__file__).parents[2], check=False
-    )
-    assert died.returncode == -signal.SIGKILL
-    assert (tmp_path / "erasable" / ROUND).read_bytes() == bytes(32)
-    assert KeyFolder(tmp_path / "erasable").read(ROUND) is None
-
-
-def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
-    KeyFolder(tmp_path / "erasable").draw(ROUND)
-    assert (tmp_path / "erasable").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "erasable" / ROUND).stat().st_mode & 0o077 == 0
-    (tmp_path / "erasable").chmod(0o755)
-    with pytest.raises(UnsafeStorage):
-        KeyFolder(tmp_path / "erasable")
-
-
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "A" * 64])
-def test_a_key_is_named_by_a_plain_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidSetting):
-        KeyFolder(tmp_path / "erasable").draw(name)

@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import text
 
-from feature_store.erasable import is_locked_away, take_out
+from feature_store.erasable import is_locked_away, keys_in, take_out
 from feature_store.journal.database import open_database
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import share_from_bytes
@@ -63,10 +63,10 @@ def test_yesterdays_backup_and_todays_disk_together_open_nothing_of_a_settled_ro
     backup_home(site.home, tmp_path / "yesterday")
     # What a replica has: every file as it is, write-ahead log included, without the folder that nothing may copy.
     shutil.copytree(site.home, tmp_path / "replica", ignore=shutil.ignore_patterns("erasable"))
-    in_time = (site.home / "erasable" / ask.round.digest).read_bytes()
+    in_time = keys_in(site.home / "erasable")[ask.round.digest]
     site.relay.send("answered", AGENT, Settled().encode(), task=ask.task.digest, round=ask.round.digest)
     end = time.monotonic() + 20
-    while (site.home / "erasable" / ask.round.digest).exists():
+    while ask.round.digest in keys_in(site.home / "erasable"):
         assert time.monotonic() < end, "waited 20 s for the key to be erased"
         time.sleep(0.02)
     shutil.copytree(site.home, tmp_path / "today")
@@ -96,7 +96,7 @@ def test_bodies_in_a_journal_are_sealed_to_the_talliers_before_they_are_encrypte
     site.relay.wait_for("answered")
     running.end()
     (answer,) = locked_away(site.home / "journal.db")
-    key = (site.home / "erasable" / ask.round.digest).read_bytes()
+    key = keys_in(site.home / "erasable")[ask.round.digest]
     for body, share in zip(take_out(key, ask.round.digest, answer), shares, strict=True):
         assert share.sharing_id.hex().encode() not in body
         with pytest.raises(Exception, match="JSON"):

@@ -427,8 +427,7 @@ class AgentDesk:
         return events
 
     def _given_back(self, connection: Connection, erased: Sequence[str], withdrawn: Sequence[str]) -> None:
-        for digest in erased:
-            self._rounds.erase_in(digest, connection=connection)
+        self._rounds.erase_in(erased, connection=connection)
         for job_id in withdrawn:
             given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
             log.info("proposal withdrawn", extra={"job_id": job_id, "rounds_given_back": given_back})

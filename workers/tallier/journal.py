@@ -28,9 +28,21 @@ class TallierJournal:
         self._ledger = ledger
         ledger.open_account(SUMS, "agent", None)
 
-    def forget_log(self) -> None:
-        """Leave nothing of single shares that were deleted in any file of the journal."""
+    def sweep(self) -> list[str]:
+        """See TallierMemory.sweep; to be called at the start of a process."""
+        lost = self.memory.sweep()
         self.database.forget_log()
+        return lost
+
+    def forget_log(self) -> None:
+        """Leave nothing of single shares that were deleted in any file of the journal.
+
+        What is encrypted may stay in the write-ahead log until that is written over: its key is erased
+        (feature_store.erasable), so there it is noise, as in every backup. What a version without keys left in clear
+        may not.
+        """
+        if self.memory.holds_clear:
+            self.database.forget_log()
 
     def fix(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection

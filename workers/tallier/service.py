@@ -66,7 +66,7 @@ def run_tallier(
         check_home(database, erasable, has_entries=ledger.verify().seq > 0)
         journal = TallierJournal(database, erasable, ledger)
         mark_home(database, erasable)
-        for round_digest in journal.memory.sweep():
+        for round_digest in journal.sweep():
             log.warning("round given up: the key of what was held is gone", extra={"round_digest": round_digest})
         keys = PartyKeys.load(home / KEYS_FILE)
         group = read_group(home, own_verify_key=keys.public.verify_key)

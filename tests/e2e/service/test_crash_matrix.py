@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
+from feature_store.erasable import keys_in
 from feature_store.faults import FAULT_POINTS
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
@@ -82,11 +82,9 @@ class Thief:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.01):
-            for path in self._agents.glob("*/erasable/" + "?" * 64):
-                with suppress(OSError):
-                    key = path.read_bytes()
-                    if len(key) == 32 and any(key):
-                        self.keys.setdefault((path.parents[1].name, path.name), set()).add(key)
+            for folder in self._agents.glob("*/erasable"):
+                for name, key in keys_in(folder).items():
+                    self.keys.setdefault((folder.parent.name, name), set()).add(key)
 
 
 def expected_release(service: Service, thief: Thief, task_fields: dict[str, object], batch: QueryBatch) -> Release:

@@ -209,7 +209,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
         check_home(database, erasable, has_entries=ledger.verify().seq > 0)
         journal = TallierJournal(database, erasable, ledger)
         mark_home(database, erasable)
-        journal.memory.sweep()
+        journal.sweep()
         keys = PartyKeys.load(home / KEYS_FILE)
         winners = WinnerDesk(read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room)
         owned.callback(winners.close)

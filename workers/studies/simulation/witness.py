@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.erasable import keys_in
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -66,14 +67,10 @@ class _Peek:
         self._folder = folder
 
     def read(self, name: str) -> bytes | None:
-        try:
-            key = (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return None
-        return key if any(key) else None
+        return keys_in(self._folder).get(name)
 
     def names(self) -> list[str]:
-        return sorted(path.name for path in self._folder.iterdir() if not path.name.startswith("."))
+        return sorted(keys_in(self._folder))
 
     def draw(self, name: str) -> bytes:
         raise NotImplementedError(name)
@@ -83,6 +80,9 @@ class _Peek:
 
     def erase(self, name: str) -> None:
         raise NotImplementedError(name)
+
+    def erase_all(self, names: Collection[str]) -> None:
+        raise NotImplementedError(names)
 
 
 class _AgentJournal:
