@@ -20,9 +20,10 @@ from labeler.errors import NotAllowed, NotAuthenticated
 if TYPE_CHECKING:
     from feature_store.journal.tokens import TokenRecord, TokenStore
 
-Need = Literal["open", "optional", "scraper", "signed", "viewer", "requester", "admin"]
+Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "requester", "admin"]
 """`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: a viewer, or anybody where the
-settings open /metrics. `signed`: a party, by its signature."""
+settings open /metrics. `signed`: a party, by its signature. `invited`: whoever has the one-use token of an invitation,
+which stands in the body with a signature."""
 
 ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/healthz"): "open",
@@ -58,6 +59,9 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("POST", "/v1/parties"): "admin",
     ("POST", "/v1/parties/{party_id}:rotate"): "admin",
     ("DELETE", "/v1/parties/{party_id}"): "admin",
+    ("POST", "/v1/invitations"): "admin",
+    ("DELETE", "/v1/invitations/{party_id}"): "admin",
+    ("POST", "/v1/enrolments"): "invited",
     ("GET", "/v1/tokens"): "admin",
     ("POST", "/v1/tokens"): "admin",
     ("DELETE", "/v1/tokens/{token_id}"): "admin",
@@ -102,7 +106,7 @@ class Gate:
         need = ACCESS.get((request.method, path))
         if need is None:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
-        if need in ("open", "signed") or (need == "scraper" and self._is_metrics_open):
+        if need in ("open", "signed", "invited") or (need == "scraper" and self._is_metrics_open):
             return
         if need == "optional" and "authorization" not in request.headers:
             return

@@ -30,6 +30,8 @@ from api.schema import (
     BudgetView,
     EstimateRequest,
     EstimateView,
+    InvitationRequest,
+    InvitationView,
     JobPage,
     JobRequest,
     JobState,
@@ -55,6 +57,7 @@ from api.schema import (
     TokenPage,
     TokenRequest,
     TokenView,
+    WithdrawnView,
 )
 from labeler.errors import InvalidSetting
 
@@ -330,6 +333,15 @@ class Client:
         """Take nothing from a party any more."""
         answer = self._connection.call("DELETE", f"/v1/parties/{quote(party_id, safe='')}", repeat=True)
         return PartyView.model_validate_json(answer.content)
+
+    def invite(self, request: InvitationRequest) -> InvitationView:
+        """Invite a site. Not repeated when the answer is lost: a second one opens where the first no longer does."""
+        return self._post(InvitationView, "/v1/invitations", request, repeat=False)
+
+    def withdraw_invitation(self, party_id: str) -> WithdrawnView:
+        """Let invitations of a name that were not used open nothing any more."""
+        answer = self._connection.call("DELETE", f"/v1/invitations/{quote(party_id, safe='')}", repeat=True)
+        return WithdrawnView.model_validate_json(answer.content)
 
     def whoami(self) -> TokenView:
         """Name and role of this client's token."""

@@ -128,7 +128,12 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
     return freed
 
 
-_SECURITY: dict[Need, list[dict[str, list[str]]]] = {"open": [], "signed": [], "optional": [{}, {"token": []}]}
+_SECURITY: dict[Need, list[dict[str, list[str]]]] = {
+    "open": [],
+    "signed": [],
+    "invited": [],
+    "optional": [{}, {"token": []}],
+}
 _WRITING = frozenset({"post", "put", "patch", "delete"})
 _NULL = "(null)"
 

@@ -223,6 +223,42 @@ PARTIES: dict[str, Any] = {
     "has_quorum": True,
 }
 
+INVITATION_REQUEST: dict[str, Any] = {"party_id": "hospital-a", "role": "agent", "valid_days": 7}
+
+INVITATION: dict[str, Any] = {
+    "invitation_id": "inv-0a1b2c3d4e5f6071",
+    "party_id": "hospital-a",
+    "role": "agent",
+    "expires_at": "2027-03-08T08:30:00Z",
+    "phrase": "7K3M-9QXD-2RPA",
+    "document": {
+        "version": "labeler-invitation/1",
+        "party_id": "hospital-a",
+        "url": "https://labels.example.org",
+        "token": "inv_" + "a" * 43,
+        "signature": "5b" * 64,
+    },
+}
+
+WITHDRAWN: dict[str, Any] = {"party_id": "hospital-a", "withdrawn": 1}
+
+ENROLMENT_REQUEST: dict[str, Any] = {
+    "token": "inv_" + "a" * 43,
+    "party_id": "hospital-a",
+    "role": "agent",
+    "verify_key": VERIFY_KEY,
+    "seal_key": SEAL_KEY,
+    "signature": "5b" * 64,
+}
+
+ENROLMENT: dict[str, Any] = {
+    "party_id": "hospital-a",
+    "role": "agent",
+    "tallier": None,
+    "fingerprint": "8f1c22d09ab34e57",
+    "roster_digest": HASH,
+}
+
 TOKEN_REQUEST: dict[str, Any] = {"name": "nightly labelling", "role": "requester"}
 
 TOKEN: dict[str, Any] = {

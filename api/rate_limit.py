@@ -31,17 +31,21 @@ class TooManyRequests(RateLimited):
 
 
 class RateLimits:
-    """Counts requests by token and failures by address.
+    """Counts requests by token, failures and enrolments by address.
 
     Args:
         requests_per_minute: of one token.
         failures_per_minute: requests of one client address without a good token or signature.
+        enrolments_per_minute: attempts of one client address to use an invitation; a site needs one in its life.
     """
 
-    def __init__(self, *, requests_per_minute: int, failures_per_minute: int = 600) -> None:
-        if requests_per_minute < 1 or failures_per_minute < 1:
+    def __init__(
+        self, *, requests_per_minute: int, failures_per_minute: int = 600, enrolments_per_minute: int = 30
+    ) -> None:
+        if min(requests_per_minute, failures_per_minute, enrolments_per_minute) < 1:
             raise InvalidSetting("a rate limit must be at least one request a minute")
         self._requests = RateLimitItemPerMinute(requests_per_minute)
+        self._enrolments = RateLimitItemPerMinute(enrolments_per_minute)
         self._failures = RateLimitItemPerMinute(failures_per_minute)
         self._window = MovingWindowRateLimiter(MemoryStorage())
 
@@ -60,6 +64,14 @@ class RateLimits:
             TooManyRequests: the address has failed too often within a minute.
         """
         self._hit(self._failures, "address", address, "one address may fail to show a good token or signature for")
+
+    def enrol(self, address: str) -> None:
+        """Count one attempt to use an invitation.
+
+        Raises:
+            TooManyRequests: the address has tried too often within a minute.
+        """
+        self._hit(self._enrolments, "enrolment", address, "one address may try to enrol with")
 
     def _hit(self, item: RateLimitItem, kind: str, name: str, words: str) -> None:
         if self._window.hit(item, kind, name):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import AskedStrategy
 from labeler.jobs import JobState as JobState
@@ -377,6 +378,64 @@ class KeysRequest(Request):
 
     verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     seal_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class InvitationRequest(Request):
+    """Invite a site to join under one name, as an agent or as a tallier."""
+
+    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    role: PartyRole = "agent"
+    tallier: Annotated[int, Field(ge=0, le=2)] | None = None
+    """Which tallier it would be; the lowest number that is free, when absent."""
+    rotate: bool = False
+    """It is enrolled, and gets new keys and the talliers as they are now."""
+    valid_days: Annotated[int, Field(ge=1, le=30)] = 7
+    ca_certificates: Annotated[str, Field(max_length=MAX_CERTIFICATES)] = ""
+    """PEM: what the coordinator's certificate is checked against; the system's authorities, when empty."""
+
+
+class InvitationView(View):
+    """An invitation, as it is sent to a site; told once."""
+
+    invitation_id: str
+    party_id: str
+    role: PartyRole
+    expires_at: datetime
+    phrase: str
+    """To be compared by telephone."""
+    document: dict[str, Any]
+    """The content of the file. Its `token` is a secret until it is used."""
+
+
+class WithdrawnView(View):
+    """What became of the invitations of a name that were not used yet."""
+
+    party_id: str
+    withdrawn: int
+
+
+class EnrolmentRequest(Request):
+    """A site's own public keys, with the one-use token of its invitation, signed by those keys."""
+
+    token: Annotated[str, Field(pattern=TOKEN_PATTERN)]
+    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    role: PartyRole
+    tallier: Annotated[int, Field(ge=0, le=2)] | None = None
+    verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    seal_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+    """By verify_key, over `labeler.invitation.enrolment_statement`."""
+
+
+class EnrolmentView(View):
+    """An enrolment: the party's keys are taken from now on."""
+
+    party_id: str
+    role: PartyRole
+    tallier: int | None
+    fingerprint: str
+    roster_digest: str
+    """Of the coordinator and the talliers as they are now; not the invitation's where one has changed since."""
 
 
 class PartyView(View):

@@ -29,6 +29,7 @@ from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
 from api.coordinator.identity import own_keys
 from api.coordinator.incoming import clear_incoming
+from api.coordinator.invitations import Invitations
 from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
@@ -209,6 +210,14 @@ class Coordinator:
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self._intake = submission.Stores(
             database=stores.database, ledger=stores.ledger, tasks=stores.tasks, jobs=stores.jobs, clock=clock
+        )
+        self.invitations = Invitations(
+            config,
+            stores.database,
+            stores.parties,
+            keys,
+            open_accounts=lambda agent_id: open_accounts(stores.ledger, config, [agent_id]),
+            clock=clock,
         )
         self._thread = threading.Thread(
             target=self.conductor.run, args=(self._stopping,), name="conductor", daemon=True
@@ -549,6 +558,8 @@ class Coordinator:
 
     def revoke(self, party_id: str) -> PartyView:
         """Take nothing more from a party."""
+        # First, so that no invitation from before brings the party back.
+        self.invitations.withdraw(party_id)
         record = self.stores.parties.revoke(party_id)
         self.mailroom.witnesses.forget(party_id)
         return self._party_view(record)
@@ -626,7 +637,7 @@ class Coordinator:
     def _check_trusted(self) -> None:
         behind = self.mailroom.witnesses.sentence
         if behind:
-            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/deploy.md")
+            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/operate.md")
 
     def _views(self, jobs: Sequence[JobRecord]) -> list[JobView]:
         rounds = self.stores.jobs.rounds_of([job.job_id for job in jobs])

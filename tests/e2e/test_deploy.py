@@ -1,4 +1,4 @@
-"""docs/deploy.md works: its commands exist, its compose files keep sites apart, its steps lead to labels over TLS."""
+"""docs/deploy.md and docs/operate.md: commands exist, compose keeps sites apart, the steps lead to labels over TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from workers.federation.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
+OPERATE = (ROOT / "docs" / "operate.md").read_text()
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SITES = [f"hospital-{letter}" for letter in "abcde"] + [f"tallier-{number}" for number in range(3)]
 
@@ -112,12 +112,17 @@ import api.app, api.server, api.coordinator.service
 # The page
 
 
-def test_every_command_on_the_page_exists_with_its_options() -> None:
+def test_the_page_is_one_page() -> None:
+    assert len(PAGE.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("page", [PAGE, OPERATE], ids=["deploy", "operate"])
+def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
     from workers.commands.catalogue import load_commands
 
     known = load_commands()
-    found = re.findall(r"^(?:docker compose run --rm \S+ |labeler )(.*)$", PAGE, flags=re.MULTILINE)
-    found += re.findall(r"`labeler ([^`]*)`", PAGE)
+    found = re.findall(r"^(?:docker compose run --rm \S+ |labeler )(.*)$", page, flags=re.MULTILINE)
+    found += re.findall(r"`labeler ([^`]*)`", page)
     assert len(found) > 20
     for line in found:
         words = line.split("#")[0].split()
@@ -129,10 +134,16 @@ def test_every_command_on_the_page_exists_with_its_options() -> None:
         assert used <= options, line
 
 
-def test_links_and_files_on_the_page_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", PAGE):
-        assert (ROOT / "docs" / target).exists(), target
-    for name in re.findall(r"(?<![\w/])((?:deploy|docs)/[\w.-]+\.\w+)", PAGE):
+@pytest.mark.parametrize("page", [PAGE, OPERATE], ids=["deploy", "operate"])
+def test_links_and_files_on_the_page_exist(page: str) -> None:
+    for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page):
+        assert not target or (ROOT / "docs" / target).exists(), target
+        text = (ROOT / "docs" / target).read_text() if target else page
+        titles = [
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall("(?m)^#+ (.*)$", text)
+        ]
+        assert not section or section in titles, section
+    for name in re.findall(r"(?<![\w/])((?:deploy|docs)/[\w.-]+\.\w+)", page):
         assert (ROOT / name).exists(), name
 
 
@@ -143,17 +154,33 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "workers.cli", *map(str, arguments)]
 
 
+class Processes:
+    """Commands that run in the background, each with a log of its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Any]] = {}
+
+    def __call__(self, name: str, *arguments: object) -> None:
+        log = (self._folder / f"{name}.log").open("w")
+        self._running[name] = (subprocess.Popen(command(*arguments), stdout=log, stderr=log), log)
+
+    def stop(self, name: str) -> None:
+        process, log = self._running.pop(name)
+        stop(process)
+        log.close()
+
+    def stop_all(self) -> None:
+        for name in reversed(list(self._running)):
+            self.stop(name)
+
+
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Any]:
+def processes(tmp_path: Path) -> Iterator[Processes]:
     """Starts commands, and stops them at the end."""
-    with ExitStack() as running:
-
-        def start(name: str, *arguments: object) -> None:
-            log = running.enter_context((tmp_path / f"{name}.log").open("w"))
-            process = subprocess.Popen(command(*arguments), stdout=log, stderr=log)
-            running.callback(stop, process)
-
-        yield start
+    started = Processes(tmp_path)
+    yield started
+    started.stop_all()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -203,81 +230,75 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
         monkeypatch.setenv("LABELER_URL", url)
         monkeypatch.setenv("LABELER_TOKEN", json.loads(made.out)["token"])
         monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "tls" / "ca.pem"))
-        ca_file = f'ca_file = "{tmp_path / "tls" / "ca.pem"}"'
-        coordinator = json.loads((tmp_path / "coordinator" / "keys.public.json").read_text())
-        # 2. The talliers
-        pins = []
-        for number in range(3):
-            home = f"tallier-{number}"
-            keys = ("--coordinator-keys", "coordinator/keys.public.json", "--json")
-            made = labeler(
-                "tallier", "init", "--home", home, "--id", home, "--number", number, "--coordinator", url, *keys
-            )
-            assert made.code == 0, made.err
-            pins.append(f'{home} = "{json.loads(made.out)["seal_key"]}"')
-            replace(tmp_path / home / "tallier.toml", ("^tallier_id", f"{ca_file}\ntallier_id"))
-        # 3. One of the hospitals
-        images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
-        assert labeler("embed", parts["agent-1"], *images, "--out", "a.shard").code == 0
-        made = labeler(
-            "agent", "init", "--home", "agent", "--id", "hospital-a", "--coordinator", url, "--shard", "a.shard"
-        )
-        assert made.code == 0, made.err
-        replace(tmp_path / "agent" / "agent.toml", ("^agent_id", f"{ca_file}\nagent_id"))
-        replace(
-            tmp_path / "agent" / "policy.toml",
-            ("^# (?=instance_epsilon)", ""),
-            ("^# (?=agent_epsilon)", ""),
-            ("^# (?=delta)", ""),
-            ('^# (?=tasks = "any")', ""),
-            ("^# (?=methods)", ""),
-            ("^# (?=max_queries_per_day)", ""),
-            ("^# (?=releases)", ""),
-            ("^# (?=max_noise_contributors)", ""),
-            ("^# (?=approval)", ""),
-            ("^# tallier-0.*", "\n".join(pins)),
-            ("^# verify_key.*", f'verify_key = "{coordinator["verify_key"]}"'),
-        )
-        agent = json.loads((tmp_path / "agent" / "keys.public.json").read_text())
-        for number in range(3):
-            replace(
-                tmp_path / f"tallier-{number}" / "tallier.toml",
-                (r"^# \[agents\]", "[agents]"),
-                ("^# hospital-a.*", f'hospital-a = "{agent["verify_key"]}"'),
-            )
-        # 4. Enrol
         wait_until_alive(int(port))
-        for home in ("tallier-0", "tallier-1", "tallier-2", "agent"):
-            enrolled = labeler("keys", "enrol", f"{home}/keys.public.json", "--yes")
-            assert enrolled.code == 0, enrolled.err
-            processes(home, "agent" if home == "agent" else "tallier", "--home", home)
+        # 2. The talliers, then the hospitals
+        for site in ("registry", "university", "auditor"):
+            join(labeler, site, "tallier", home=site)
+            processes(site, "tallier", "--home", site)
+        images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
+        for site, part in (("hospital-a", "agent-1"), ("hospital-b", "agent-2")):
+            assert labeler("embed", parts[part], *images, "--out", f"{site}.shard").code == 0
+            join(labeler, site, "agent", home=site, more=("--shard", f"{site}.shard"))
+        # ... who are named before anything is summed, so the talliers are started again
+        wait_for(lambda: is_ready(labeler, "talliers"), what="the talliers")
+        public = [f"{site}/keys.public.json" for site in ("hospital-a", "hospital-b")]
+        for site in ("registry", "university", "auditor"):
+            processes.stop(site)
+            named = labeler("tallier", "agents", *public, "--home", site)
+            assert named.code == 0, named.err
+            processes(f"{site} again", "tallier", "--home", site)
+        for site in ("hospital-a", "hospital-b"):
+            processes(site, "agent", "--home", site)
         wait_for(lambda: is_ready(labeler), what="everybody")
-        # 5. A first job, which waits for a person
+        # 3. A first job, which waits for a person at each hospital
         (tmp_path / "task.toml").write_text(
             '[task]\nname = "digits"\nmethod = "reverse-knn"\nk = 1\nepsilon = 0.5\ndelta = 1e-5\n'
-            '[queries]\nstrategy = "clustered"\ncount = 10\n'
+            'colluding_agents = 1\n[queries]\nstrategy = "clustered"\ncount = 10\n'
         )
         submitted = labeler("submit", "scans.zip", "--task", "task.toml", "--json")
         assert submitted.code == 0, submitted.err
         job = json.loads(submitted.out)
-        wait_for(lambda: json.loads(labeler("agent", "waiting", "--home", "agent", "--json").out), what="the ask")
-        assert labeler("agent", "approve", job["task_id"][:12], "--home", "agent").code == 0
+        for site in ("hospital-a", "hospital-b"):
+            wait_for(lambda site=site: waiting(labeler, site), what="the ask")
+            assert labeler("agent", "approve", job["task_id"][:12], "--home", site).code == 0
         wait_for(
             lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"] == "completed", what="the job"
         )
         assert labeler("export", job["job_id"], "--out", "labels.parquet").code == 0
         assert pq.read_table("labels.parquet").num_rows == 10
-        assert labeler("journal", "backup", "--home", "agent", "--out", "backup").code == 0
+        for site in ("hospital-a", "hospital-b"):
+            (budget,) = (
+                one
+                for one in json.loads(labeler("agent", "budget", "--home", site, "--json").out)
+                if one["level"] == "instance"
+            )
+            assert 0.4 < budget["spent_epsilon"] < 0.6, "each hospital sees what it has spent"
+        assert labeler("journal", "backup", "--home", "hospital-a", "--out", "backup").code == 0
         assert labeler("journal", "verify", "--home", "backup").code == 0
 
 
-def is_ready(labeler: Any) -> bool:
+def join(labeler: Any, name: str, role: str, *, home: str, more: tuple[str, ...] = ()) -> None:
+    """An invitation is made at the operator's and used at the site, the phrase compared."""
+    invited = labeler("invite", name, "--role", role, "--json")
+    assert invited.code == 0, invited.err
+    made = json.loads(invited.out)
+    joined = labeler(role, "join", made["file"], "--home", home, "--phrase", made["phrase"], *more)
+    assert joined.code == 0, joined.err
+
+
+def waiting(labeler: Any, home: str) -> Any:
+    shown = labeler("agent", "waiting", "--home", home, "--json")
+    return shown.code == 0 and json.loads(shown.out)
+
+
+def is_ready(labeler: Any, check: str | None = None) -> bool:
     from api.client import Client
 
     with Client(
         os.environ["LABELER_URL"], os.environ["LABELER_TOKEN"], ca_file=Path(os.environ["LABELER_CA_FILE"])
     ) as client:
-        return client.readiness().ready
+        found = client.readiness()
+    return found.ready if check is None else any(one.ok for one in found.checks if one.name == check)
 
 
 def wait_until_alive(port: int) -> None:

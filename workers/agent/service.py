@@ -44,6 +44,7 @@ from workers.party.home import (
     SEEN_FILE,
     AgentConfig,
     check_journal_kept,
+    path_in_home,
     read_agent_config,
     retire_noise_secret,
 )
@@ -110,7 +111,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             seen=home / SEEN_FILE,
             facts=records.facts,
             stop=stop,
-            ca_file=config.ca_file,
+            ca_file=path_in_home(home, config.ca_file),
             wait_s=wait_s,
         )
         owned.callback(link.close)

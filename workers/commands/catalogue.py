@@ -72,6 +72,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "agent": Entry("parties", "Run an agent, and see and decide what it answers."),
     "tallier": Entry("parties", "Run a tallier, which adds up secret shares."),
+    "invite": Entry(
+        "invitations", "Invite a site: one signed file with all it needs, and a phrase to compare by telephone."
+    ),
     "keys": Entry("keys", "Make, show, enrol, rotate and revoke keys; make access tokens."),
     "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
 }

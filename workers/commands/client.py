@@ -252,6 +252,30 @@ def revoke_party(url: str, token: str, party_id: str, *, ca_file: Path | None) -
         return service.revoke_party(party_id).model_dump(mode="json")
 
 
+def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
+    """Invite a site; for `labeler invite`. The authority that this connection is checked against goes along."""
+    from pydantic import ValidationError
+
+    from api.schema import InvitationRequest
+    from labeler.task import describe_validation
+
+    try:
+        certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
+        request = InvitationRequest.model_validate(fields | {"ca_certificates": certificates})
+    except (OSError, UnicodeDecodeError):
+        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is no PEM file") from None
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "the invitation")) from None
+    with _connect(url, token, ca_file) as service:
+        return service.invite(request).model_dump(mode="json")
+
+
+def withdraw_invitation(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
+    """Withdraw the invitations of a name that were not used; for `labeler invite`."""
+    with _connect(url, token, ca_file) as service:
+        return service.withdraw_invitation(party_id).model_dump(mode="json")
+
+
 def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | None) -> dict[str, Any]:
     """Make an access token at a running service; for `labeler keys`."""
     with _connect(url, token, ca_file) as service:

@@ -23,6 +23,10 @@ tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
+    from workers.commands.invitations import agent_join, tallier_join
+
+    agent_app.command("join")(agent_join)
+    tallier_app.command("join")(tallier_join)
     app.add_typer(agent_app, name="agent")
     app.add_typer(tallier_app, name="tallier")
 
@@ -265,6 +269,30 @@ def tallier_peers(
     typer.echo("Compare over the phone, then restart this tallier:")
     for number, peer in sorted(peers.items()):
         typer.echo(f"  tallier {number}, {peer.tallier_id} at {peer.listen}: {fingerprint(peer.certificate)}")
+
+
+@tallier_app.command("agents")
+def tallier_agents(
+    files: Annotated[list[Path], typer.Argument(help="keys.public.json of hospitals.")],
+    home: Home,
+    as_json: Json = False,
+) -> None:
+    """Name the hospitals that this tallier sums; it refuses rounds with anybody else. Restart it afterwards.
+
+    Example: `labeler tallier agents hospital-a.public.json hospital-b.public.json --home tallier`
+    """
+    from workers.homes.named_agents import name_agents
+    from workers.homes.new import read_public
+
+    documents = [read_public(path) for path in files]
+    named = name_agents(home, documents)
+    if as_json:
+        print_json(named)
+        return
+    typer.echo("Compare with each hospital over the phone, then restart this tallier:")
+    for document in documents:
+        typer.echo(f"  {document['party_id']}: {document['fingerprint']}")
+    typer.echo(f"It sums {len(named)} agents and nobody else: {', '.join(named)}.")
 
 
 def _tell_made(home: Path, public: dict[str, object], *, next_step: str, as_json: bool) -> None:

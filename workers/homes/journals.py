@@ -36,6 +36,7 @@ from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
+    CA_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
@@ -47,7 +48,7 @@ from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
-    *(PUBLIC_FILE, IDENTITY_FILE, PEERS_FILE),
+    *(PUBLIC_FILE, CA_FILE, IDENTITY_FILE, PEERS_FILE),
 )
 """What a journal is useless without, in the order in which it is copied."""
 

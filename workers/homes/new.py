@@ -31,13 +31,14 @@ from workers.tallier.peers import address_of, make_identity, public_part
 PUBLIC_FILE = "keys.public.json"
 _MAX_PUBLIC_BYTES = 64 * 1024
 
-_UNNAMED_AGENTS = """
+UNNAMED_AGENTS = """
 # The agents whose ballots this tallier adds up: id = public signing key (verify_key). Compare fingerprints over the
 # phone. With this table a coordinator cannot pass off agents of its own as sources of noise; without it, it can.
-# Restart after a change.
+# Restart after a change. `labeler tallier agents FILES --home HOME` writes it from the files that sites have sent.
 # [agents]
 # hospital-a = "64 hexadecimal digits"
 """
+"""What stands in the settings of a tallier that sums whomever the coordinator names."""
 
 
 def make_coordinator_home(home: Path) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def make_tallier_home(
     )
     create_tallier_home(home, config)
     settings = home / TALLIER_FILE
-    replace_file(settings, settings.read_bytes() + _UNNAMED_AGENTS.encode(), mode=0o600)
+    replace_file(settings, settings.read_bytes() + UNNAMED_AGENTS.encode(), mode=0o600)
     document = make_keys(home, party_id=tallier_id, role="tallier", tallier=number)
     return document if listen is None else add_winner_identity(home, listen=listen)
 

@@ -6,6 +6,7 @@
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers)
     both            keys.json          its own keys
+                    coordinator-ca.pem what the coordinator's certificate is checked against (workers.homes.invitations)
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
                     coordinator.proof  the coordinator's own signed word for it
@@ -20,7 +21,7 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +39,7 @@ POLICY_FILE = "policy.toml"
 KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"
+CA_FILE = "coordinator-ca.pem"
 SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 SECRET_FILE = "noise.secret"
@@ -62,7 +64,8 @@ class AgentConfig(Settings):
         shard: its private shard; a path relative to the home, or absolute.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
-        ca_file: certificates to check the coordinator's against; the system's where absent.
+        ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
+            absent.
     """
 
     agent_id: PartyId
@@ -81,7 +84,8 @@ class TallierConfig(Settings):
         coordinator_url: https://..., or http:// on loopback.
         coordinator_verify_key: checks the coordinator's signatures; 64 hexadecimal digits.
         coordinator_seal_key: sums are sealed to it; 64 hexadecimal digits.
-        ca_file: certificates to check the coordinator's against; the system's where absent.
+        ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
+            absent.
         agents: `[agents]`, whose ballots are added up: agent id -> its public signing key, 64 hexadecimal digits.
             Where absent, the coordinator says who takes part, and could name agents of its own, who add no noise.
     """
@@ -108,8 +112,8 @@ def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> Public
         BadData, InvalidSetting: its keys cannot be read.
     """
     check_party_id(config.agent_id, "agent_id")
-    _make(home)
-    replace_file(home / AGENT_FILE, _toml_of(config), mode=0o600)
+    make_home(home)
+    replace_file(home / AGENT_FILE, settings_toml(config), mode=0o600)
     replace_file(home / POLICY_FILE, policy_toml(policy).encode(), mode=0o600)
     return _keys(home)
 
@@ -117,8 +121,8 @@ def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> Public
 def create_tallier_home(home: Path, config: TallierConfig) -> PublicKeys:
     """Make a tallier's home, or update the settings of one that is there; see `create_agent_home`."""
     check_party_id(config.tallier_id, "tallier_id")
-    _make(home)
-    replace_file(home / TALLIER_FILE, _toml_of(config), mode=0o600)
+    make_home(home)
+    replace_file(home / TALLIER_FILE, settings_toml(config), mode=0o600)
     return _keys(home)
 
 
@@ -135,6 +139,15 @@ def read_agent_config(home: Path) -> AgentConfig:
 def read_tallier_config(home: Path) -> TallierConfig:
     """Settings of a tallier; see `read_agent_config`."""
     return read_settings(home, TALLIER_FILE, TallierConfig)
+
+
+@overload
+def path_in_home(home: Path, written: str) -> str: ...
+@overload
+def path_in_home(home: Path, written: None) -> None: ...
+def path_in_home(home: Path, written: str | None) -> str | None:
+    """A path of a settings file: in the home where it is there, so that a home can be moved; else as written."""
+    return written if written is None or not (home / written).exists() else str(home / written)
 
 
 def retire_noise_secret(home: Path) -> None:
@@ -195,7 +208,12 @@ def _digest(digest: str) -> str:
     return digest
 
 
-def _make(home: Path) -> None:
+def make_home(home: Path) -> None:
+    """Make a home's folder where there is none.
+
+    Raises:
+        UnsafeStorage: it is there and open to others.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(home)
 
@@ -232,7 +250,8 @@ def read_settings(home: Path, name: str, kind: type[C]) -> C:
     return SettingsText.of(data, name).check(kind)
 
 
-def _toml_of(config: Settings) -> bytes:
+def settings_toml(config: Settings) -> bytes:
+    """A settings file that reads back as these settings."""
     fields: dict[str, Any] = config.model_dump(exclude_none=True)
     tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
     lines = [f"{name} = {toml_value(value)}" for name, value in fields.items()]

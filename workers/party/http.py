@@ -90,7 +90,7 @@ class CoordinatorHttp:
             trust_env=not _is_loopback(httpx2.URL(address).host),
             timeout=httpx2.Timeout(_WRITE_S, connect=_CONNECT_S, read=read_timeout_s),
             limits=httpx2.Limits(max_connections=1),
-            headers={"Content-Type": "application/octet-stream", "Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity"},
         )
         threading.Thread(target=self._watch, name="end of a request", daemon=True).start()
 
@@ -100,7 +100,7 @@ class CoordinatorHttp:
         self._client.close()
         self._hold(None)
 
-    def post(self, path: str, data: bytes) -> bytes:
+    def post(self, path: str, data: bytes, *, media_type: str = "application/octet-stream") -> bytes:
         """Send bytes once; the body of an answer that accepts them.
 
         Raises:
@@ -112,7 +112,9 @@ class CoordinatorHttp:
         try:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator")
-            with self._client.stream("POST", path, content=data, extensions={"trace": self._trace}) as response:
+            headers = {"Content-Type": media_type}
+            trace = {"trace": self._trace}
+            with self._client.stream("POST", path, content=data, headers=headers, extensions=trace) as response:
                 if response.status_code in (200, 202):
                     return _bounded(response, MAX_ANSWER_BYTES)
                 raise _problem(response, _bounded(response, _MAX_PROBLEM_BYTES))

@@ -24,7 +24,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, read_tallier_config
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, path_in_home, read_tallier_config
 from workers.party.link import PartyLink, converse
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
@@ -83,7 +83,7 @@ def run_tallier(
             seen=home / SEEN_FILE,
             facts=lambda: winners.facts,
             stop=stop,
-            ca_file=config.ca_file,
+            ca_file=path_in_home(home, config.ca_file),
             wait_s=wait_s,
         )
         owned.callback(link.close)

@@ -81,12 +81,17 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def running(
-    config: CoordinatorConfig, *, tls: tuple[Path, Path] | None = None, times: Times | None = None
+    config: CoordinatorConfig,
+    *,
+    tls: tuple[Path, Path] | None = None,
+    times: Times | None = None,
+    is_filled: bool = True,
+    port: int = 0,
 ) -> Iterator[Service]:
-    """Open, fill and serve a coordinator until the block ends."""
+    """Open, fill and serve a coordinator until the block ends; not filled, nobody is enrolled."""
     coordinator = Coordinator.open(config)
     tokens = {role: coordinator.tokens.create(f"a {role}", role)[1] for role in ROLES}
-    keys = {name: PartyKeys.generate() for name in (*AGENTS, *TALLIERS)}
+    keys = {name: PartyKeys.generate() for name in (*AGENTS, *TALLIERS)} if is_filled else {}
     for name in keys:
         public = keys[name].public
         coordinator.enrol(
@@ -111,7 +116,7 @@ def running(
         serve(
             coordinator,
             host="127.0.0.1",
-            port=0,
+            port=port,
             tls_cert=cert,
             tls_key=key,
             on_ready=on_ready,

@@ -281,7 +281,7 @@ def test_a_journal_left_between_two_steps_is_refused_until_the_backup_is_restore
         with pytest.raises(JournalBroken, match=rf"stopped half way, at version 2.*Restore .*{copy.name}"):
             door()
     assert backups(first) == [copy], "nothing half is copied over what is whole"
-    # As docs/deploy.md says.
+    # As docs/operate.md says.
     for ending in ("-wal", "-shm"):
         journal.with_name(journal.name + ending).unlink(missing_ok=True)
     shutil.copy2(copy, journal)

@@ -1,0 +1,305 @@
+"""Inviting sites, and taking the keys of those who come (labeler.invitation says what it is worth, and to whom).
+
+Whom an administrator may invite is whom he may enrol: the checks are those of `PartyStore`, made when the invitation is
+written, so that a person hears of it, and again when it is used. An enrolment is one transaction: the token is used and
+the keys are taken, or neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from api.coordinator.config import CoordinatorConfig
+from api.schema import EnrolmentRequest, EnrolmentView, InvitationRequest, InvitationView, WithdrawnView
+from feature_store.clock import Clock
+from feature_store.journal.database import Connection, Database
+from feature_store.journal.invitations import InvitationRecord, InvitationStore
+from feature_store.journal.parties import PartyRecord, PartyStore
+from feature_store.keys import PartyKeys, PublicKeys, verify_statement
+from labeler.errors import InvalidSetting, NotAuthenticated, NotReady, ProtocolViolation
+from labeler.invitation import Invitation, RosterTallier, enrolment_statement, roster_digest
+from labeler.messages import COORDINATOR
+
+log = logging.getLogger("labeler.coordinator")
+
+_NO_INVITATION = (
+    "the token of this invitation is not known, was withdrawn or has expired; ask the administrator for a new one"
+)
+
+
+class Invitations:
+    """See the module.
+
+    Args:
+        config: settings: where the coordinator is reached, and its backbones.
+        database: of its journal.
+        parties: who is enrolled.
+        keys: the coordinator's own.
+        open_accounts: gives an agent its accounts; the same again changes nothing.
+        clock: the time now, with a time zone.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        database: Database,
+        parties: PartyStore,
+        keys: PartyKeys,
+        *,
+        open_accounts: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._parties = parties
+        self._keys = keys
+        self._open_accounts = open_accounts
+        self._clock = clock
+        self._store = InvitationStore(database, clock=clock)
+
+    def invite(self, request: InvitationRequest, *, by: str) -> InvitationView:
+        """Make an invitation; one of the same name that was not used opens nothing any more.
+
+        Args:
+            request: who is invited, as what.
+            by: id of the access token that asks for it.
+
+        Raises:
+            NotReady: a hospital is invited before all talliers are enrolled; the message says which are missing.
+            NotFound: new keys are for a party that is not enrolled.
+            ProtocolViolation: the name is taken, or the number of the tallier is.
+            InvalidSetting: an agent with a number, no number is free, or the certificates are none.
+        """
+        certificates = _certificates(request.ca_certificates)
+        now = self._clock()
+        expires_at = (now + timedelta(days=request.valid_days)).replace(microsecond=0)
+        with self._database.write() as connection:
+            tallier = self._place(request, connection)
+            talliers = self._roster(connection)
+            if request.role == "agent":
+                self._check_complete(talliers, request.party_id)
+            record, token = self._store.create(
+                request.party_id,
+                request.role,
+                tallier=tallier,
+                is_rotation=request.rotate,
+                expires_at=expires_at,
+                created_by=by,
+                connection=connection,
+            )
+        own = self._keys.public
+        invitation = Invitation(
+            url=self._config.public_url,
+            ca_certificates=certificates,
+            verify_key=own.verify_key,
+            seal_key=own.seal_key,
+            role=record.role,
+            party_id=record.party_id,
+            tallier=tallier,
+            is_rotation=record.is_rotation,
+            talliers=talliers,
+            talliers_needed=self._config.talliers,
+            roster_digest=roster_digest(own.verify_key, own.seal_key, talliers),
+            backbones=tuple(sorted(self._config.backbones)),
+            issued_at=int(now.timestamp()),
+            expires_at=int(expires_at.timestamp()),
+            token=token,
+        )
+        log.info("invitation made", extra=_audit(record) | {"by": by})
+        return InvitationView(
+            invitation_id=record.invitation_id,
+            party_id=record.party_id,
+            role=record.role,
+            expires_at=record.expires_at,
+            phrase=invitation.phrase,
+            document=invitation.document(self._keys.sign_statement(invitation.statement)),
+        )
+
+    def withdraw(self, party_id: str) -> WithdrawnView:
+        """Let the invitations of a name that were not used open nothing any more."""
+        count = self._store.withdraw(party_id)
+        if count:
+            log.info("invitation withdrawn", extra={"party": party_id, "invitations": count})
+        return WithdrawnView(party_id=party_id, withdrawn=count)
+
+    def enrol(self, request: EnrolmentRequest) -> EnrolmentView:
+        """Enrol the keys of a site that was invited; the same request again is answered the same.
+
+        Raises:
+            NotAuthenticated: the token is of no invitation in force, or of one for another name or role.
+            Forged: the keys did not sign this enrolment.
+            ProtocolViolation: the invitation was used with other keys, the keys are another's, or the party's place
+                was taken or its keys revoked meanwhile.
+            InvalidSetting: the keys are none, or weak ones.
+        """
+        keys = PublicKeys(request.verify_key, request.seal_key)
+        with self._database.write() as connection:
+            record = self._store.find(request.token, connection=connection)
+            if record is None:
+                raise NotAuthenticated(_NO_INVITATION)
+            self._check_named(record, request)
+            statement = enrolment_statement(
+                coordinator_key=self._keys.public.verify_key,
+                token=request.token,
+                role=record.role,
+                party_id=record.party_id,
+                tallier=record.tallier,
+                verify_key=keys.verify_key,
+                seal_key=keys.seal_key,
+            )
+            verify_statement(statement, request.signature, keys.verify_key)
+            is_new = record.used_at is None
+            party = self._admit(record, keys, connection) if is_new else self._again(record, keys, connection)
+            if is_new:
+                self._store.use(record.invitation_id, keys.verify_key, keys.seal_key, connection=connection)
+            talliers = self._roster(connection)
+        if party.role == "agent":
+            self._open_accounts(party.party_id)
+        log.info(
+            "party enrolled by invitation" if is_new else "enrolment answered again",
+            extra=_audit(record) | {"fingerprint": keys.fingerprint, "by": record.created_by},
+        )
+        own = self._keys.public
+        return EnrolmentView(
+            party_id=party.party_id,
+            role=party.role,
+            tallier=party.tallier,
+            fingerprint=keys.fingerprint,
+            roster_digest=roster_digest(own.verify_key, own.seal_key, talliers),
+        )
+
+    def _check_named(self, record: InvitationRecord, request: EnrolmentRequest) -> None:
+        named = (request.party_id, request.role, request.tallier)
+        if named != (record.party_id, record.role, record.tallier):
+            raise NotAuthenticated(
+                "this invitation is for another name, role or number; use it as it was sent, or ask for another one"
+            )
+        if record.used_at is None and (record.withdrawn_at is not None or record.expires_at <= self._clock()):
+            raise NotAuthenticated(_NO_INVITATION)
+
+    def _admit(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
+        """The keys of who comes with an invitation in force."""
+        if record.is_rotation:
+            # One that was revoked is active again: revoking a name withdraws its invitations, so this one came after.
+            return self._parties.rotate(record.party_id, keys.verify_key, keys.seal_key, connection=connection)
+        return self._parties.enrol(
+            record.party_id,
+            record.role,
+            keys.verify_key,
+            keys.seal_key,
+            tallier=record.tallier,
+            connection=connection,
+        )
+
+    def _again(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
+        """Who comes a second time, because an answer was lost."""
+        if (record.verify_key, record.seal_key) != (keys.verify_key, keys.seal_key):
+            raise ProtocolViolation(
+                "this invitation was used before, with other keys. If that was not this site, somebody else has the "
+                f"file: call the administrator, who revokes them (labeler keys revoke {record.party_id}) and invites "
+                "this site under a new name"
+            )
+        party = self._parties.get(record.party_id, connection=connection)
+        if (party.state, party.verify_key, party.seal_key) != ("active", keys.verify_key, keys.seal_key):
+            raise ProtocolViolation(
+                "the keys that this invitation enrolled were replaced or revoked since; ask for a new invitation"
+            )
+        return party
+
+    def _place(self, request: InvitationRequest, connection: Connection) -> int | None:
+        """The number of a tallier that is invited, None for an agent; refuses what could not be enrolled."""
+        known = {one.party_id: one for one in self._parties.list(connection=connection)}
+        party = known.get(request.party_id)
+        if request.party_id == COORDINATOR:
+            raise InvalidSetting(f"the name {COORDINATOR!r} is the coordinator's own; choose another")
+        if request.rotate:
+            party = self._parties.get(request.party_id, connection=connection)
+            if party.role != request.role or request.tallier not in (None, party.tallier):
+                raise ProtocolViolation(
+                    f"{request.party_id!r} is enrolled as {_as_what(party)}; new keys change neither role nor number"
+                )
+            return party.tallier
+        if party is not None:
+            raise ProtocolViolation(
+                f"{request.party_id!r} is enrolled already, as {_as_what(party)} ({party.state}). Give it new keys "
+                "with --rotate, or choose another name"
+            )
+        if request.role == "agent":
+            if request.tallier is not None:
+                raise InvalidSetting("an agent has no number; it is for talliers")
+            return None
+        taken = {one.tallier: one.party_id for one in known.values() if one.state == "active" and one.role == "tallier"}
+        free = [number for number in range(self._config.talliers) if number not in taken]
+        number = request.tallier if request.tallier is not None else next(iter(free), None)
+        if number is None:
+            raise InvalidSetting(
+                f"all {self._config.talliers} talliers are enrolled: {', '.join(taken.values())}; revoke one first "
+                "(labeler keys revoke)"
+            )
+        if number not in free:
+            raise ProtocolViolation(
+                f"tallier {number} is {taken[number]!r}; revoke it first (labeler keys revoke)"
+                if number in taken
+                else f"this service has talliers 0 to {self._config.talliers - 1}"
+            )
+        return number
+
+    def _roster(self, connection: Connection) -> tuple[RosterTallier, ...]:
+        """The talliers that are enrolled, by number."""
+        talliers = [one for one in self._parties.list("tallier", connection=connection) if one.state == "active"]
+        return tuple(
+            RosterTallier(
+                party_id=one.party_id, number=one.tallier or 0, verify_key=one.verify_key, seal_key=one.seal_key
+            )
+            for one in sorted(talliers, key=lambda one: one.tallier or 0)
+        )
+
+    def _check_complete(self, talliers: tuple[RosterTallier, ...], party_id: str) -> None:
+        missing = sorted(set(range(self._config.talliers)) - {one.number for one in talliers})
+        if missing:
+            have = ", ".join(f"{one.number} ({one.party_id})" for one in talliers) or "none"
+            raise NotReady(
+                f"the talliers are not complete: of {self._config.talliers}, enrolled are {have}; missing are "
+                f"{', '.join(map(str, missing))}. A hospital pins all of them when it joins, so invite them first "
+                f"(labeler invite NAME --role tallier --number {missing[0]}), wait until they have joined, and then "
+                f"invite {party_id!r} again"
+            )
+
+
+def _as_what(party: PartyRecord) -> str:
+    return "an agent" if party.tallier is None else f"tallier {party.tallier}"
+
+
+def _audit(record: InvitationRecord) -> dict[str, object]:
+    """Who was let in, for the log; never a token."""
+    return {
+        "invitation": record.invitation_id,
+        "party": record.party_id,
+        "role": record.role,
+        "is_rotation": record.is_rotation,
+    }
+
+
+def _certificates(written: str) -> str:
+    """The certificates of a PEM text and nothing else of it: a key that stands beside them is not sent around.
+
+    Raises:
+        InvalidSetting: there is a text, and no certificate in it, or a private key.
+    """
+    if not written:
+        return ""
+    if "PRIVATE KEY" in written:
+        raise InvalidSetting(
+            "the file of certificates holds a private key, which nobody must have; name the authority's certificate "
+            "(ca.pem) alone"
+        )
+    try:
+        found = x509.load_pem_x509_certificates(written.encode())
+    except ValueError:
+        raise InvalidSetting("the certificates of the authority cannot be read; they are PEM, as in ca.pem") from None
+    return "".join(one.public_bytes(Encoding.PEM).decode() for one in found)

@@ -1,0 +1,196 @@
+"""Invitations that a coordinator has made: for whom, until when, and by which keys they were used.
+
+The token itself is shown once, in the file; here lies its hash. An invitation is used by one pair of keys for ever, so
+a request that is sent again is answered the same, and other keys are refused. Rows are kept: who was let in, when and
+by whose word is what an auditor asks for.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, insert, select, update
+
+from feature_store.clock import Clock
+from feature_store.journal.columns import WHOLE, Moment, check_moment, now_utc, one_of
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.parties import Role
+from feature_store.journal.rules import forbid, remain, set_once, stay
+from labeler.invitation import token_digest
+
+_SECRET_BYTES = 32
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("invitation_id", Text, primary_key=True),
+    Column("party_id", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("tallier", WHOLE, nullable=True),
+    Column("is_rotation", WHOLE, nullable=False),
+    Column("token_digest", Text, nullable=False, unique=True),
+    Column("created_by", Text, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment, nullable=False),
+    Column("withdrawn_at", Moment, nullable=True),
+    Column("used_at", Moment, nullable=True),
+    Column("verify_key", Text, nullable=True),
+    Column("seal_key", Text, nullable=True),
+    CheckConstraint(one_of("role", ("agent", "tallier")), name="role"),
+    CheckConstraint("(role = 'tallier') = (tallier IS NOT NULL)", name="tallier"),
+    CheckConstraint("is_rotation IN (0, 1)", name="rotation"),
+    CheckConstraint("(used_at IS NULL) = (verify_key IS NULL)", name="used"),
+    CheckConstraint("(verify_key IS NULL) = (seal_key IS NULL)", name="used_keys"),
+    CheckConstraint("used_at IS NULL OR withdrawn_at IS NULL", name="one_end"),
+    sqlite_strict=True,
+)
+stay(
+    invitations,
+    (
+        "invitation_id",
+        "party_id",
+        "role",
+        "tallier",
+        "is_rotation",
+        "token_digest",
+        "created_by",
+        "created_at",
+        "expires_at",
+    ),
+)
+remain(invitations)
+forbid(
+    invitations,
+    "once",
+    on="UPDATE",
+    when=" OR ".join(set_once(column) for column in ("withdrawn_at", "used_at", "verify_key", "seal_key")),
+    because="an invitation is used once and withdrawn once",
+)
+
+
+@dataclass(frozen=True)
+class InvitationRecord:
+    """An invitation without its token.
+
+    Attributes:
+        invitation_id: what it is called in records and logs; not secret.
+        party_id, role, tallier: who is invited, as what.
+        is_rotation: the party is enrolled and gets new keys.
+        created_by: id of the access token that made it.
+        created_at, expires_at: when.
+        withdrawn_at: since when it opens nothing; None while it may.
+        used_at: when keys were enrolled with it; None before.
+        verify_key, seal_key: those keys.
+    """
+
+    invitation_id: str
+    party_id: str
+    role: Role
+    tallier: int | None
+    is_rotation: bool
+    created_by: str
+    created_at: datetime
+    expires_at: datetime
+    withdrawn_at: datetime | None = None
+    used_at: datetime | None = None
+    verify_key: str | None = None
+    seal_key: str | None = None
+
+
+_SHOWN = tuple(column for column in invitations.c if column.name != "token_digest")
+
+
+class InvitationStore:
+    """All invitations of a coordinator. Every method that writes can join a transaction by `connection`.
+
+    Args:
+        database: the coordinator's journal.
+        clock: the time now, with a time zone.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        database.create(invitations)
+
+    def create(
+        self,
+        party_id: str,
+        role: Role,
+        *,
+        tallier: int | None,
+        is_rotation: bool,
+        expires_at: datetime,
+        created_by: str,
+        connection: Connection | None = None,
+    ) -> tuple[InvitationRecord, str]:
+        """Invite a party; an earlier invitation of this name that was not used opens nothing any more.
+
+        Returns:
+            The record, and the token "inv_..."; nobody can show it a second time.
+        """
+        secret = "inv_" + secrets.token_urlsafe(_SECRET_BYTES)
+        with writing(self._database, connection) as joined:
+            self.withdraw(party_id, connection=joined)
+            record = InvitationRecord(
+                f"inv-{secrets.token_hex(8)}",
+                party_id,
+                role,
+                tallier,
+                is_rotation,
+                created_by,
+                check_moment(self._clock()),
+                check_moment(expires_at),
+            )
+            fields = {column.name: getattr(record, column.name) for column in _SHOWN}
+            joined.execute(
+                insert(invitations),
+                fields | {"is_rotation": int(is_rotation), "token_digest": token_digest(secret)},
+            )
+        return record, secret
+
+    def find(self, secret: str, *, connection: Connection | None = None) -> InvitationRecord | None:
+        """The invitation of a token, in whatever state; None where there is none.
+
+        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
+        answer takes says nothing about any token.
+        """
+        digest = token_digest(secret)
+        query = select(*_SHOWN, invitations.c.token_digest).where(invitations.c.token_digest == digest)
+        with reading(self._database, connection) as joined:
+            row = joined.execute(query).first()
+        if row is None or not hmac.compare_digest(row.token_digest, digest):
+            return None
+        fields = {name: value for name, value in row._mapping.items() if name != "token_digest"}
+        return InvitationRecord(**(fields | {"is_rotation": bool(row.is_rotation)}))
+
+    def use(self, invitation_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None) -> None:
+        """Note by which keys an open invitation was used, for ever."""
+        with writing(self._database, connection) as joined:
+            joined.execute(
+                update(invitations)
+                .where(invitations.c.invitation_id == invitation_id)
+                .values(used_at=check_moment(self._clock()), verify_key=verify_key, seal_key=seal_key)
+            )
+
+    def withdraw(self, party_id: str, *, connection: Connection | None = None) -> int:
+        """Let invitations of a name that were not used open nothing any more; how many those were."""
+        is_open = (
+            invitations.c.party_id == party_id,
+            invitations.c.used_at.is_(None),
+            invitations.c.withdrawn_at.is_(None),
+        )
+        with writing(self._database, connection) as joined:
+            done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=check_moment(self._clock())))
+        return int(done.rowcount)
+
+    def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:
+        """Every invitation, oldest first."""
+        query = select(*_SHOWN).order_by(invitations.c.created_at, invitations.c.invitation_id)
+        with reading(self._database, connection) as joined:
+            rows = joined.execute(query).all()
+        return [InvitationRecord(**(dict(row._mapping) | {"is_rotation": bool(row.is_rotation)})) for row in rows]

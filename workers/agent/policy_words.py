@@ -1,0 +1,38 @@
+"""A site's policy in plain words: what people read who decide about it, on the desk and in the shell."""
+
+from __future__ import annotations
+
+from workers.agent.policy import Policy
+
+
+def policy_in_words(policy: Policy) -> list[str]:
+    """One sentence for each thing that the policy allows or refuses, in the order of the file."""
+    budget, allow = policy.budget, policy.allow
+    lines = [
+        _cap("one private image", budget.instance_epsilon, budget.delta),
+        _cap("this site as a whole", budget.agent_epsilon, budget.delta),
+        "Every task needs the approval of a person here."
+        if allow.approval
+        else "Tasks that keep to this policy are answered without asking a person.",
+        "Any task may ask, within this policy."
+        if allow.tasks == "any"
+        else f"Only {len(allow.tasks)} tasks may ask, those named in the policy.",
+        f"Ways to answer: {', '.join(allow.methods) or 'none, so everything is refused'}.",
+        f"What may be opened of a sum: {', '.join(allow.releases) or 'nothing, so everything is refused'}.",
+        f"At most {allow.max_queries_per_day:,} questions are answered in any 24 hours.",
+        "It counts on no noise but its own: tasks have to name all other agents as colluding or absent."
+        if allow.max_noise_contributors == 1
+        else f"It counts on {allow.max_noise_contributors} agents, itself among them, to add their part of the noise.",
+    ]
+    if allow.person_epsilon is not None:
+        lines.append(
+            f"One task may cost one person, with all their records here, at most epsilon {allow.person_epsilon:g}."
+        )
+    names = ", ".join(sorted(policy.talliers)) or "nobody, so everything is refused"
+    return [*lines, f"Shares go to {names}, and to nobody else."]
+
+
+def _cap(what: str, epsilon: float | str, delta: float) -> str:
+    if isinstance(epsilon, str):
+        return f"About {what}: recorded, with no limit."
+    return f"About {what}: all answers together at most epsilon {epsilon:g} (delta {delta:g})."

@@ -1,0 +1,306 @@
+"""Joining by an invitation: home, keys and settings are made, the keys are enrolled, and the connection is tried.
+
+    make the home -> enrol its keys -> poll once: signed by the new keys, answered under the coordinator's pinned ones
+
+Every step may be done again: the same command after a crash, or after an answer that was lost, goes on where it was.
+New keys for a home that is there (a rotation) lie beside the old ones until the coordinator has taken them, and the
+process of the home must not run meanwhile, because it would go on with the old ones.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from feature_store.durable import replace_file, sync_folder
+from feature_store.journal.database import Database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.sequences import Sequences
+from feature_store.keys import PartyKeys, PublicKeys
+from feature_store.shard import Shard
+from labeler.errors import BadData, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
+from labeler.invitation import Invitation, enrolment_statement, token_digest
+from workers.agent.joined_policy import joined_policy, repinned_policy
+from workers.agent.policy import Policy, read_policy
+from workers.homes.invitations import keep_certificates
+from workers.homes.new import UNNAMED_AGENTS, add_winner_identity, public_document, write_public
+from workers.party.home import (
+    AGENT_FILE,
+    ANCHOR_FILE,
+    JOURNAL_FILE,
+    KEYS_FILE,
+    POLICY_FILE,
+    SEEN_FILE,
+    TALLIER_FILE,
+    AgentConfig,
+    TallierConfig,
+    make_home,
+    path_in_home,
+    read_agent_config,
+    read_tallier_config,
+    settings_toml,
+)
+from workers.party.http import CoordinatorHttp, Unreachable
+from workers.party.link import PartyLink
+
+NEXT_KEYS_FILE = "keys.next.json"
+JOINED_FILE = "invitation.used"
+"""Which invitation the keys of a home were enrolled with: the digest of its token."""
+
+CHECK_S = 30.0
+"""How long the coordinator may take to answer, all attempts together."""
+
+Home = AgentConfig | TallierConfig
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A site that has joined.
+
+    Attributes:
+        public: its public keys, as in keys.public.json, for those who pin them.
+        roster_changed: the talliers are others by now than the invitation says.
+        backbone_known: whether the coordinator embeds images with the backbone of the agent's shard; True of a tallier.
+    """
+
+    public: Mapping[str, Any]
+    roster_changed: bool
+    backbone_known: bool = True
+
+
+def join_agent(
+    home: Path, invitation: Invitation, *, shard: Path | None, engine: str, wanted: Mapping[str, Any]
+) -> Joined:
+    """Make an agent's home from an invitation, or renew its keys and pins, and enrol it.
+
+    Args:
+        home: its folder.
+        invitation: read, and its phrase compared.
+        shard: the private shard it answers from; may be absent where the home is there.
+        engine: index engine.
+        wanted: what the site's policy says of `workers.agent.joined_policy.CHOICES`; the defaults elsewhere.
+
+    Raises:
+        InvalidSetting: there is another home, or no shard was named.
+        JournalInUse: keys are to be renewed, and the agent runs.
+        NotEnrolled, ProtocolViolation: the coordinator refuses.
+        Unavailable: it cannot be reached; the same command goes on later.
+    """
+    if (home / AGENT_FILE).exists():
+        config = read_agent_config(home)
+        _check_same(config.agent_id, config.coordinator_url, invitation, home)
+        records = Shard.open(path_in_home(home, config.shard), verify=False)
+    else:
+        _refuse_rotation(invitation, home)
+        if shard is None:
+            raise InvalidSetting(
+                "name the private shard the agent answers from: --shard SHARD (labeler embed makes it)"
+            )
+        records = Shard.open(shard)
+        if records.is_public:
+            raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
+        config = AgentConfig(
+            agent_id=invitation.party_id, coordinator_url=invitation.url, shard=str(shard.resolve()), engine=engine
+        )
+    make_home(home)
+    policy = joined_policy(invitation, records.fingerprint, wanted) if not (home / POLICY_FILE).exists() else ""
+    facts = {"backbone_fingerprint": records.fingerprint, "classes": list(records.classes)}
+    with closing(_open(home)) as database:
+        _make_keys(home, invitation)
+        if policy:
+            replace_file(home / POLICY_FILE, policy.encode(), mode=0o600)
+        elif invitation.is_rotation:
+            replace_file(home / POLICY_FILE, repinned_policy(home / POLICY_FILE, invitation).encode(), mode=0o600)
+        ca_file = keep_certificates(home, invitation)
+        config = config.model_copy(update={"coordinator_url": invitation.url, "ca_file": ca_file or config.ca_file})
+        replace_file(home / AGENT_FILE, settings_toml(config), mode=0o600)
+        joined = _enrol(home, invitation, config, database, facts)
+    known = not invitation.backbones or records.fingerprint in invitation.backbones
+    return Joined(joined.public, joined.roster_changed, known)
+
+
+def join_tallier(home: Path, invitation: Invitation, *, listen: str | None) -> Joined:
+    """Make a tallier's home from an invitation, or renew its keys and pins, and enrol it; see `join_agent`.
+
+    Args:
+        home: its folder.
+        invitation: read, and its phrase compared.
+        listen: HOST:PORT at which the two other talliers reach this one, to find winners; None: it adds up only.
+    """
+    if (home / TALLIER_FILE).exists():
+        config = read_tallier_config(home)
+        _check_same(config.tallier_id, config.coordinator_url, invitation, home)
+    else:
+        _refuse_rotation(invitation, home)
+        config = TallierConfig(
+            tallier_id=invitation.party_id,
+            coordinator_url=invitation.url,
+            coordinator_verify_key=invitation.verify_key,
+            coordinator_seal_key=invitation.seal_key,
+        )
+    make_home(home)
+    with closing(_open(home)) as database:
+        _make_keys(home, invitation)
+        ca_file = keep_certificates(home, invitation)
+        config = config.model_copy(
+            update={
+                "coordinator_url": invitation.url,
+                "coordinator_verify_key": invitation.verify_key,
+                "coordinator_seal_key": invitation.seal_key,
+                "ca_file": ca_file or config.ca_file,
+            }
+        )
+        hint = "" if config.agents is not None else UNNAMED_AGENTS
+        replace_file(home / TALLIER_FILE, settings_toml(config) + hint.encode(), mode=0o600)
+        joined = _enrol(home, invitation, config, database, {})
+    if listen is None:
+        return joined
+    return Joined(add_winner_identity(home, listen=listen), joined.roster_changed)
+
+
+def pinned_changes(home: Path, invitation: Invitation) -> list[str]:
+    """What a renewal would change of what an agent's home pins now, in words; nothing where there is no home yet."""
+    if not (home / AGENT_FILE).exists() or not (home / POLICY_FILE).exists():
+        return []
+    policy: Policy = read_policy(home / POLICY_FILE)
+    new = {one.party_id: one.seal_key for one in invitation.talliers}
+    changes = [f"{name} is trusted with a share no more" for name in sorted(policy.talliers.keys() - new.keys())]
+    changes += [f"{name} is trusted with a share from now on" for name in sorted(new.keys() - policy.talliers.keys())]
+    both = sorted(policy.talliers.keys() & new.keys())
+    changes += [f"{name} has another key" for name in both if policy.talliers[name] != new[name]]
+    if policy.coordinator.verify_key != invitation.verify_key:
+        changes.append("the coordinator has another key")
+    return changes
+
+
+def _check_same(party_id: str, url: str, invitation: Invitation, home: Path) -> None:
+    if party_id != invitation.party_id or (url != invitation.url and not invitation.is_rotation):
+        raise InvalidSetting(
+            f"{home} is the home of {party_id!r} at {url}, and the invitation is for {invitation.party_id!r} at "
+            f"{invitation.url}; name another folder with --home"
+        )
+
+
+def _refuse_rotation(invitation: Invitation, home: Path) -> None:
+    if invitation.is_rotation:
+        raise InvalidSetting(
+            f"the invitation is for new keys of {invitation.party_id!r}, whose home {home} is not; name it with --home"
+        )
+
+
+def _make_keys(home: Path, invitation: Invitation) -> None:
+    """Have keys to enrol: a new home's own, or for one that is there new ones beside them."""
+    used = home / JOINED_FILE
+    is_enrolled = used.exists() and used.read_text().strip() == token_digest(invitation.token)
+    if not (home / KEYS_FILE).exists():
+        PartyKeys.generate().save(home / KEYS_FILE)
+    elif invitation.is_rotation and not is_enrolled and not (home / NEXT_KEYS_FILE).exists():
+        PartyKeys.generate().save(home / NEXT_KEYS_FILE)
+
+
+def _enrol(home: Path, invitation: Invitation, config: Home, database: Database, facts: Mapping[str, Any]) -> Joined:
+    """Enrol the keys of a home, take them into use, and try the connection."""
+    next_keys = home / NEXT_KEYS_FILE
+    keys = PartyKeys.load(next_keys if next_keys.exists() else home / KEYS_FILE)
+    ca_file = path_in_home(home, config.ca_file)
+    stop = threading.Event()
+    http = CoordinatorHttp(config.coordinator_url, ca_file=ca_file, read_timeout_s=CHECK_S, stop=stop)
+    with closing(http):
+        try:
+            said = http.post("/v1/enrolments", _request(invitation, keys), media_type="application/json")
+            roster = str(json.loads(said)["roster_digest"])
+        except Unreachable as error:
+            raise Unavailable(
+                f"the home {home} is made, and the coordinator could not be reached to enrol it ({error}). The same "
+                "command goes on from here"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise BadData("what answers at the coordinator's URL is none; ask whether the URL is right") from None
+    replace_file(home / JOINED_FILE, token_digest(invitation.token).encode() + b"\n", mode=0o600)
+    if next_keys.exists():
+        _exchange(home)
+    public = write_public(
+        home,
+        public_document(keys.public, party_id=invitation.party_id, role=invitation.role, tallier=invitation.tallier),
+    )
+    _try_connection(home, invitation, keys, ca_file, database, facts)
+    return Joined(public, roster != invitation.roster_digest)
+
+
+def _request(invitation: Invitation, keys: PartyKeys) -> bytes:
+    public: PublicKeys = keys.public
+    who: dict[str, Any] = {
+        "role": invitation.role,
+        "party_id": invitation.party_id,
+        "tallier": invitation.tallier,
+        "verify_key": public.verify_key,
+        "seal_key": public.seal_key,
+        "token": invitation.token,
+    }
+    statement = enrolment_statement(coordinator_key=invitation.verify_key, **who)
+    return json.dumps(who | {"signature": keys.sign_statement(statement)}).encode()
+
+
+def _exchange(home: Path) -> None:
+    """Take new keys into use; the old ones are kept in a file named by the time."""
+    moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
+    (home / NEXT_KEYS_FILE).replace(home / KEYS_FILE)
+    sync_folder(home)
+
+
+def _try_connection(
+    home: Path,
+    invitation: Invitation,
+    keys: PartyKeys,
+    ca_file: str | None,
+    database: Database,
+    facts: Mapping[str, Any],
+) -> None:
+    """One poll, as the process of this home would make it: signed by it, sealed to it, answered by the pinned keys."""
+    stop = threading.Event()
+    limit = threading.Timer(CHECK_S, stop.set)
+    limit.daemon = True
+    limit.start()
+    link = PartyLink(
+        url=invitation.url,
+        party_id=invitation.party_id,
+        keys=keys,
+        coordinator_key=invitation.verify_key,
+        database=database,
+        sequences=Sequences(database),
+        journal_head=Ledger(database, clock=lambda: datetime.now(UTC)).head,
+        seen=home / SEEN_FILE,
+        facts=lambda: facts,
+        stop=stop,
+        ca_file=ca_file,
+        wait_s=0.0,
+    )
+    try:
+        with link:
+            link.poll()
+            link.mail.settle()
+    except (Interrupted, NotEnrolled) as error:
+        raise Unavailable(
+            f"{invitation.party_id!r} is enrolled, and the coordinator did not answer its first question ({error}). "
+            "The same command tries it again"
+        ) from None
+    finally:
+        limit.cancel()
+
+
+def _open(home: Path) -> Database:
+    try:
+        return open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+    except JournalInUse:
+        raise JournalInUse(
+            f"the process of {home} runs, and would go on with what it has read; stop it first, and start it again "
+            "afterwards"
+        ) from None
