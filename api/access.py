@@ -29,6 +29,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/healthz"): "open",
     ("GET", "/readyz"): "optional",
     ("GET", "/openapi.json"): "open",
+    ("GET", "/api"): "open",
     ("GET", "/"): "open",
     ("GET", "/dashboard"): "open",
     ("GET", "/dashboard/{asset:path}"): "open",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 
 from api import examples
 from api.documentation import answers, document, problem
 from api.metrics import Metrics
+from api.reference import reference_page
 from api.schema import JobRequest, Problem, ReadinessView
 from api.strict_route import StrictRoute
 from labeler.errors import NotFound
@@ -96,6 +97,16 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
     )
     def openapi(request: Request) -> Response:
         return JSONResponse(document(request.app, JobRequest, Problem))
+
+    @router.get(
+        "/api",
+        summary="This document, for people",
+        description="Every route with examples, as a page that needs nothing from elsewhere.",
+        response_class=Response,
+        responses=_page("text/html", "<!doctype html>..."),
+    )
+    def reference(request: Request) -> Response:
+        return HTMLResponse(reference_page(document(request.app, JobRequest, Problem)), headers=_REVALIDATE)
 
     @router.get(
         "/",
