@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.coordinator.budgets import epsilon_spent
 from labeler import errors
+from labeler.budget import epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError
 
 TYPE_PREFIX = "urn:labeler:problem:"

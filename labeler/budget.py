@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -29,7 +30,16 @@ from labeler.accounting.events import NANO, nano_units
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 from labeler.task import Level
 
-__all__ = ["NANO", "UNBOUNDED_NANO", "Account", "NothingLeft", "Reservation", "budget_for", "nano_units"]
+__all__ = [
+    "NANO",
+    "UNBOUNDED_NANO",
+    "Account",
+    "NothingLeft",
+    "Reservation",
+    "budget_for",
+    "epsilon_spent",
+    "nano_units",
+]
 
 State = Literal["reserved", "posted", "void"]
 NothingLeftBecause = Literal["never-asked", "below-quorum", "refused", "lapsed", "divided"]
@@ -88,6 +98,35 @@ def budget_for(epsilon: float, delta: float) -> int:
 
     mu = mu_of_epsilon(epsilon * (1 - _MARGIN), delta * (1 - _MARGIN))
     return math.floor(Fraction(mu) ** 2 * NANO)
+
+
+@lru_cache(maxsize=65_536)
+def epsilon_spent(nano: int, delta: float) -> float | None:
+    """An epsilon such that everything charged together is (epsilon, delta)-DP: the inverse of `budget_for`, rounded up.
+
+    Charges are mu^2 rounded up, so all of them together are mu-GDP with mu^2 = nano / 1e9, except for the imperfection
+    of the noise sampler. As in `budget_for`, one part in 1e7 of epsilon and of delta is kept back for that and for
+    floating-point error: `budget_for(epsilon_spent(n, delta), delta) >= n`, so a cap is never shown as overdrawn.
+
+    Args:
+        nano: what is charged, nano-units of mu^2, at least 0.
+        delta: in (0, 1).
+
+    Returns:
+        The bound; None where something without a finite price was charged.
+    """
+    if nano <= 0:
+        return 0.0
+    if nano >= UNBOUNDED_NANO:
+        return None
+    from labeler.accounting.gaussian import epsilon_of_delta
+
+    mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
+    epsilon = epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
+    # Beyond what a budget can be there is no cap to agree with.
+    while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
+        epsilon = epsilon * (1 + 1e-12) + 1e-15
+    return epsilon
 
 
 @dataclass(frozen=True)

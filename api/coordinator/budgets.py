@@ -6,7 +6,6 @@ epsilon that everything charged so far amounts to together, at the coordinator's
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -16,15 +15,13 @@ from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
 from feature_store.journal.charges import Balance
 from feature_store.journal.ledger import Ledger
-from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import LEVELS
-from labeler.budget import MOST_EPSILON, NANO, UNBOUNDED_NANO, budget_for
+from labeler.budget import budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, NotFound
 
 FEDERATION = "federation"
 """The account of everybody together."""
 
-_MARGIN = 1e-7
 _REPLAY = 1000
 _MAX_PLACES = 256
 
@@ -44,33 +41,6 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
     for account, caps in accounts:
         for level in LEVELS:
             ledger.open_account(account, level, caps.cap_nano(level, config.delta))
-
-
-@lru_cache(maxsize=65_536)
-def epsilon_spent(nano: int, delta: float) -> float | None:
-    """An epsilon such that everything charged together is (epsilon, delta)-DP: the inverse of `budget_for`, rounded up.
-
-    Charges are mu^2 rounded up, so all of them together are mu-GDP with mu^2 = nano / 1e9, except for the imperfection
-    of the noise sampler. As in `budget_for`, one part in 1e7 of epsilon and of delta is kept back for that and for
-    floating-point error: `budget_for(epsilon_spent(n, delta), delta) >= n`, so a cap is never shown as overdrawn.
-
-    Args:
-        nano: what is charged, nano-units of mu^2, at least 0.
-        delta: in (0, 1).
-
-    Returns:
-        The bound; None where something without a finite price was charged.
-    """
-    if nano <= 0:
-        return 0.0
-    if nano >= UNBOUNDED_NANO:
-        return None
-    mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
-    epsilon = epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
-    # Beyond what a budget can be there is no cap to agree with.
-    while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
-        epsilon = epsilon * (1 + 1e-12) + 1e-15
-    return epsilon
 
 
 @lru_cache(maxsize=4096)

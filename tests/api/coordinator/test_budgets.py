@@ -10,14 +10,13 @@ from api.coordinator.budgets import (
     agent_account,
     budget_view,
     cap_as_written,
-    epsilon_spent,
     open_accounts,
 )
 from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
 from feature_store.journal.charges import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for
+from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError, NotFound
 from tests.api.conftest import House
 

@@ -1,0 +1,9 @@
+"""Evidence: what was asked of private records, what it cost and how that is proved, in one document to be checked.
+
+    document    its fields, and which of them are facts of a journal and which follow from them
+    derive      everything that follows from the facts, computed anew by whoever makes or checks a document
+    check       whether a document is what its own facts, and a journal's, say; which field is not
+    page        the same document as a page to print
+
+Reading a journal for it and signing it lie above (`feature_store.journal.evidence`, `feature_store.evidence_file`).
+"""

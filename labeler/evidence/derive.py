@@ -1,0 +1,326 @@
+"""What follows from the facts of a journal: prices by the accountant, and counts. Equal facts give equal documents.
+
+Nothing here believes a number that stands in the facts beside what it can compute: the guarantee of a task comes from
+its fields, and what was spent is the larger of what the ledger charged and of what the accountant says a round of that
+size costs today.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+
+from labeler.batching import LEVELS, round_charges
+from labeler.budget import UNBOUNDED_NANO, epsilon_spent
+from labeler.errors import LabelerError, PrivacyRefusal
+from labeler.evidence.document import (
+    AccountFindings,
+    Cadence,
+    Cohort,
+    Evidence,
+    Facts,
+    Guarantee,
+    Mechanism,
+    Round,
+    Software,
+    TaskFacts,
+    TaskFindings,
+    Unit,
+)
+from labeler.methods import METHODS
+from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
+from labeler.planning import METHOD, PrivacyStatement, price
+from labeler.task import Level, StatedLevel, Task, parse_task
+
+SIGNIFICANT_DIGITS: Final = 6
+
+UNITS: Final[dict[StatedLevel, tuple[Unit, str]]] = {
+    "instance": ("image", "one record (one image) of one agent is added or removed"),
+    "person": ("person", "all records of one person at one agent are added or removed; at two agents the two mus add"),
+    "agent": ("agent", "everything that one agent contributes is replaced by nothing, its noise stays"),
+}
+"""A level of the accountant, as a unit that people protect."""
+
+ACCOUNTING: Final = (
+    f"{METHOD}: mu^2 adds up over rounds (Dong, Roth, Su 2022; fully adaptive: Smith, Thakurta 2022); derivation in "
+    "labeler.accounting.integer and labeler.budget"
+)
+
+MEANING: Final = (
+    (
+        "refusals",
+        "An agent refuses before any record is read, from the request, its policy, approvals, its own ledger and "
+        "public facts of its shard. So that it refused, and its sentence, say nothing of a record.",
+    ),
+    (
+        "exports",
+        "What left the agents' records are the releases of the rounds that were opened, once each. Labels, students, "
+        "models and files in any format are made from these and from public images alone, at no further price; how "
+        "often they were downloaded is not recorded and changes no guarantee.",
+    ),
+    (
+        "repeats",
+        "A question of a task is asked once. The same image may be asked about again as another question, and is paid "
+        "for again as one.",
+    ),
+    (
+        "chain",
+        "Every charge, with its job, its accounts and the agents whose shares were summed, is an entry of a chain of "
+        "hashes that was read from its first entry to the head named here; a journal that was cut, edited or replaced "
+        "by an older copy gives no evidence. States of jobs, times of submission and the words of refusals lie in "
+        "tables beside the chain: they agree with it, and rest on the party's word beyond that.",
+    ),
+    (
+        "times",
+        "Times are those of the journal's own clock, in UTC. Epsilon and delta are rounded up.",
+    ),
+)
+"""What a reader needs to know of every document of this format."""
+
+AGENT_ONLY: Final = (
+    "agent",
+    "This document is the agent's own: it was made from the agent's ledger, which is what the agent says of itself, "
+    "and is shown to nobody else unless the agent hands it on. It names no record, no label, no count of records and "
+    "no other agent.",
+)
+
+
+def derive(facts: Facts, software: Software) -> Evidence:
+    """The document of some facts."""
+    meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
+    return Evidence(
+        software=software,
+        facts=facts,
+        tasks=tuple(map(_findings, facts.tasks)),
+        accounts=tuple(
+            AccountFindings(
+                account=one.account,
+                level=one.level,
+                spent_epsilon=bound(epsilon_spent(one.posted_nano + one.reserved_nano, float(facts.delta))),
+            )
+            for one in facts.accounts
+        ),
+        remarks=tuple(remark for task in facts.tasks for remark in _remarks(task)),
+        meaning=meaning,
+    )
+
+
+def bound(value: float | None) -> str | None:
+    """A number as a decimal text that is not below it: six significant digits, rounded up; None for no bound."""
+    if value is None or not math.isfinite(value):
+        return None
+    exact = Decimal(value)
+    if not exact:
+        return "0"
+    step = Decimal(1).scaleb(exact.adjusted() - SIGNIFICANT_DIGITS + 1)
+    text = format(exact.quantize(step, rounding=ROUND_CEILING) if exact % step else exact, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decimal(value: float) -> str:
+    """A delta as all parties wrote it, in plain digits.
+
+    The binary number that the accountant computes with may lie below it or above, by one part in 10^16 at most. An
+    epsilon is enlarged by one part in 10^6 and a budget keeps back one in 10^7 (labeler.accounting.integer, step 4;
+    labeler.budget), which is more than that is worth, so the statement holds for the decimal.
+    """
+    return format(Decimal(repr(value)), "f")
+
+
+def task_of(facts: TaskFacts) -> Task | None:
+    """The task, where its fields are there and are those of its digest."""
+    if facts.task is None:
+        return None
+    try:
+        task = parse_task(facts.task)
+    except LabelerError:
+        return None
+    return task if task.digest == facts.digest else None
+
+
+def proof_of(method: str, traits: MethodTraits) -> str:
+    """Where the sensitivity of a method is stated and proved: the function whose docstring is the proof.
+
+    Raises:
+        PrivacyRefusal: nobody has stated it, so nothing can be evidence of it.
+    """
+    match traits.stated:
+        case CountedVotes(squared=function):
+            return f"{function.__module__}.{function.__qualname__}"
+        case BoundedNumbers(answer_sum=function):
+            return f"{function.__module__}.{function.__qualname__}"
+    raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
+
+
+def source_of(traits: MethodTraits) -> str:
+    """The paper of a method, as the first line of its module names it."""
+    stated = traits.stated
+    function = stated.squared if isinstance(stated, CountedVotes) else None if stated is None else stated.answer_sum
+    words = "" if function is None else inspect.getdoc(inspect.getmodule(function)) or ""
+    return words.partition("\n")[0]
+
+
+def charged_rounds(task: TaskFacts) -> list[Round]:
+    """The rounds whose charge is final, in order of jobs."""
+    return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
+
+
+def spent_nano(task: Task, rounds: Iterable[Round], level: Level) -> int | None:
+    """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound."""
+    total = 0
+    for one in rounds:
+        price_now = round_charges(task, one.questions).get(level)
+        if price_now is None:
+            return None
+        total += max(price_now, charged_nano(one, level))
+    return None if total >= UNBOUNDED_NANO else total
+
+
+def charged_nano(one: Round, level: Level) -> int:
+    """The largest charge of any account for a round, nano-units of mu^2."""
+    return max((charge.nano for charge in one.charges if charge.level == level), default=0)
+
+
+def _findings(facts: TaskFacts) -> TaskFindings:
+    task = task_of(facts)
+    rounds = charged_rounds(facts)
+    refused = Counter(
+        refusal.agent
+        for job in facts.jobs
+        for refusal in (*job.refusals, *(r for one in job.rounds for r in one.refusals))
+    )
+    return TaskFindings(
+        digest=facts.digest,
+        mechanism=None if task is None else _mechanism(task),
+        promised=() if task is None else _promised(task),
+        spent=() if task is None else _spent(task, rounds),
+        cohort=_cohort(facts, rounds),
+        cadence=_cadence(facts, rounds),
+        refused=tuple(sorted(refused.items())),
+    )
+
+
+def _mechanism(task: Task) -> Mechanism:
+    traits = METHODS[task.method]
+    unit = "votes" if traits.counts else "times what one record can change"
+    whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
+    stated = price(task)
+    return Mechanism(
+        system=traits.system,
+        source=source_of(traits),
+        contribution=traits.answer,
+        release="the winning class of each question" if task.release == "winner" else f"the noisy sum of {traits.sums}",
+        noise=(
+            f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit} per number that "
+            f"nobody can subtract, on a grid of {task.scale} units"
+        ),
+        proof=proof_of(task.method, traits),
+        accounting=ACCOUNTING,
+        colluding_agents=task.colluding_agents,
+        talliers=task.talliers,
+        quorum=task.quorum,
+        holds_against=stated.holds_against,
+    )
+
+
+def _promised(task: Task) -> tuple[Guarantee, ...]:
+    stated = price(task)
+    return tuple(_guarantee(one, task.delta) for one in stated.stated)
+
+
+def _guarantee(statement: PrivacyStatement, delta: float) -> Guarantee:
+    unit, neighbours = UNITS[statement.level]
+    return Guarantee(
+        unit=unit,
+        neighbours=neighbours,
+        epsilon=bound(statement.epsilon),
+        delta=decimal(delta),
+        participant_epsilon=bound(statement.participant_epsilon),
+        reason=statement.reason or "",
+    )
+
+
+def _spent(task: Task, rounds: list[Round]) -> tuple[Guarantee, ...]:
+    found = []
+    for level in LEVELS:
+        unit, neighbours = UNITS[level]
+        nano = spent_nano(task, rounds, level)
+        epsilon = None if nano is None else epsilon_spent(nano, task.delta)
+        reason = "" if nano is not None else "no finite price can be proved at this level; charges were only recorded"
+        found.append(
+            Guarantee(
+                unit=unit, neighbours=neighbours, epsilon=bound(epsilon), delta=decimal(task.delta), reason=reason
+            )
+        )
+    return tuple(found)
+
+
+def _cohort(facts: TaskFacts, rounds: list[Round]) -> Cohort:
+    asked = [len(job.asked) for job in facts.jobs if job.asked]
+    summed = [len(one.contributors) for one in rounds if one.contributors]
+    return Cohort(
+        participants=len(facts.participants),
+        fewest_asked=min(asked, default=0),
+        fewest_contributors=min(summed, default=0),
+        most_contributors=max(summed, default=0),
+    )
+
+
+def _cadence(facts: TaskFacts, rounds: list[Round]) -> Cadence:
+    times = sorted(one.posted_at for one in rounds)
+    days = Counter(at[:10] for at in times)
+    return Cadence(
+        jobs=len(facts.jobs),
+        jobs_completed=sum(job.state == "completed" for job in facts.jobs),
+        rounds_charged=len(rounds),
+        questions_charged=sum(one.questions for one in rounds),
+        first_at=times[0] if times else "",
+        last_at=times[-1] if times else "",
+        days=len(days),
+        most_rounds_in_a_day=max(days.values(), default=0),
+        questions_asked_again=_asked_again(rounds),
+        releases=sum(bool(one.release_digest) for one in rounds),
+    )
+
+
+def _asked_again(rounds: list[Round]) -> int:
+    """How many question numbers lie in more than one of these rounds."""
+    ranges = sorted((one.first_question, one.questions) for one in rounds if one.first_question is not None)
+    again, end = 0, 0
+    for first, count in ranges:
+        again += max(0, min(end, first + count) - first)
+        end = max(end, first + count)
+    return again
+
+
+def _remarks(facts: TaskFacts) -> list[str]:
+    task, named = task_of(facts), facts.digest[:12]
+    if task is None:
+        if facts.task is None:
+            return [f"Of task {named} the journal keeps its digest and its charges only, so no guarantee is computed."]
+        return [f"The fields of task {named} are not those of its digest."]
+    remarks = []
+    rounds = charged_rounds(facts)
+    for level in LEVELS:
+        price_of = {one.questions: round_charges(task, one.questions).get(level, 0) for one in rounds}
+        below = sum(0 < charged_nano(one, level) < price_of[one.questions] for one in rounds)
+        if below:
+            remarks.append(
+                f"Task {named}: {below} of {len(rounds)} rounds were charged less at the {UNITS[level][0]} level than "
+                "they cost by today's accountant; what was spent is stated by today's."
+            )
+    if again := _asked_again(rounds):
+        remarks.append(f"Task {named}: {again} question numbers were charged more than once.")
+    few = [one for one in rounds if one.contributors and len(one.contributors) < task.quorum]
+    if few:
+        remarks.append(f"Task {named}: {len(few)} rounds were summed over fewer agents than the quorum {task.quorum}.")
+    return remarks
+
+
+def software(version: str) -> Software:
+    """This program."""
+    return Software(name="private-labeler", version=version)

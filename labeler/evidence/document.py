@@ -1,0 +1,357 @@
+"""The fields of an evidence document. Public facts and numbers that follow from them; nothing private has a field.
+
+**Facts** were read from a verified journal: tasks as all parties agreed on them, who was asked, who declined, whose
+shares were summed, what was charged when, digests of what was released. **Everything else follows** from the facts by
+the accountant (`labeler.evidence.derive`), so a reader computes it again and believes no number. Epsilon and delta are
+decimal texts, rounded up: what stands there holds.
+
+What an agent's journal knows of its own records (the version of its shard, what a record has spent) has no field. Its
+document names no other agent: it knows none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from labeler.errors import ProtocolViolation
+from labeler.task import describe_validation
+from labeler.untrusted import canonical_json
+
+FORMAT: Final = "labeler-evidence/1"
+
+Text = Annotated[str, Field(max_length=4_000)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Moment = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$")]
+"""UTC."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Bound = Annotated[str, Field(pattern=r"^[0-9]{1,30}(\.[0-9]{1,400})?$")]
+"""A decimal that is an upper bound."""
+
+
+Unit = Literal["image", "person", "agent"]
+"""What people protect."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class Scope(_Part):
+    """What a document is about.
+
+    Attributes:
+        party: whose journal it was read from.
+        party_id: its name; "coordinator" for the coordinator.
+        task: digest of the one task it is about; empty for all of a period.
+        since, until: the period in which jobs were submitted (at an agent: rounds charged), the end excluded; empty
+            where it is not bounded.
+    """
+
+    party: Literal["coordinator", "agent"]
+    party_id: Text
+    task: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    since: Annotated[str, Field(max_length=40)] = ""
+    until: Annotated[str, Field(max_length=40)] = ""
+
+
+class Journal(_Part):
+    """How far the journal had come when it was read, its chain of hashes checked from `first_entry` on.
+
+    Attributes:
+        first_entry: from where every entry, every step and every balance was checked.
+        entries: how many there were.
+        head: hash of the last.
+        read_at: when; the facts are those of that moment.
+        last_entry_at: when the last entry was written; empty where there is none.
+    """
+
+    first_entry: Literal[1] = 1
+    entries: Count
+    head: Digest
+    read_at: Moment
+    last_entry_at: Annotated[str, Field(max_length=40)] = ""
+
+
+class Charge(_Part):
+    """One charge of one account, nano-units of mu^2."""
+
+    account: Text
+    level: Literal["instance", "agent"]
+    nano: Count
+
+
+class Refusal(_Part):
+    """An agent that did not answer, and what it said.
+
+    Attributes:
+        agent: its name.
+        said: "declined" before anybody was asked, "later" where a person had not decided, "refused" when asked.
+        reason: type of its refusal; empty where it is not kept.
+        sentence: its own words.
+    """
+
+    agent: Text
+    said: Literal["declined", "later", "refused"]
+    reason: Text = ""
+    sentence: Text = ""
+
+
+class Round(_Part):
+    """Questions asked together.
+
+    Attributes:
+        number: within the job.
+        first_question: number of the first of them within the task; None where the journal does not know it.
+        questions: how many.
+        charge: what became of its price; "none" where none was reserved for it alone.
+        posted_entry, posted_at: the ledger's entry that made the charge final.
+        charges: by account and level, as they are in the chain.
+        contributors: agents whose shares were summed; in the chain. Empty where nothing was summed.
+        refusals: agents that did not answer it.
+        round_digest: names its messages and its noise.
+        release_digest: SHA-256 of what was opened, as it is kept.
+    """
+
+    number: Count
+    first_question: Count | None
+    questions: Annotated[int, Field(ge=1, lt=2**63)]
+    charge: Literal["none", "reserved", "posted", "void"]
+    posted_entry: Count | None = None
+    posted_at: Annotated[str, Field(max_length=40)] = ""
+    charges: tuple[Charge, ...] = ()
+    contributors: tuple[Text, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    round_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    release_digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+
+
+class Job(_Part):
+    """One labelling job.
+
+    Attributes:
+        job_id: its name.
+        state: how it ended, or "under way".
+        problem: type of the problem it ended with; its words may name a requester's files and are left out.
+        submitted_at: when.
+        questions: how many it asks.
+        asked: agents that were asked; fixed before the first question left.
+        refusals: agents that said no before anybody was asked.
+        rounds: its batches.
+    """
+
+    job_id: Text
+    state: Literal["completed", "failed", "refused", "cancelled", "expired", "under way", "not known"]
+    problem: Text = ""
+    submitted_at: Annotated[str, Field(max_length=40)] = ""
+    questions: Count
+    asked: tuple[Text, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    rounds: tuple[Round, ...] = ()
+
+
+class TaskFacts(_Part):
+    """A task and what was asked of it.
+
+    Attributes:
+        digest: what every party knew it by; SHA-256 of its fields.
+        task: the fields; None where an agent's journal keeps only the digest.
+        participants: agents of the task; empty where the journal does not know them.
+        created_at: when it was made; empty where the journal does not know it.
+        jobs: in the scope of the document.
+    """
+
+    digest: Digest
+    task: dict[str, Any] | None
+    participants: tuple[Text, ...] = ()
+    created_at: Annotated[str, Field(max_length=40)] = ""
+    jobs: tuple[Job, ...] = ()
+
+
+class AccountFacts(_Part):
+    """One account at one level, over the whole life of the journal.
+
+    Attributes:
+        account, level: whose budget.
+        cap_nano: nano-units of mu^2; None where charges are recorded and not limited.
+        posted_nano, reserved_nano: final charges, and those that may become so.
+    """
+
+    account: Text
+    level: Literal["instance", "agent"]
+    cap_nano: Count | None
+    posted_nano: Count
+    reserved_nano: Count
+
+
+class Facts(_Part):
+    """Everything that was read from a journal.
+
+    Attributes:
+        delta: at which the accounts' budgets are stated, from the party's settings; a decimal.
+        accounts: those of the federation and of the participants of the tasks.
+    """
+
+    scope: Scope
+    journal: Journal
+    delta: Bound
+    tasks: tuple[TaskFacts, ...] = ()
+    accounts: tuple[AccountFacts, ...] = ()
+
+
+class Guarantee(_Part):
+    """What is guaranteed to one unit.
+
+    Attributes:
+        unit: "image" (one record), "person" or "agent".
+        neighbours: what "with or without it" means.
+        epsilon, delta: decimals, rounded up; epsilon None where there is no bound.
+        participant_epsilon: against one participant that reads the release; None where it is not stated or unbounded.
+        reason: why there is no bound.
+    """
+
+    unit: Unit
+    neighbours: Text
+    epsilon: Bound | None
+    delta: Bound
+    participant_epsilon: Bound | None = None
+    reason: Text = ""
+
+
+class Mechanism(_Part):
+    """How the guarantee is made and where its proof is.
+
+    Attributes:
+        system: its name in the papers.
+        source: the paper, and what of it holds here.
+        contribution: what each agent contributes.
+        release: what is opened.
+        noise: of what kind, and how much of it nobody can subtract.
+        proof: the function whose docstring is the proof of sensitivity.
+        accounting: how epsilon is computed, and the module with the derivation.
+        colluding_agents: how many may pool what they know.
+        talliers: how many hold shares.
+        quorum: fewest agents for which anything is opened.
+        holds_against: for whom the guarantee holds.
+    """
+
+    system: Text
+    source: Text
+    contribution: Text
+    release: Text
+    noise: Text
+    proof: Text
+    accounting: Text
+    colluding_agents: Count
+    talliers: Count
+    quorum: Count
+    holds_against: Text
+
+
+class Cohort(_Part):
+    """How many agents stood behind an answer: fewest and most, over rounds that were charged."""
+
+    participants: Count
+    fewest_asked: Count
+    fewest_contributors: Count
+    most_contributors: Count
+
+
+class Cadence(_Part):
+    """How often was asked.
+
+    Attributes:
+        jobs, jobs_completed: in the scope.
+        rounds_charged, questions_charged: for good.
+        first_at, last_at: of charges; empty where there is none.
+        days: on how many days something was charged.
+        most_rounds_in_a_day: and the most on one of them.
+        questions_asked_again: question numbers of a task that were charged more than once; must be 0.
+        releases: how many rounds were opened.
+    """
+
+    jobs: Count
+    jobs_completed: Count
+    rounds_charged: Count
+    questions_charged: Count
+    first_at: Annotated[str, Field(max_length=40)]
+    last_at: Annotated[str, Field(max_length=40)]
+    days: Count
+    most_rounds_in_a_day: Count
+    questions_asked_again: Count
+    releases: Count
+
+
+class TaskFindings(_Part):
+    """What follows from the facts of one task.
+
+    Attributes:
+        mechanism: None where the task is not known.
+        promised: the guarantees of all questions that the task may ever ask.
+        spent: what was charged of it in this scope, at the task's delta.
+        cohort, cadence: see there.
+        asked_and_refused: agents that refused at least once, with how often.
+    """
+
+    digest: Digest
+    mechanism: Mechanism | None
+    promised: tuple[Guarantee, ...]
+    spent: tuple[Guarantee, ...]
+    cohort: Cohort
+    cadence: Cadence
+    refused: tuple[tuple[Text, Count], ...]
+
+
+class AccountFindings(_Part):
+    """What an account's charges amount to together, final and reserved, at the facts' delta; None without a bound."""
+
+    account: Text
+    level: Literal["instance", "agent"]
+    spent_epsilon: Bound | None
+
+
+class Software(_Part):
+    """What made the document."""
+
+    name: Text
+    version: Text
+
+
+class Evidence(_Part):
+    """A whole document.
+
+    Attributes:
+        version: of the format.
+        software: that made it.
+        facts: as read.
+        tasks, accounts: what follows.
+        remarks: what a reader must know of these facts: contradictions that are no reason to refuse, such as a charge
+            below today's price.
+        meaning: what refusals, exports, repeats and the chain say and do not say; fixed words of this format.
+    """
+
+    version: Literal["labeler-evidence/1"] = FORMAT
+    software: Software
+    facts: Facts
+    tasks: tuple[TaskFindings, ...]
+    accounts: tuple[AccountFindings, ...]
+    remarks: tuple[Text, ...]
+    meaning: tuple[tuple[Text, Text], ...]
+
+
+def parse_evidence(data: bytes) -> Evidence:
+    """A document from its JSON.
+
+    Raises:
+        ProtocolViolation: it is none; one sentence per field that is missing, unknown or out of bounds.
+    """
+    try:
+        return Evidence.model_validate_json(data)
+    except ValidationError as error:
+        raise ProtocolViolation(describe_validation(error, "evidence")) from None
+
+
+def canonical_bytes(document: Evidence) -> bytes:
+    """The one spelling of a document: what is signed."""
+    return canonical_json(document.model_dump(mode="json"))

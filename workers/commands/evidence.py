@@ -1,0 +1,133 @@
+"""`labeler evidence`: what was asked of private records, signed, from a verified journal; `labeler evidence verify`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labeler.errors import InvalidSetting
+from workers.commands.client import CaFile, MaybeToken, MaybeUrl
+from workers.commands.console import Json, escaped, print_json
+
+if TYPE_CHECKING:
+    from feature_store.evidence_file import SignedEvidence
+
+MaybeHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
+
+evidence_app = typer.Typer(rich_markup_mode="markdown")
+
+SUMMARY = "Write signed evidence of what was asked and what it cost, from a verified journal; or verify such a file."
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(evidence_app, name="evidence", help=SUMMARY, invoke_without_command=True, no_args_is_help=True)
+
+
+@evidence_app.callback(help=SUMMARY)
+def evidence(
+    context: typer.Context,
+    home: MaybeHome = None,
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
+    task: Annotated[str, typer.Option(help="Digest of one task.")] = "",
+    since: Annotated[str, typer.Option(help="Jobs submitted from this day or time on, in UTC: 2027-03-01.")] = "",
+    until: Annotated[str, typer.Option(help="And before this one.")] = "",
+    out: Annotated[Path, typer.Option(help="File to write; a page to print comes beside it.")] = Path("evidence.json"),
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Write signed evidence of what was asked and what it cost, from a verified journal; or verify such a file.
+
+    The journal is read from its first entry; one that was cut or edited gives no evidence. Of an agent's home the
+    document is that agent's own. Of a running service: `--url`, with an administrator's or a viewer's token.
+
+    Example: `labeler evidence --home coordinator --task 3f9a... --out evidence.json`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from labeler.evidence.page import render_page
+
+    if (home is None) == (url is None):
+        raise InvalidSetting(
+            "evidence is made from a home (--home) or asked of a service (--url and --token): name one"
+        )
+    signed = _made(home, task, since, until) if home is not None else _asked(url, token, ca_file, task, since, until)
+    page = out.with_suffix(".html")
+    out.write_bytes(signed.to_bytes())
+    page.write_text(render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature))
+    journal = signed.evidence.facts.journal
+    if as_json:
+        remarks = list(signed.evidence.remarks)
+        print_json(
+            {"out": str(out), "page": str(page), "entries": journal.entries, "head": journal.head, "remarks": remarks}
+        )
+        return
+    typer.echo(f"{out} is signed; {page} is the same to print. The journal was verified to entry {journal.entries}.")
+    for remark in signed.evidence.remarks:
+        typer.echo(f"Note: {escaped(remark)}")
+
+
+@evidence_app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="The file that `labeler evidence` wrote.")],
+    key: Annotated[str | None, typer.Option(help="The party's verify_key, 64 hexadecimal digits.")] = None,
+    home: MaybeHome = None,
+    as_json: Json = False,
+) -> None:
+    """Check a file of evidence: its signature, every price computed again, and with --home that the journal agrees.
+
+    Without --key or --home the signature shows that nothing was changed since, and not who signed.
+
+    Example: `labeler evidence verify evidence.json --key 9d61b19d...`
+    """
+    from feature_store.evidence_file import read_signed
+    from workers.homes.evidence import check_evidence
+
+    signed = read_signed(file.read_bytes())
+    checked = check_evidence(signed, verify_key=key, home=home)
+    if as_json:
+        print_json({"holds": not checked.wrong, "wrong": list(checked.wrong), "confirmed": list(checked.confirmed)})
+    else:
+        for line in checked.confirmed:
+            typer.echo(f"Holds: {line}.")
+        for remark in signed.evidence.remarks:
+            typer.echo(f"It says of itself: {escaped(remark)}")
+        for line in checked.wrong:
+            typer.echo(f"Does not hold: {escaped(line)}")
+    if checked.wrong:
+        sys.exit(1)
+
+
+def _made(home: Path, task: str, since: str, until: str) -> SignedEvidence:
+    from feature_store.journal.evidence import Wanted
+    from workers.homes.evidence import make_evidence
+
+    return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)))
+
+
+def _asked(
+    url: str | None, token: str | None, ca_file: Path | None, task: str, since: str, until: str
+) -> SignedEvidence:
+    from feature_store.evidence_file import read_signed
+    from workers.commands.client import fetch_evidence
+
+    moments = {name: _moment(name, text) for name, text in (("since", since), ("until", until))}
+    return read_signed(fetch_evidence(url, token, ca_file, task=task, **moments))
+
+
+def _moment(name: str, text: str) -> datetime | None:
+    """A day or a time of ISO 8601; without a zone it is UTC, without a time the day's beginning."""
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSetting(f"--{name} is a day or a time such as 2027-03-01 or 2027-03-01T12:00:00Z") from None
+    if len(text) == len("2027-03-01"):
+        found = datetime.combine(found.date(), time())
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

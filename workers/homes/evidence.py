@@ -1,0 +1,128 @@
+"""Evidence from the journal of a home, and whether a document agrees with one (labeler.evidence).
+
+Making and checking only read; the process that owns the home may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from feature_store.evidence_file import SignedEvidence, sign_evidence
+from feature_store.journal.agent_evidence import agent_facts
+from feature_store.journal.chain import Head, time_of
+from feature_store.journal.database import Connection, open_database
+from feature_store.journal.evidence import Wanted, coordinator_facts
+from feature_store.journal.ledger import Ledger
+from feature_store.keys import PartyKeys
+from labeler.errors import Forged, InvalidSetting, LabelerError
+from labeler.evidence.check import contradictions, differences, rebuilt
+from labeler.evidence.derive import derive, software
+from labeler.evidence.document import Facts
+from workers.agent.policy import read_policy
+from workers.homes.keys import journal_of
+from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import AGENT_FILE, ANCHOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
+
+PROGRAM = "private-labeler"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found about a document.
+
+    Attributes:
+        wrong: what does not hold, each in a sentence; empty where everything does.
+        confirmed: what was looked at and holds.
+    """
+
+    wrong: tuple[str, ...]
+    confirmed: tuple[str, ...]
+
+
+def make_evidence(home: Path, wanted: Wanted) -> SignedEvidence:
+    """Verify the journal of a coordinator's or an agent's home, and sign what it says of a task or a period.
+
+    Raises:
+        InvalidSetting: the home is neither's, or has no keys.
+        JournalBroken, JournalBehind: the journal was cut, edited, or is an older copy; nothing is made of it.
+        NotFound: there is no such task.
+    """
+    keys = PartyKeys.load(home / KEYS_FILE)
+    with _reading(home) as connection:
+        facts = _facts(home, connection, wanted, read_at=datetime.now(UTC), head=None)
+    return sign_evidence(derive(facts, software(version(PROGRAM))), keys)
+
+
+def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, home: Path | None = None) -> Checked:
+    """Look at everything that can be checked: the signature, what follows from the facts, and a journal's word.
+
+    Args:
+        signed: the file.
+        verify_key: of the party that should have signed; None takes the home's, else the file's own.
+        home: with the journal it was made from, or a later copy of it.
+    """
+    wrong: list[str] = []
+    confirmed: list[str] = []
+    key = verify_key or (None if home is None else PartyKeys.load(home / KEYS_FILE).public.verify_key)
+    try:
+        signed.check(key)
+        whose = (
+            "the key given"
+            if verify_key
+            else "the home's key"
+            if home
+            else "the key in it, whose owner it cannot prove"
+        )
+        confirmed.append(f"it was signed with {whose} and not changed since")
+    except Forged as error:
+        wrong.append(f"the signature: {error}")
+    document = signed.evidence
+    facts = document.facts
+    against_itself = [*contradictions(facts), *differences(document, rebuilt(document))]
+    wrong += against_itself
+    if not against_itself:
+        confirmed.append("every price, sum and count follows from its facts, computed again")
+    if home is not None:
+        try:
+            with _reading(home) as connection:
+                head = Head(facts.journal.entries, facts.journal.head)
+                read_at = time_of(facts.journal.read_at)
+                again = _facts(home, connection, Wanted.of(facts.scope), read_at=read_at, head=head)
+        except (LabelerError, ValueError) as error:
+            wrong.append(f"the journal: {error}")
+        else:
+            told = differences(document, derive(again, document.software))
+            wrong += [line for line in told if line not in wrong]
+            if not told:
+                confirmed.append(f"the journal says the same, its chain verified to entry {head.seq} and beyond")
+    return Checked(tuple(wrong), tuple(confirmed))
+
+
+@contextmanager
+def _reading(home: Path) -> Iterator[Connection]:
+    target = journal_of(home)
+    if isinstance(target, Path) and not target.is_file():
+        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    with closing(open_database(target, anchor=home / ANCHOR_FILE, read_only=True)) as database:
+        Ledger(database, clock=lambda: datetime.now(UTC))  # refuses a journal that is behind its anchor
+        with database.read() as connection:
+            yield connection
+
+
+def _facts(home: Path, connection: Connection, wanted: Wanted, *, read_at: datetime, head: Head | None) -> Facts:
+    if (home / AGENT_FILE).exists():
+        agent_id, delta = read_agent_config(home).agent_id, read_policy(home / POLICY_FILE).budget.delta
+        return agent_facts(connection, wanted, agent_id=agent_id, delta=delta, read_at=read_at, head=head)
+    if (home / COORDINATOR_FILE).exists():
+        from workers.serve import read_settings
+
+        return coordinator_facts(connection, wanted, delta=read_settings(home).delta, read_at=read_at, head=head)
+    raise InvalidSetting(
+        f"{home} is no home of a coordinator or an agent; a tallier keeps sums and no prices, so its journal is "
+        "evidence of none"
+    )
