@@ -20,10 +20,11 @@ from labeler.errors import NotAllowed, NotAuthenticated
 if TYPE_CHECKING:
     from feature_store.journal.tokens import TokenRecord, TokenStore
 
-Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "requester", "admin"]
+Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "auditor", "requester", "admin"]
 """`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: a viewer, or anybody where the
 settings open /metrics. `signed`: a party, by its signature. `invited`: whoever has the one-use token of an invitation,
-which stands in the body with a signature."""
+which stands in the body with a signature. `auditor`: a viewer or an administrator, and no requester: what names the
+jobs of all requesters is not for one of them."""
 
 ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/healthz"): "open",
@@ -56,6 +57,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/v1/budget"): "viewer",
     ("GET", "/v1/budget/agents/{agent_id}"): "viewer",
     ("GET", "/v1/ledger"): "viewer",
+    ("GET", "/v1/evidence"): "auditor",
     ("GET", "/v1/parties"): "viewer",
     ("POST", "/v1/parties"): "admin",
     ("POST", "/v1/parties/{party_id}:rotate"): "admin",
@@ -123,8 +125,13 @@ class Gate:
             )
         request.state.token = record
         self._limits.spend(record.token_id)
-        least: Role = "viewer" if need in ("optional", "scraper") else cast(Role, need)
+        least: Role = "viewer" if need in ("optional", "scraper", "auditor") else cast(Role, need)
         role = record.role
+        if need == "auditor" and role == "requester":
+            raise NotAllowed(
+                f"{request.method} {path} names the jobs of every requester, so it is for an auditor's token (role "
+                "viewer) or an administrator's; this token is a requester's"
+            )
         if not reaches(role, least):
             raise NotAllowed(
                 f"{request.method} {path} needs a token of role {least} or higher; this token is a {role}. "

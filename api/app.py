@@ -19,6 +19,7 @@ from api.metrics import Metrics
 from api.rate_limit import RateLimits
 from api.request_context import RequestContext
 from api.routes.budget import budget_routes
+from api.routes.evidence import evidence_routes
 from api.routes.invitations import invitation_routes
 from api.routes.jobs import job_routes
 from api.routes.labels import label_routes
@@ -75,6 +76,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         job_routes(coordinator),
         label_routes(coordinator),
         budget_routes(coordinator),
+        evidence_routes(coordinator),
         party_routes(coordinator),
         invitation_routes(coordinator),
         token_routes(coordinator),

@@ -15,6 +15,7 @@ import io
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -314,6 +315,17 @@ class Client:
         """Entries of the ledger after a sequence number, in order."""
         for page in self._pages(LedgerPage, "/v1/ledger", start=str(after), account=account, search=search):
             yield from page.items
+
+    def evidence(
+        self, path: Path, *, task: str = "", since: datetime | None = None, until: datetime | None = None
+    ) -> Path:
+        """Download signed evidence of a task or a period; for an auditor's (viewer's) or an administrator's token.
+
+        Raises:
+            ServiceProblem: there is no such task, or the journal does not hold, so that nothing is evidence of it.
+        """
+        period = {name: at.isoformat() for name, at in (("since", since), ("until", until)) if at is not None}
+        return self._download("/v1/evidence", path, params=period | ({"task": task} if task else {}))
 
     # Administration
 

@@ -186,6 +186,22 @@ LEDGER_ENTRY: dict[str, Any] = {
 
 LEDGER_PAGE: dict[str, Any] = {"next": None, "items": [LEDGER_ENTRY]}
 
+EVIDENCE: dict[str, Any] = {
+    "version": "labeler-signed-evidence/1",
+    "verify_key": VERIFY_KEY,
+    "signature": "5d" * 64,
+    "evidence": {
+        "version": "labeler-evidence/1",
+        "software": {"name": "private-labeler", "version": "0.1.0"},
+        "facts": {},
+        "tasks": [],
+        "accounts": [],
+        "remarks": [],
+        "meaning": [],
+    },
+}
+"""Shortened: its fields are those of labeler.evidence.document."""
+
 PARTY_REQUEST: dict[str, Any] = {
     "party_id": "hospital-a",
     "role": "agent",

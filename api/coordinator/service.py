@@ -25,6 +25,7 @@ from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
 from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.evidence import signed_evidence
 from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
 from api.coordinator.identity import own_keys
@@ -67,9 +68,11 @@ from api.schema import (
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
 from feature_store.decode_process import PixelLimits
+from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
+from feature_store.journal.evidence import Wanted
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.ledger import Ledger
@@ -531,6 +534,12 @@ class Coordinator:
             after=after,
             limit=limit,
             is_search=search is not None,
+        )
+
+    def evidence(self, wanted: Wanted) -> SignedEvidence:
+        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.evidence."""
+        return signed_evidence(
+            wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )
 
     # Parties.

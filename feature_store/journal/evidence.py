@@ -18,15 +18,18 @@ from sqlalchemy import Connection, inspect, select
 
 from feature_store.journal.chain import Head, time_of, time_text
 from feature_store.journal.evidence_chain import Chain, Charged, read_chain
+from feature_store.journal.forgotten import forgotten_jobs
 from feature_store.journal.job_tables import FINISHED, jobs, releases, round_refusals, rounds
 from feature_store.journal.tasks import tasks
 from feature_store.journal.willingness import job_answers, job_asked
-from labeler.errors import InvalidSetting, JournalBroken, NotFound
+from labeler.errors import InvalidSetting, JournalBroken, NotFound, TooLarge
 from labeler.evidence.check import contradictions
 from labeler.evidence.derive import decimal
 from labeler.evidence.document import Facts, Job, Refusal, Round, Scope, TaskFacts
 
 FEDERATION = "federation"
+MAX_JOBS = 20_000
+"""Most jobs of one document: one that nobody can print proves nothing to anybody."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class Wanted:
 
     Attributes:
         task: digest of one task; empty for all.
-        since, until: the period in which jobs were submitted; None where it is not bounded.
+        since, until: the period in which jobs were submitted, the end excluded; None where it is not bounded.
 
     Raises:
-        InvalidSetting: neither a task nor a period, or a period that ends before it begins.
+        InvalidSetting: a period that ends before it begins, or has no time zone.
     """
 
     task: str = ""
@@ -46,8 +49,6 @@ class Wanted:
     until: datetime | None = None
 
     def __post_init__(self) -> None:
-        if not self.task and self.since is None and self.until is None:
-            raise InvalidSetting("evidence is about one task or a period: name a task, or a beginning or an end")
         if any(moment is not None and moment.tzinfo is None for moment in (self.since, self.until)):
             raise InvalidSetting("the period of evidence begins and ends at times with a time zone, such as Z for UTC")
         if self.since is not None and self.until is not None and self.since >= self.until:
@@ -96,6 +97,8 @@ def coordinator_facts(
         if wanted.task:
             query = query.where(jobs.c.task_digest == wanted.task)
         rows = [dict(row) for row in connection.execute(query).mappings() if wanted.holds(row["created_at"])]
+        if len(rows) > MAX_JOBS:
+            raise TooLarge(f"{len(rows):,} jobs lie in this scope, and evidence is made of {MAX_JOBS:,}: shorten it")
         tables = _Tables.read(connection, [row["job_id"] for row in rows])
         _check_all_there(chain, connection)
         for row in rows:
@@ -116,6 +119,14 @@ def coordinator_facts(
             "restore the newest backup, and find out who wrote to the journal"
         )
     return facts
+
+
+def forgotten(connection: Connection, facts: Facts) -> set[str]:
+    """Jobs of a document of which the words of refusals to rounds were deleted since, with what they had sent."""
+    if not inspect(connection).has_table(forgotten_jobs.name):
+        return set()
+    gone = set(connection.execute(select(forgotten_jobs.c.job_id)).scalars())
+    return gone & {job.job_id for task in facts.tasks for job in task.jobs}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from labeler.evidence.document import Evidence, Facts, Job, Round, TaskFacts
 
 MOST_DIFFERENCES: Final = 50
 
-_BOUNDS: Final = frozenset({"epsilon", "participant_epsilon", "spent_epsilon"})
+_BOUNDS: Final = frozenset({"epsilon", "participant_epsilon", "spent_epsilon", "cap_epsilon"})
 """Computed with floating point: another machine may round the last digit up where this one does not."""
 
 

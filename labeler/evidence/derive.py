@@ -54,7 +54,8 @@ MEANING: Final = (
     (
         "refusals",
         "An agent refuses before any record is read, from the request, its policy, approvals, its own ledger and "
-        "public facts of its shard. So that it refused, and its sentence, say nothing of a record.",
+        "public facts of its shard. So that it refused, and its sentence, say nothing of a record. The words of "
+        "refusals to a round that was asked are deleted with what the job sent; a document made before keeps them.",
     ),
     (
         "exports",
@@ -95,16 +96,17 @@ def derive(facts: Facts, software: Software) -> Evidence:
     return Evidence(
         software=software,
         facts=facts,
-        tasks=tuple(map(_findings, facts.tasks)),
+        tasks=tuple(_findings(one, float(facts.delta)) for one in facts.tasks),
         accounts=tuple(
             AccountFindings(
                 account=one.account,
                 level=one.level,
                 spent_epsilon=bound(epsilon_spent(one.posted_nano + one.reserved_nano, float(facts.delta))),
+                cap_epsilon=None if one.cap_nano is None else bound(epsilon_spent(one.cap_nano, float(facts.delta))),
             )
             for one in facts.accounts
         ),
-        remarks=tuple(remark for task in facts.tasks for remark in _remarks(task)),
+        remarks=(*_unknown(facts), *(remark for task in facts.tasks for remark in _remarks(task))),
         meaning=meaning,
     )
 
@@ -169,11 +171,14 @@ def charged_rounds(task: TaskFacts) -> list[Round]:
     return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
 
 
-def spent_nano(task: Task, rounds: Iterable[Round], level: Level) -> int | None:
-    """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound."""
+def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int | None:
+    """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound.
+
+    Where the task is not known its charges are all there is to go by.
+    """
     total = 0
     for one in rounds:
-        price_now = round_charges(task, one.questions).get(level)
+        price_now = 0 if task is None else round_charges(task, one.questions).get(level)
         if price_now is None:
             return None
         total += max(price_now, charged_nano(one, level))
@@ -185,7 +190,7 @@ def charged_nano(one: Round, level: Level) -> int:
     return max((charge.nano for charge in one.charges if charge.level == level), default=0)
 
 
-def _findings(facts: TaskFacts) -> TaskFindings:
+def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
     task = task_of(facts)
     rounds = charged_rounds(facts)
     refused = Counter(
@@ -197,7 +202,7 @@ def _findings(facts: TaskFacts) -> TaskFindings:
         digest=facts.digest,
         mechanism=None if task is None else _mechanism(task),
         promised=() if task is None else _promised(task),
-        spent=() if task is None else _spent(task, rounds),
+        spent=_spent(task, rounds, delta),
         cohort=_cohort(facts, rounds),
         cadence=_cadence(facts, rounds),
         refused=tuple(sorted(refused.items())),
@@ -244,17 +249,16 @@ def _guarantee(statement: PrivacyStatement, delta: float) -> Guarantee:
     )
 
 
-def _spent(task: Task, rounds: list[Round]) -> tuple[Guarantee, ...]:
+def _spent(task: Task | None, rounds: list[Round], delta: float) -> tuple[Guarantee, ...]:
+    delta = delta if task is None else task.delta
     found = []
     for level in LEVELS:
         unit, neighbours = UNITS[level]
         nano = spent_nano(task, rounds, level)
-        epsilon = None if nano is None else epsilon_spent(nano, task.delta)
+        epsilon = None if nano is None else epsilon_spent(nano, delta)
         reason = "" if nano is not None else "no finite price can be proved at this level; charges were only recorded"
         found.append(
-            Guarantee(
-                unit=unit, neighbours=neighbours, epsilon=bound(epsilon), delta=decimal(task.delta), reason=reason
-            )
+            Guarantee(unit=unit, neighbours=neighbours, epsilon=bound(epsilon), delta=decimal(delta), reason=reason)
         )
     return tuple(found)
 
@@ -297,12 +301,20 @@ def _asked_again(rounds: list[Round]) -> int:
     return again
 
 
+def _unknown(facts: Facts) -> list[str]:
+    unknown = sum(one.task is None for one in facts.tasks)
+    if not unknown:
+        return []
+    return [
+        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only, because no person was "
+        "asked to approve them. What they promised is not stated here; what was spent is, as it was charged."
+    ]
+
+
 def _remarks(facts: TaskFacts) -> list[str]:
     task, named = task_of(facts), facts.digest[:12]
     if task is None:
-        if facts.task is None:
-            return [f"Of task {named} the journal keeps its digest and its charges only, so no guarantee is computed."]
-        return [f"The fields of task {named} are not those of its digest."]
+        return [] if facts.task is None else [f"The fields of task {named} are not those of its digest."]
     remarks = []
     rounds = charged_rounds(facts)
     for level in LEVELS:

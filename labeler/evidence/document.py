@@ -304,11 +304,15 @@ class TaskFindings(_Part):
 
 
 class AccountFindings(_Part):
-    """What an account's charges amount to together, final and reserved, at the facts' delta; None without a bound."""
+    """What an account's charges amount to together, final and reserved, at the facts' delta; None without a bound.
+
+    `cap_epsilon` is what it may amount to; None where charges are recorded and not limited.
+    """
 
     account: Text
     level: Literal["instance", "agent"]
     spent_epsilon: Bound | None
+    cap_epsilon: Bound | None
 
 
 class Software(_Part):

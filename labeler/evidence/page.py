@@ -29,7 +29,7 @@ thead th { background: var(--tint); } td.n, th.n { text-align: right; white-spac
 dl { display: grid; grid-template-columns: minmax(9rem, 12rem) 1fr; gap: .25rem .8rem; margin: .4rem 0; }
 dt { font-weight: 700; } dd { margin: 0; } code { font: .88em "Liberation Mono", Consolas, monospace; }
 .scroll { overflow-x: auto; } .scroll td, .scroll th { overflow-wrap: normal; }
-.scroll code { overflow-wrap: anywhere; }
+@media screen { .scroll th code { white-space: nowrap; } }
 @media (max-width: 600px) { body { padding: 1rem; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .4rem; } }
 @page { size: A4; margin: 16mm 15mm 18mm; @bottom-right { content: counter(page) " / " counter(pages); } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2, h3 { break-after: avoid; }
@@ -88,7 +88,7 @@ def _headline(document: Evidence) -> str:
     [found] = document.tasks
     stated = next((one for one in found.promised if one.unit == "image"), None)
     if stated is None:
-        return "The task is known here by its digest alone; charges are stated, and no guarantee is computed."
+        return "The task is known here by its digest alone; what was spent of it is stated, as it was charged."
     if stated.epsilon is None:
         return f"No bound is proved for one image: {stated.reason}."
     return (
@@ -140,7 +140,7 @@ def _task(facts: TaskFacts, found: TaskFindings) -> str:
         ),
         ("How often", _cadence(found)),
         ("Questions", f"{cadence.questions_charged:,} paid for; {cadence.questions_asked_again:,} numbers asked again"),
-        ("Released", f"{cadence.releases:,} rounds opened, once each"),
+        ("Released", f"{_count(cadence.releases, 'round')} opened, once each"),
     ]
     return (
         f'<section class="task"><h2>Task {_text(name)}</h2><p class=muted>{_code(facts.digest)}</p>'
@@ -158,35 +158,36 @@ def _cohort(fewest: int, most: int) -> str:
 def _cadence(found: TaskFindings) -> str:
     cadence = found.cadence
     if not cadence.rounds_charged:
-        return f"{cadence.jobs:,} jobs; nothing was charged"
+        return f"{_count(cadence.jobs, 'job')}; nothing was charged"
     return (
-        f"{cadence.jobs:,} jobs, {cadence.rounds_charged:,} rounds on {cadence.days:,} days, at most "
-        f"{cadence.most_rounds_in_a_day:,} a day; {_moment(cadence.first_at)} to {_moment(cadence.last_at)}"
+        f"{_count(cadence.jobs, 'job')}, {_count(cadence.rounds_charged, 'round')} on {_count(cadence.days, 'day')}, "
+        f"at most {cadence.most_rounds_in_a_day:,} a day; {_moment(cadence.first_at)} to {_moment(cadence.last_at)}"
     )
 
 
 def _guarantees(found: TaskFindings) -> str:
-    if not found.promised:
-        return ""
     spent = {one.unit: one for one in found.spent}
+    promised = {one.unit: one for one in found.promised}
     rows = "".join(
-        f"<tr><th scope=row>{_UNITS[one.unit]}</th><td class=n>{_epsilon(one)}</td>"
+        f"<tr><th scope=row>{_UNITS[one.unit]}</th><td class=n>{_epsilon(promised.get(one.unit))}</td>"
         f"<td class=n>{_text(one.participant_epsilon or '')}</td>"
         f"<td class=n>{_epsilon(spent[one.unit]) if one.unit in spent else ''}</td><td class=n>{_text(one.delta)}</td>"
         f"<td>{_text(one.neighbours)}</td></tr>"
-        for one in found.promised
+        for one in found.promised or found.spent
     )
     reasons = sorted({one.reason for one in found.promised if one.reason})
     return (
         "<h3>What is guaranteed</h3><div class=scroll tabindex=0 role=region aria-label=Guarantees><table><thead><tr>"
         "<th scope=col>Protected</th><th scope=col class=n>Epsilon of the whole task, at most</th>"
-        "<th scope=col class=n>against a participant</th><th scope=col class=n>spent here</th>"
+        "<th scope=col class=n>if a participant reads it</th><th scope=col class=n>spent here</th>"
         "<th scope=col class=n>Delta</th><th scope=col>With or without it means</th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div>{''.join(f'<p>{_text(reason)}.</p>' for reason in reasons)}"
     )
 
 
-def _epsilon(one: Guarantee) -> str:
+def _epsilon(one: Guarantee | None) -> str:
+    if one is None:
+        return "not known here"
     return "<strong>no bound</strong>" if one.epsilon is None else f"<strong>{_text(one.epsilon)}</strong>"
 
 
@@ -224,7 +225,9 @@ def _job_row(job: Job) -> str:
     refusals = [*job.refusals, *(refusal for one in job.rounds for refusal in one.refusals)]
     posted = [one for one in job.rounds if one.charge == "posted"]
     charged = (
-        f"{len(posted):,} of {len(job.rounds):,} rounds, last {_moment(posted[-1].posted_at)}" if posted else "nothing"
+        f"{len(posted):,} of {_count(len(job.rounds), 'round')}, last {_moment(posted[-1].posted_at)}"
+        if posted
+        else "nothing"
     )
     state = job.state if not job.problem else f"{job.state}: {job.problem.rpartition(':')[2]}"
     return (
@@ -242,21 +245,20 @@ def _refusal(refusal: Refusal) -> str:
 def _accounts(document: Evidence) -> str:
     if not document.accounts:
         return ""
-    kept = {(one.account, one.level): one for one in document.facts.accounts}
     rows = []
     for one in document.accounts:
-        facts = kept[one.account, one.level]
-        cap = "not limited" if facts.cap_nano is None else f"{facts.cap_nano:,}"
+        spent = one.spent_epsilon or "no bound"
+        cap = one.cap_epsilon or "only recorded, not limited"
+        unit = _UNITS["image" if one.level == "instance" else "agent"]
         rows.append(
-            f"<tr><th scope=row>{_text(one.account)}</th><td>{'image' if one.level == 'instance' else 'agent'}</td>"
-            f"<td class=n>{_text(one.spent_epsilon) if one.spent_epsilon is not None else 'no bound'}</td>"
-            f"<td class=n>{facts.posted_nano:,}</td><td class=n>{facts.reserved_nano:,}</td><td class=n>{cap}</td></tr>"
+            f"<tr><th scope=row>{_text(one.account)}</th><td>{unit}</td>"
+            f"<td class=n>{_text(spent)}</td><td class=n>{_text(cap)}</td></tr>"
         )
     return (
-        "<section><h2>Accounts since the first entry</h2><div class=scroll tabindex=0 role=region aria-label=Accounts>"
-        f"<table><caption>At delta {_text(document.facts.delta)}; amounts in nano-units of mu²</caption><thead><tr>"
-        "<th scope=col>Account</th><th scope=col>Protected</th><th scope=col class=n>Epsilon spent, at most</th>"
-        "<th scope=col class=n>final</th><th scope=col class=n>reserved</th><th scope=col class=n>cap</th></tr></thead>"
+        "<section><h2>Budgets since the first entry</h2><div class=scroll tabindex=0 role=region aria-label=Budgets>"
+        f"<table><caption>Everything charged together, final and reserved, at delta {_text(document.facts.delta)}"
+        "</caption><thead><tr><th scope=col>Account</th><th scope=col>Protected</th>"
+        "<th scope=col class=n>Epsilon spent, at most</th><th scope=col class=n>Epsilon allowed</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div></section>"
     )
 
@@ -281,6 +283,10 @@ def _signed(verify_key: str, signature: str) -> str:
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """A list of names and values; values are HTML already."""
     return f"<dl>{''.join(f'<dt>{_text(name)}</dt><dd>{value}</dd>' for name, value in pairs)}</dl>"
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number:,} {one if number == 1 else one + 's'}"
 
 
 def _items(lines: Iterable[str]) -> str:

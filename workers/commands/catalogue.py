@@ -76,6 +76,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "invitations", "Invite a site: one signed file with all it needs, and a phrase to compare by telephone."
     ),
     "keys": Entry("keys", "Make, show, enrol, rotate and revoke keys; make access tokens."),
+    "evidence": Entry(
+        "evidence", "Write signed evidence of what was asked and what it cost, from a verified journal; or verify it."
+    ),
     "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
 }
 """In the order of `labeler --help`."""

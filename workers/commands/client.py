@@ -282,6 +282,21 @@ def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | N
         return service.create_token(name, role).model_dump(mode="json")
 
 
+def fetch_evidence(
+    url: str,
+    token: str,
+    ca_file: Path | None,
+    out: Path,
+    *,
+    task: str,
+    since: datetime | None,
+    until: datetime | None,
+) -> None:
+    """Write a running service's evidence of a task or a period into a file; for `labeler evidence`."""
+    with _connect(url, token, ca_file) as service:
+        service.evidence(out, task=task, since=since, until=until)
+
+
 def prune_service(
     url: str, token: str, ca_file: Path | None, age: timedelta, *, dry_run: bool, progress: ProgressCallback
 ) -> dict[str, Any]:

@@ -20,15 +20,13 @@ MaybeHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinat
 
 evidence_app = typer.Typer(rich_markup_mode="markdown")
 
-SUMMARY = "Write signed evidence of what was asked and what it cost, from a verified journal; or verify such a file."
-
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    app.add_typer(evidence_app, name="evidence", help=SUMMARY, invoke_without_command=True, no_args_is_help=True)
+    app.add_typer(evidence_app, name="evidence", invoke_without_command=True, no_args_is_help=True)
 
 
-@evidence_app.callback(help=SUMMARY)
+@evidence_app.callback()
 def evidence(
     context: typer.Context,
     home: MaybeHome = None,
@@ -41,7 +39,7 @@ def evidence(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Write signed evidence of what was asked and what it cost, from a verified journal; or verify such a file.
+    """Write signed evidence of what was asked and what it cost, from a verified journal; or verify it.
 
     The journal is read from its first entry; one that was cut or edited gives no evidence. Of an agent's home the
     document is that agent's own. Of a running service: `--url`, with an administrator's or a viewer's token.
@@ -50,16 +48,19 @@ def evidence(
     """
     if context.invoked_subcommand is not None:
         return
+    from feature_store.durable import replace_file
     from labeler.evidence.page import render_page
 
-    if (home is None) == (url is None):
-        raise InvalidSetting(
-            "evidence is made from a home (--home) or asked of a service (--url and --token): name one"
-        )
-    signed = _made(home, task, since, until) if home is not None else _asked(url, token, ca_file, task, since, until)
+    if home is not None:
+        signed = _made(home, task, since, until)
+        replace_file(out, signed.to_bytes(), mode=0o600)
+    elif url is not None and token is not None:
+        signed = _asked(url, token, ca_file, out, task, since, until)
+    else:
+        raise InvalidSetting("evidence is made from a home (--home), or asked of a service (--url and --token)")
     page = out.with_suffix(".html")
-    out.write_bytes(signed.to_bytes())
-    page.write_text(render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature))
+    shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
+    replace_file(page, shown.encode(), mode=0o600)
     journal = signed.evidence.facts.journal
     if as_json:
         remarks = list(signed.evidence.remarks)
@@ -110,14 +111,12 @@ def _made(home: Path, task: str, since: str, until: str) -> SignedEvidence:
     return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)))
 
 
-def _asked(
-    url: str | None, token: str | None, ca_file: Path | None, task: str, since: str, until: str
-) -> SignedEvidence:
+def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
     from feature_store.evidence_file import read_signed
     from workers.commands.client import fetch_evidence
 
-    moments = {name: _moment(name, text) for name, text in (("since", since), ("until", until))}
-    return read_signed(fetch_evidence(url, token, ca_file, task=task, **moments))
+    fetch_evidence(url, token, ca_file, out, task=task, since=_moment("since", since), until=_moment("until", until))
+    return read_signed(out.read_bytes())
 
 
 def _moment(name: str, text: str) -> datetime | None:

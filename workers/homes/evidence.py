@@ -16,7 +16,7 @@ from feature_store.evidence_file import SignedEvidence, sign_evidence
 from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.chain import Head, time_of
 from feature_store.journal.database import Connection, open_database
-from feature_store.journal.evidence import Wanted, coordinator_facts
+from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from labeler.errors import Forged, InvalidSetting, LabelerError
@@ -93,6 +93,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
                 head = Head(facts.journal.entries, facts.journal.head)
                 read_at = time_of(facts.journal.read_at)
                 again = _facts(home, connection, Wanted.of(facts.scope), read_at=read_at, head=head)
+                again = _with_words(again, facts, forgotten(connection, facts))
         except (LabelerError, ValueError) as error:
             wrong.append(f"the journal: {error}")
         else:
@@ -103,8 +104,35 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
     return Checked(tuple(wrong), tuple(confirmed))
 
 
+def _with_words(again: Facts, before: Facts, gone: set[str]) -> Facts:
+    """Facts with the refusals that a document has and the journal has deleted since: they cannot be compared."""
+    said = {(job.job_id, one.number): one.refusals for task in before.tasks for job in task.jobs for one in job.rounds}
+    tasks = []
+    for task in again.tasks:
+        jobs = [
+            job.model_copy(
+                update={
+                    "rounds": tuple(
+                        one.model_copy(update={"refusals": said.get((job.job_id, one.number), ())})
+                        for one in job.rounds
+                    )
+                }
+            )
+            if job.job_id in gone
+            else job
+            for job in task.jobs
+        ]
+        tasks.append(task.model_copy(update={"jobs": tuple(jobs)}))
+    return again.model_copy(update={"tasks": tuple(tasks)})
+
+
 @contextmanager
 def _reading(home: Path) -> Iterator[Connection]:
+    if not (home / AGENT_FILE).exists() and not (home / COORDINATOR_FILE).exists():
+        raise InvalidSetting(
+            f"{home} is no home of a coordinator or an agent; a tallier keeps sums and no prices, so its journal is "
+            "evidence of none"
+        )
     target = journal_of(home)
     if isinstance(target, Path) and not target.is_file():
         raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
@@ -118,11 +146,6 @@ def _facts(home: Path, connection: Connection, wanted: Wanted, *, read_at: datet
     if (home / AGENT_FILE).exists():
         agent_id, delta = read_agent_config(home).agent_id, read_policy(home / POLICY_FILE).budget.delta
         return agent_facts(connection, wanted, agent_id=agent_id, delta=delta, read_at=read_at, head=head)
-    if (home / COORDINATOR_FILE).exists():
-        from workers.serve import read_settings
+    from workers.serve import read_settings
 
-        return coordinator_facts(connection, wanted, delta=read_settings(home).delta, read_at=read_at, head=head)
-    raise InvalidSetting(
-        f"{home} is no home of a coordinator or an agent; a tallier keeps sums and no prices, so its journal is "
-        "evidence of none"
-    )
+    return coordinator_facts(connection, wanted, delta=read_settings(home).delta, read_at=read_at, head=head)

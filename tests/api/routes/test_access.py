@@ -38,6 +38,8 @@ def concrete(path: str) -> str:
 def allowed(role: Any, need: Need) -> bool:
     if need in ("open", "optional", "signed", "invited"):
         return True
+    if need == "auditor":
+        return role in ("viewer", "admin")
     return role is not None and (need == "scraper" or reaches(role, need))
 
 

@@ -1,0 +1,71 @@
+"""Evidence: what was asked of private records and what it cost, signed, from the verified journal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from api import examples
+from api.documentation import answers
+from api.rate_limit import Slots
+from api.routes.parameters import Who
+from api.strict_route import StrictRoute
+from feature_store.journal.evidence import Wanted
+from labeler.evidence.page import render_page
+
+if TYPE_CHECKING:
+    from api.coordinator.service import Coordinator
+
+_SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'"
+_PERIOD = "jobs submitted from this time on, ISO 8601; without a zone UTC"
+
+
+def evidence_routes(coordinator: Coordinator) -> APIRouter:
+    """Route /v1/evidence."""
+    router = APIRouter(tags=["evidence"], route_class=StrictRoute)
+    slots = Slots("document of evidence", each=1, total=2)
+
+    @router.get(
+        "/v1/evidence",
+        response_class=Response,
+        summary="Make signed evidence",
+        description="One document per task or period, from the journal verified from its first entry: the guarantee "
+        "and its proof, who was asked, who refused, what was charged and released, and the head of the chain. "
+        "`labeler evidence verify` checks it. A viewer's or an administrator's token; format=html is a page to print.",
+        responses=_documented(),
+    )
+    def make_evidence(
+        who: Who,
+        task: Annotated[
+            str, Query(pattern="^([0-9a-f]{64})?$", examples=[examples.TASK_ID], description="digest of one task")
+        ] = "",
+        since: Annotated[datetime | None, Query(examples=["2027-03-01T00:00:00Z"], description=_PERIOD)] = None,
+        until: Annotated[
+            datetime | None, Query(examples=["2027-04-01T00:00:00Z"], description="and before this time")
+        ] = None,
+        format: Annotated[  # the name of the parameter in a URL
+            Literal["json", "html"], Query(examples=["json"], description="the signed file, or a page to print")
+        ] = "json",
+    ) -> Response:
+        with slots.hold(who.token_id):
+            signed = coordinator.evidence(Wanted(task, _with_zone(since), _with_zone(until)))
+        headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
+        if format == "json":
+            return Response(signed.to_bytes(), media_type="application/json", headers=headers)
+        page = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
+        return Response(page, media_type="text/html", headers=headers | {"Content-Security-Policy": _SANDBOX})
+
+    return router
+
+
+def _with_zone(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _documented() -> dict[int | str, dict[str, Any]]:
+    """The answers of the route; the document's own fields are described in docs/evidence.md."""
+    documented = answers("The signed document", examples.EVIDENCE, problems=(404, 413, 422))
+    documented[200]["content"]["text/html"] = {"schema": {"type": "string"}, "example": "<!doctype html>..."}
+    return documented

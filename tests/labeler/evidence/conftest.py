@@ -1,0 +1,102 @@
+"""Facts of two jobs of one task, as a coordinator's journal holds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from labeler.batching import LEVELS, round_charges
+from labeler.evidence.derive import derive, software
+from labeler.evidence.document import (
+    AccountFacts,
+    Charge,
+    Evidence,
+    Facts,
+    Job,
+    Journal,
+    Refusal,
+    Round,
+    Scope,
+    TaskFacts,
+)
+from labeler.task import Task, parse_task
+
+AGENTS = ("east", "north", "west")
+
+
+def task_with(**changes: object) -> Task:
+    fields = {
+        "name": "animals", "classes": ["cat", "dog", "owl"], "method": "knn", "k": 5, "sigma_votes": 40.0,
+        "delta": 1e-5, "max_queries": 100, "agents": 3, "colluding_agents": 1,
+    }  # fmt: skip
+    return parse_task(fields | changes)
+
+
+def round_of(task: Task, *, number: int = 0, first: int = 0, questions: int = 20, entry: int = 20) -> Round:
+    """A round that was charged, summed and released."""
+    amounts = round_charges(task, questions)
+    accounts = ("federation", *(f"agent:{name}" for name in AGENTS))
+    return Round(
+        number=number,
+        first_question=first,
+        questions=questions,
+        charge="posted",
+        posted_entry=entry,
+        posted_at=f"2027-03-0{number + 1}T12:00:00.000000Z",
+        charges=tuple(
+            Charge(account=account, level=level, nano=nano) for account in accounts for level, nano in amounts.items()
+        ),
+        contributors=AGENTS,
+        round_digest=f"{entry:064x}",
+        release_digest=f"{entry + 1:064x}",
+    )
+
+
+def facts_of(task: Task, *rounds: Round) -> Facts:
+    job = Job(
+        job_id="job_1",
+        state="completed",
+        submitted_at="2027-03-01T09:00:00.000000Z",
+        questions=sum(one.questions for one in rounds),
+        asked=AGENTS,
+        rounds=rounds,
+    )
+    declined = Refusal(agent="north", said="declined", reason="policy-refusal", sentence="our policy allows k up to 3")
+    refused = Job(job_id="job_2", state="refused", problem="quorum-not-reached", questions=5, refusals=(declined,))
+    spent = [(f"agent:{name}", level) for name in AGENTS for level in LEVELS]
+    prices = [round_charges(task, one.questions) for one in rounds]
+    total = {level: sum(one.get(level, 0) for one in prices) for level in LEVELS}
+    return Facts(
+        scope=Scope(party="coordinator", party_id="coordinator", task=task.digest),
+        journal=Journal(
+            entries=60,
+            head="ab" * 32,
+            read_at="2027-04-01T00:00:00.000000Z",
+            last_entry_at="2027-03-09T00:00:00.000000Z",
+        ),
+        delta="0.00001",
+        tasks=(
+            TaskFacts(
+                digest=task.digest,
+                task=task.model_dump(mode="json"),
+                participants=AGENTS,
+                created_at="2027-02-28T00:00:00.000000Z",
+                jobs=(job, refused),
+            ),
+        ),
+        accounts=tuple(
+            AccountFacts.model_validate(
+                {"account": name, "level": level, "cap_nano": None, "posted_nano": total[level], "reserved_nano": 0}
+            )
+            for name, level in spent
+        ),
+    )
+
+
+@pytest.fixture
+def task() -> Task:
+    return task_with()
+
+
+@pytest.fixture
+def evidence(task: Task) -> Evidence:
+    return derive(facts_of(task, round_of(task), round_of(task, number=1, first=20, entry=40)), software("0.1.0"))

@@ -1,0 +1,221 @@
+"""A document of evidence says what its facts give, rounded up; whatever else it says is found and named."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labeler.batching import round_charges
+from labeler.budget import UNBOUNDED_NANO, epsilon_spent
+from labeler.errors import ProtocolViolation
+from labeler.evidence.check import contradictions, differences, rebuilt
+from labeler.evidence.derive import bound, decimal, derive, proof_of, software, source_of
+from labeler.evidence.document import Evidence, canonical_bytes, parse_evidence
+from labeler.evidence.page import render_page
+from labeler.methods import METHODS
+from labeler.planning import price
+from labeler.task import Task
+from labeler.untrusted import canonical_json
+from tests.labeler.evidence.conftest import AGENTS, facts_of, round_of, task_with
+
+
+@given(st.floats(min_value=1e-300, max_value=1e9))
+def test_a_bound_is_never_below_its_number_and_hardly_above(value: float) -> None:
+    text = bound(value)
+    assert text is not None
+    assert Decimal(value) <= Decimal(text) <= Decimal(value) * (1 + Decimal("1e-5"))
+
+
+def test_infinity_is_no_bound_and_zero_is_zero() -> None:
+    assert bound(float("inf")) is None
+    assert bound(None) is None
+    assert bound(0.0) == "0"
+
+
+@given(st.floats(min_value=1e-90, max_value=0.5))
+def test_a_delta_is_the_decimal_that_all_parties_wrote(delta: float) -> None:
+    assert float(decimal(delta)) == delta
+    assert "e" not in decimal(delta)
+
+
+def test_the_guarantee_is_the_price_of_the_task(evidence: Evidence, task: Task) -> None:
+    [found] = evidence.tasks
+    stated = price(task)
+    by_unit = {one.unit: one for one in found.promised}
+    assert by_unit["image"].epsilon == bound(stated.instance.epsilon)
+    assert by_unit["agent"].epsilon == bound(stated.agent.epsilon)
+    assert {one.delta for one in found.promised} == {"0.00001"}
+
+
+def test_what_was_spent_is_the_sum_of_the_rounds(evidence: Evidence, task: Task) -> None:
+    [found] = evidence.tasks
+    nano = 2 * round_charges(task, 20)["instance"]
+    assert found.spent[0].epsilon == bound(epsilon_spent(nano, task.delta))
+    assert (found.cadence.questions_charged, found.cadence.rounds_charged, found.cadence.days) == (40, 2, 2)
+    assert (found.cohort.fewest_contributors, found.cohort.fewest_asked) == (3, 3)
+    assert found.refused == (("north", 1),)
+
+
+def test_a_person_has_a_guarantee_where_the_task_bounds_its_records() -> None:
+    task = task_with(records_per_person=3)
+    [found] = derive(facts_of(task, round_of(task)), software("1")).tasks
+    assert [one.unit for one in found.promised] == ["image", "person", "agent"]
+
+
+def test_a_charge_below_todays_price_is_remarked_and_not_believed(task: Task) -> None:
+    whole = round_of(task)
+    cheap = whole.model_copy(
+        update={"charges": tuple(one.model_copy(update={"nano": one.nano // 2}) for one in whole.charges)}
+    )
+    document = derive(facts_of(task, cheap), software("1"))
+    assert document.tasks[0].spent == derive(facts_of(task, whole), software("1")).tasks[0].spent
+    assert any("charged less" in line for line in document.remarks)
+
+
+def test_a_charge_above_the_price_counts_as_it_is(task: Task) -> None:
+    whole = round_of(task)
+    dear = whole.model_copy(
+        update={"charges": tuple(one.model_copy(update={"nano": UNBOUNDED_NANO}) for one in whole.charges)}
+    )
+    [found] = derive(facts_of(task, dear), software("1")).tasks
+    assert [one.epsilon for one in found.spent] == [None, None]
+
+
+def test_questions_asked_twice_are_counted(task: Task) -> None:
+    twice = derive(facts_of(task, round_of(task), round_of(task, number=1, first=15, entry=40)), software("1"))
+    assert twice.tasks[0].cadence.questions_asked_again == 5
+    assert any("more than once" in line for line in twice.remarks)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_names_a_proof_that_is_there(method: str) -> None:
+    traits = METHODS[method]  # type: ignore[index]  # a key of it
+    module, _, name = proof_of(method, traits).rpartition(".")
+    words = getattr(importlib.import_module(module), name).__doc__
+    assert len(words) > 60
+    assert "(" in source_of(traits), "a paper, or that it is ours"
+
+
+def test_a_document_comes_back_from_its_bytes_as_it_was(evidence: Evidence) -> None:
+    data = canonical_bytes(evidence)
+    assert parse_evidence(data) == evidence
+    assert canonical_bytes(parse_evidence(data)) == data
+    assert not contradictions(evidence.facts)
+    assert not differences(evidence, rebuilt(evidence))
+
+
+ROUNDS = st.tuples(st.integers(1, 30), st.sampled_from(["posted", "void", "none"]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(ROUNDS, max_size=4), st.integers(1, 9))
+def test_any_facts_round_trip_and_agree_with_themselves(rounds: list[tuple[int, str]], k: int) -> None:
+    task = task_with(k=k, max_queries=1000)
+    made, first = [], 0
+    for number, (questions, charge) in enumerate(rounds):
+        one = round_of(task, number=number, first=first, questions=questions, entry=10 + number)
+        if charge != "posted":
+            unpaid = {"posted_entry": None, "posted_at": "", "contributors": (), "release_digest": "", "charge": charge}
+            one = one.model_copy(update=unpaid | ({"charges": ()} if charge == "none" else {}))
+        made.append(one)
+        first += questions
+    document = derive(facts_of(task, *made), software("1"))
+    assert parse_evidence(canonical_bytes(document)) == document
+    assert not differences(document, rebuilt(document))
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from leaves(one, (*place, name))
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from leaves(one, (*place, number))
+    else:
+        yield place
+
+
+def told_of(data: bytes) -> list[str]:
+    """What is said of a document: that it is none, or which field does not follow from its facts."""
+    try:
+        document = parse_evidence(data)
+    except ProtocolViolation as refused:
+        return [str(refused)]
+    return differences(document, rebuilt(document))
+
+
+def changed(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return 1
+    if isinstance(value, int | float):
+        return value + 1
+    return {"posted": "reserved", "completed": "failed"}.get(value, value[:-1] + ("1" if value[-1:] != "1" else "2"))
+
+
+def test_every_derived_field_that_is_changed_is_named(evidence: Evidence) -> None:
+    content = json.loads(canonical_bytes(evidence))
+    derived = [place for place in leaves(content) if place[0] in ("tasks", "accounts", "remarks", "meaning")]
+    assert len(derived) > 60
+    for place in derived:
+        other = copy.deepcopy(content)
+        node = other
+        for step in place[:-1]:
+            node = node[step]
+        before = node[place[-1]]
+        # A bound may differ in its last digit: the first is changed.
+        is_bound = place[-1] in ("epsilon", "participant_epsilon", "spent_epsilon", "cap_epsilon") and isinstance(
+            before, str
+        )
+        node[place[-1]] = "9" + before if is_bound else changed(before)
+        told = told_of(canonical_json(other))
+        named = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+        assert any(line.startswith(named) or f".{place[-1]}:" in line for line in told), (place, told)
+
+
+def test_a_task_whose_fields_are_not_those_of_its_digest_is_a_contradiction(evidence: Evidence) -> None:
+    content = json.loads(canonical_bytes(evidence))
+    content["facts"]["tasks"][0]["task"]["sigma_votes"] = 4000.0
+    document = parse_evidence(canonical_json(content))
+    assert "its fields do not have its digest" in contradictions(document.facts)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"contributors": (*AGENTS, "south")}, "an agent was summed that was not charged"),
+        ({"charge": "void"}, "a charge is final by an entry"),
+        ({"charge": "void", "posted_entry": None, "posted_at": ""}, "released that nobody had paid for"),
+        ({"posted_entry": 61}, "none of the chain's 60"),
+        ({"questions": 21}, "do not hold its 40 questions"),
+        ({"charges": ()}, "a charge has amounts"),
+    ],
+)
+def test_facts_that_cannot_all_be_true_are_named(task: Task, change: dict[str, Any], words: str) -> None:
+    facts = facts_of(task, round_of(task), round_of(task, number=1, first=20, entry=40))
+    job = facts.tasks[0].jobs[0]
+    rounds = (job.rounds[0].model_copy(update=change), job.rounds[1])
+    edited = facts.tasks[0].model_copy(update={"jobs": (job.model_copy(update={"rounds": rounds}),)})
+    told = contradictions(facts.model_copy(update={"tasks": (edited,)}))
+    assert any(words in line for line in told), told
+
+
+def test_the_page_shows_the_document_and_obeys_nothing_in_it(task: Task) -> None:
+    hostile = task_with(name="<script>alert(1)</script>")
+    document = derive(facts_of(hostile, round_of(hostile)), software("0.1.0"))
+    page = render_page(document, verify_key="ab" * 32, signature="cd" * 64)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    stated = document.tasks[0].promised[0].epsilon
+    assert stated is not None
+    assert stated in page
+    for words in ("labeler.methods.knn.squared", "north declined: our policy allows k up to 3", "ab" * 32):
+        assert words in page
+    assert "http" not in page.replace("http-equiv", ""), "the page loads nothing"

@@ -1,0 +1,181 @@
+"""`labeler evidence` in the homes of a whole federation, as people type it: made, printed, verified, refused."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feature_store.evidence_file import read_signed, sign_evidence
+from feature_store.keys import PartyKeys
+from labeler.evidence.derive import derive
+from tests.homes import unpack
+from workers.cli import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Labeler = Callable[..., Outcome]
+
+
+@pytest.fixture
+def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labeler:
+    """`labeler(...)` runs the command line with these arguments."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, " ".join(printed.err.split()))
+
+    return run
+
+
+@pytest.fixture
+def federation(tmp_path: Path, labeler: Labeler) -> Path:
+    """Homes with completed jobs and one under way, brought to this version."""
+    folder = unpack(2, tmp_path / "kept").federation
+    for home in (folder / "coordinator", folder / "agents" / "agent-1"):
+        assert labeler("journal", "upgrade", "--home", home).code == 0
+    return folder
+
+
+def key_of(home: Path) -> str:
+    return PartyKeys.load(home / "keys.json").public.verify_key
+
+
+def test_a_coordinators_evidence_is_made_and_holds(federation: Path, labeler: Labeler, tmp_path: Path) -> None:
+    home, out = federation / "coordinator", tmp_path / "evidence.json"
+    told = labeler("evidence", "--home", home, "--out", out, "--json")
+    assert told.code == 0, told.err
+    assert told.document["entries"] == 72
+    page = (tmp_path / "evidence.html").read_text()
+    assert "Evidence of privacy" in page
+    for arguments in ((), ("--home", home), ("--key", key_of(home))):
+        checked = labeler("evidence", "verify", out, *arguments, "--json")
+        assert checked.code == 0, checked.out
+        assert checked.document["wrong"] == []
+    assert len(checked.document["confirmed"]) == 2
+    assert "the journal says the same" in labeler("evidence", "verify", out, "--home", home).out
+
+
+def test_one_task_has_a_document_of_its_own(federation: Path, labeler: Labeler, tmp_path: Path) -> None:
+    home, out = federation / "coordinator", tmp_path / "one.json"
+    assert labeler("evidence", "--home", home, "--out", out).code == 0
+    digest = read_signed(out.read_bytes()).evidence.facts.tasks[0].digest
+    assert labeler("evidence", "--home", home, "--task", digest, "--out", out).code == 0
+    evidence = read_signed(out.read_bytes()).evidence
+    assert [task.digest for task in evidence.facts.tasks] == [digest]
+    assert evidence.tasks[0].promised[0].epsilon is not None
+    missing = labeler("evidence", "--home", home, "--task", "0" * 64, "--out", tmp_path / "none.json")
+    assert missing.code == 1
+    assert "there is no task" in missing.err
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_an_agents_evidence_is_its_own_and_names_nobody_else(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home, out = federation / "agents" / "agent-1", tmp_path / "mine.json"
+    assert labeler("evidence", "--home", home, "--out", out).code == 0
+    data = out.read_bytes()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert b"agent-2" not in data
+    with closing(sqlite3.connect(home / "journal.db")) as journal:
+        versions = {row[0] for row in journal.execute("SELECT shard_version FROM answered_rounds")}
+    assert versions
+    assert not any(version.encode() in data for version in versions), "it would tell when records changed"
+    evidence = read_signed(data).evidence
+    assert "shown to nobody else" in dict(evidence.meaning)["agent"]
+    assert sum(found.cadence.rounds_charged for found in evidence.tasks) == 4
+    assert all(one.spent_epsilon is not None for one in evidence.accounts if one.level == "instance")
+    assert labeler("evidence", "verify", out, "--home", home).code == 0
+
+
+def test_evidence_of_one_party_does_not_pass_for_anothers(federation: Path, labeler: Labeler, tmp_path: Path) -> None:
+    home, out = federation / "coordinator", tmp_path / "evidence.json"
+    assert labeler("evidence", "--home", federation / "agents" / "agent-1", "--out", out).code == 0
+    checked = labeler("evidence", "verify", out, "--home", home, "--json")
+    assert checked.code == 1
+    assert any("another key" in line for line in checked.document["wrong"])
+
+
+def test_a_document_that_was_edited_and_signed_again_is_named_field_by_field(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home, out = federation / "coordinator", tmp_path / "evidence.json"
+    assert labeler("evidence", "--home", home, "--out", out).code == 0
+    evidence = read_signed(out.read_bytes()).evidence
+    task = evidence.facts.tasks[0]
+    jobs = tuple(job.model_copy(update={"refusals": (), "submitted_at": "", "asked": ()}) for job in task.jobs)
+    edited = task.model_copy(update={"jobs": jobs, "participants": ("agent-1",)})
+    facts = evidence.facts.model_copy(update={"tasks": (edited, *evidence.facts.tasks[1:])})
+    out.write_bytes(sign_evidence(derive(facts, evidence.software), PartyKeys.load(home / "keys.json")).to_bytes())
+    checked = labeler("evidence", "verify", out, "--home", home)
+    assert checked.code == 1
+    for place in ("facts.tasks[0].participants", "facts.tasks[0].jobs[0].submitted_at", "facts.tasks[0].jobs[0].asked"):
+        assert f"Does not hold: {place}" in checked.out
+
+
+def test_an_edited_journal_gives_no_evidence_and_writes_no_file(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home, out = federation / "coordinator", tmp_path / "evidence.json"
+    with closing(sqlite3.connect(home / "journal.db")) as journal, journal:
+        journal.execute("DROP TRIGGER ledger_entries_stay")
+        journal.execute("UPDATE ledger_entries SET amount = 1 WHERE seq = 30")
+    told = labeler("evidence", "--home", home, "--out", out)
+    assert told.code == 1
+    assert "entry 30 was changed" in told.err
+    assert not out.exists()
+
+
+def test_an_agents_journal_that_forgot_a_round_gives_no_evidence(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home = federation / "agents" / "agent-1"
+    with closing(sqlite3.connect(home / "journal.db")) as journal, journal:
+        for (name,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            journal.execute(f'DROP TRIGGER "{name}"')
+        journal.execute("DELETE FROM answered_rounds WHERE ledger_seq = (SELECT max(ledger_seq) FROM answered_rounds)")
+    told = labeler("evidence", "--home", home, "--out", tmp_path / "evidence.json")
+    assert told.code == 1
+    assert "this agent has forgotten" in told.err
+
+
+def test_a_tallier_has_no_evidence_and_nothing_else_is_taken_for_it(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    told = labeler("evidence", "--home", federation / "talliers" / "tallier-0", "--out", tmp_path / "evidence.json")
+    assert told.code == 2
+    assert "a tallier keeps sums and no prices" in told.err
+    assert labeler("evidence", "--since", "2027-03-01").code == 2
+    assert labeler("evidence", "--home", federation / "coordinator", "--since", "last week").code == 2
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert labeler("evidence", "verify", other).code == 1
