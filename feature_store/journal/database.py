@@ -31,6 +31,7 @@ from feature_store.journal.about import (
     read_about,
     write_version,
 )
+from feature_store.journal.connections import Connections
 from feature_store.journal.engines import (
     POSTGRESQL_LOCK,
     empty_log,
@@ -80,6 +81,8 @@ class Database:
         self._reader = reader
         self._owned = owned
         self._ownership = ownership
+        self._writing = Connections(writer, keep=path is not None)
+        self._reading = self._writing if reader is writer else Connections(reader, keep=path is not None)
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
         self._after_commit: dict[object, Callable[[], None]] = {}
@@ -122,7 +125,7 @@ class Database:
             self._pen_holder = threading.get_ident()
             self._after_commit.clear()
             try:
-                with translating(self.what), self._writer.begin() as connection:
+                with translating(self.what), self._writing.begin() as connection:
                     if self.dialect == "postgresql":
                         # Taken first: every later statement of the transaction sees what the last writer committed.
                         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRESQL_LOCK})
@@ -192,7 +195,7 @@ class Database:
         Raises:
             Unavailable: the database cannot be read now.
         """
-        with translating(self.what), self._reader.begin() as connection:
+        with translating(self.what), self._reading.begin() as connection:
             yield connection
 
     def create(self, *tables: Table) -> None:
@@ -240,6 +243,7 @@ class Database:
             with self.write() as connection:
                 yield connection
             return
+        self._writing.close()  # it is the engine's one connection that is told
         follow_references(self._writer, False)
         try:
             with self.write() as connection:
@@ -251,6 +255,7 @@ class Database:
                         "was kept; restore the newest backup"
                     )
         finally:
+            self._writing.close()
             follow_references(self._writer, True)
 
     def forget_log(self) -> None:
@@ -266,7 +271,7 @@ class Database:
             return
         if self._pen_holder == threading.get_ident():
             raise RuntimeError("a write transaction is open in this thread; the log is emptied after it")
-        with self._pen, translating(self.what), self._writer.connect() as connection:
+        with self._pen, translating(self.what), self._writing.outside() as connection:
             # Not by way of the engine's own transaction: a checkpoint runs outside of any.
             empty_log(connection)
 
@@ -280,12 +285,14 @@ class Database:
         """
         if self.dialect != "sqlite" or self.is_read_only:
             return
-        with self._pen, translating(self.what), self._writer.connect() as connection:
+        with self._pen, translating(self.what), self._writing.outside() as connection:
             rewrite(connection)
             empty_log(connection)
 
     def close(self) -> None:
         """Let go of every connection and of the file; may be called twice."""
+        self._writing.close()
+        self._reading.close()
         self._owned.close()
         self._reader.dispose()
         self._writer.dispose()

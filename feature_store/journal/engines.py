@@ -148,7 +148,11 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        raw: Any = connection.connection.driver_connection
+        try:
+            raw.execute(begin)
+        except sqlite3.Error as error:
+            raise DBAPIError.instance(begin, None, error, sqlite3.Error, dialect=engine.dialect) from error
 
     return engine
 

@@ -1,0 +1,61 @@
+"""Connections that stay open between the transactions of a journal: beginning one should cost its BEGIN.
+
+A pool checks every connection out and in, and resets it, for each transaction; to a party that begins hundreds of small
+ones a second that is most of what a transaction costs. So a connection that has ended its transaction in order is kept
+as it is and used again; one whose transaction ended with an error goes back to the pool, which looks after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine
+
+
+class Connections:
+    """The connections of one engine; shared by all threads of a process.
+
+    Args:
+        engine: makes them.
+        keep: whether they stay open between transactions: where nobody cuts them, as in a file. A server may have
+            closed one meanwhile, so there the pool looks at each before it is used.
+    """
+
+    def __init__(self, engine: Engine, *, keep: bool) -> None:
+        self._engine = engine
+        self._keep = keep
+        self._idle: deque[Connection] = deque()
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One transaction: kept when the block ends, undone if it raises."""
+        connection = self._taken()
+        try:
+            with connection.begin():
+                yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if self._keep:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    @contextmanager
+    def outside(self) -> Iterator[Connection]:
+        """A connection outside of any transaction."""
+        with self._taken() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Let go of those that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _taken(self) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._engine.connect()
