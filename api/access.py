@@ -139,13 +139,13 @@ class Gate:
             )
 
 
-def reader(request: Request) -> Reader:
-    """Who asks: the token the request came with, by its id and role."""
+async def reader(request: Request) -> Reader:
+    """Who asks: the token the request came with, by its id and role. On the event loop, as nothing is looked up."""
     record: TokenRecord = request.state.token
     return Reader(record.token_id, record.role)
 
 
-def caller(request: Request) -> str:
+async def caller(request: Request) -> str:
     """Id of the token a request came with: what a job's `created_by` says."""
     record: TokenRecord = request.state.token
     return record.token_id

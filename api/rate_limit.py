@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from limits import RateLimitItem, RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
+from dataclasses import dataclass, field
 
 from labeler.errors import InvalidSetting, RateLimited
 
 SLOT_WAIT_S = 5
+WINDOW_S = 60.0
 
 
 class TooManyRequests(RateLimited):
@@ -33,21 +32,29 @@ class TooManyRequests(RateLimited):
 class RateLimits:
     """Counts requests by token, failures and enrolments by address.
 
+    Written here because it stands before every request: the library that was here scans all names, in a thread that it
+    starts for every few of them.
+
     Args:
         requests_per_minute: of one token.
         failures_per_minute: requests of one client address without a good token or signature.
         enrolments_per_minute: attempts of one client address to use an invitation; a site needs one in its life.
+        steady: seconds that never run backwards.
     """
 
     def __init__(
-        self, *, requests_per_minute: int, failures_per_minute: int = 600, enrolments_per_minute: int = 30
+        self,
+        *,
+        requests_per_minute: int,
+        failures_per_minute: int = 600,
+        enrolments_per_minute: int = 30,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         if min(requests_per_minute, failures_per_minute, enrolments_per_minute) < 1:
             raise InvalidSetting("a rate limit must be at least one request a minute")
-        self._requests = RateLimitItemPerMinute(requests_per_minute)
-        self._enrolments = RateLimitItemPerMinute(enrolments_per_minute)
-        self._failures = RateLimitItemPerMinute(failures_per_minute)
-        self._window = MovingWindowRateLimiter(MemoryStorage())
+        self._requests = _Windows(requests_per_minute, steady)
+        self._enrolments = _Windows(enrolments_per_minute, steady)
+        self._failures = _Windows(failures_per_minute, steady)
 
     def spend(self, token_id: str) -> None:
         """Count one request of a token.
@@ -55,7 +62,7 @@ class RateLimits:
         Raises:
             TooManyRequests: the token has used up its minute.
         """
-        self._hit(self._requests, "token", token_id, "one token may send")
+        self._requests.hit(token_id, "one token may send")
 
     def failed(self, address: str) -> None:
         """Count one request without a good token or signature.
@@ -63,7 +70,7 @@ class RateLimits:
         Raises:
             TooManyRequests: the address has failed too often within a minute.
         """
-        self._hit(self._failures, "address", address, "one address may fail to show a good token or signature for")
+        self._failures.hit(address, "one address may fail to show a good token or signature for")
 
     def enrol(self, address: str) -> None:
         """Count one attempt to use an invitation.
@@ -71,16 +78,59 @@ class RateLimits:
         Raises:
             TooManyRequests: the address has tried too often within a minute.
         """
-        self._hit(self._enrolments, "enrolment", address, "one address may try to enrol with")
+        self._enrolments.hit(address, "one address may try to enrol with")
 
-    def _hit(self, item: RateLimitItem, kind: str, name: str, words: str) -> None:
-        if self._window.hit(item, kind, name):
-            return
-        reset_at, _ = self._window.get_window_stats(item, kind, name)
-        wait_s = max(1, math.ceil(reset_at - time.time()))
-        raise TooManyRequests(
-            f"{words} {item.amount} requests a minute; send the next in {wait_s} s", retry_after_s=wait_s
-        )
+@dataclass
+class _Window:
+    """When the last requests of one name came: as many as are taken a minute, the oldest overwritten by the newest."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    oldest: int = 0
+    newest_s: float = 0.0
+
+
+class _Windows:
+    """At most so many requests of one name within any minute; a refused one is not counted."""
+
+    def __init__(self, most: int, steady: Callable[[], float]) -> None:
+        self._most = most
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._windows: dict[str, _Window] = {}
+        self._swept_s = steady()
+
+    def hit(self, name: str, words: str) -> None:
+        """Count one.
+
+        Raises:
+            TooManyRequests: there is no room for it before a request of a minute ago is forgotten.
+        """
+        now_s = self._steady()
+        with self._lock:
+            if now_s - self._swept_s >= WINDOW_S:
+                self._sweep(now_s)
+            window = self._windows.get(name)
+            if window is None:
+                window = self._windows[name] = _Window()
+            times = window.times
+            if len(times) < self._most:
+                times.append(now_s)
+            else:
+                free_s = times[window.oldest] + WINDOW_S
+                if now_s < free_s:
+                    wait_s = max(1, math.ceil(free_s - now_s))
+                    raise TooManyRequests(
+                        f"{words} {self._most} requests a minute; send the next in {wait_s} s", retry_after_s=wait_s
+                    )
+                times[window.oldest] = now_s
+                window.oldest = (window.oldest + 1) % self._most
+            window.newest_s = now_s
+
+    def _sweep(self, now_s: float) -> None:
+        """Forget names that have sent nothing for a minute: what is remembered stays as small as what comes."""
+        self._swept_s = now_s
+        for name in [name for name, window in self._windows.items() if now_s - window.newest_s >= WINDOW_S]:
+            del self._windows[name]
 
 
 class Slots:

@@ -160,6 +160,31 @@ def test_failures_of_an_address_are_limited_and_harm_no_good_token() -> None:
         RateLimits(requests_per_minute=0)
 
 
+def test_a_minute_is_counted_from_any_moment_and_what_is_idle_is_forgotten() -> None:
+    now_s = [100.0]
+    limits = RateLimits(requests_per_minute=3, steady=lambda: now_s[0])
+
+    def send(at_s: float) -> int | None:
+        """None where it is taken, else how long to wait."""
+        now_s[0] = at_s
+        try:
+            limits.spend("tok-1")
+        except TooManyRequests as refused:
+            return refused.retry_after_s
+        return None
+
+    taken_at = (100.0, 130.0, 159.0)
+    assert [send(at_s) for at_s in taken_at] == [None] * 3
+    assert (send(159.5), send(159.6)) == (1, 1), "one that was refused is not counted"
+    assert (send(160.0), send(160.5)) == (None, 30), "the first is a minute old, the second is not"
+    assert (send(190.0), send(219.0), send(219.5)) == (None, None, 1)
+    for number in range(1000):
+        limits.failed(f"192.0.2.{number}")
+    now_s[0] += 61.0
+    limits.failed("198.51.100.1")
+    assert len(limits._failures._windows) == 1
+
+
 def test_logs_hold_no_token_no_body_and_no_query(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "labeler"), service.http("admin") as http:
         http.get("/v1/ledger?search=my-secret-search", headers={"X-Request-ID": "trace-0001"})
