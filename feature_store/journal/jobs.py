@@ -7,17 +7,18 @@ changes again. The steps of a round are described in `rounds`; each may be repea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, case, insert, literal, select, update
+from sqlalchemy import Connection, case, literal, select, update
 
 from feature_store.journal import round_statements
 from feature_store.journal import rounds as steps
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
 from feature_store.journal.database import Database
+from feature_store.journal.job_adding import add_job, add_key, known_key
+from feature_store.journal.job_reading import read_jobs, read_rounds_of
 from feature_store.journal.job_records import (
     Idempotency,
     JobRecord,
@@ -30,7 +31,6 @@ from feature_store.journal.job_tables import (
     FINISHED,
     JOB_STATES,
     JOB_TABLES,
-    idempotency_keys,
     jobs,
     live_round,
     rounds,
@@ -78,25 +78,20 @@ class JobStore:
         with writing(self._database, connection) as joined:
             if idempotency is not None:
                 self._check_key(idempotency, job, joined)
-            if joined.execute(select(jobs.c.job_id).where(jobs.c.job_id == job.job_id)).first() is not None:
+            if job.job_id in read_jobs(joined, [job.job_id]):
                 raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
-            joined.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.columns})
-            names = ("job_id", "number", "first_query", "num_queries", "state")
-            if rounds_of_job:
-                joined.execute(insert(rounds), [{name: getattr(one, name) for name in names} for one in rounds_of_job])
+            add_job(joined, job, rounds_of_job)
             for one in rounds_of_job:
                 if one.round_digest:
                     steps.set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
             if idempotency is not None:
-                joined.execute(insert(idempotency_keys), asdict(idempotency))
+                add_key(joined, idempotency)
         return job
 
     def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
         """What a key was used for, or None; asked with the `connection` that adds the job, nobody comes between."""
-        query = select(idempotency_keys).where(idempotency_keys.c.token_id == token_id, idempotency_keys.c.key == key)
         with reading(self._database, connection) as joined:
-            row = joined.execute(query).first()
-        return None if row is None else Idempotency(**row._mapping)
+            return known_key(joined, token_id, key)
 
     def get(self, job_id: str, *, connection: Connection | None = None) -> JobRecord:
         """One job.
@@ -104,17 +99,15 @@ class JobStore:
         Raises:
             NotFound: there is none of this id.
         """
-        with reading(self._database, connection) as joined:
-            row = joined.execute(select(jobs).where(jobs.c.job_id == job_id)).first()
-        if row is None:
+        found = self.many([job_id], connection=connection).get(job_id)
+        if found is None:
             raise no_such_job(job_id)
-        return JobRecord(**row._mapping)
+        return found
 
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
         """Jobs by id; those that are not there are left out."""
-        query = select(jobs).where(jobs.c.job_id.in_(list(job_ids)))
         with reading(self._database, connection) as joined:
-            return {row.job_id: JobRecord(**row._mapping) for row in joined.execute(query)}
+            return read_jobs(joined, job_ids)
 
     def unfinished(self, *, connection: Connection | None = None) -> list[JobRecord]:
         """Every job that still has to be moved on, oldest first."""
@@ -187,18 +180,14 @@ class JobStore:
 
     def rounds(self, job_id: str, *, connection: Connection | None = None) -> list[RoundRecord]:
         """The rounds of a job in order; none where there is no such job."""
-        with reading(self._database, connection) as joined:
-            return steps.read_rounds(joined, rounds.c.job_id == job_id)
+        return self.rounds_of([job_id], connection=connection)[job_id]
 
     def rounds_of(
         self, job_ids: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, list[RoundRecord]]:
         """The rounds of several jobs at once, by job; an empty list where there is no such job."""
-        found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
         with reading(self._database, connection) as joined:
-            for one in steps.read_rounds(joined, rounds.c.job_id.in_(sorted(found))):
-                found[one.job_id].append(one)
-        return found
+            return read_rounds_of(joined, job_ids)
 
     def unasked(self, job_id: str, *, connection: Connection) -> list[tuple[int, int]]:
         """Queries (first number, how many) of the rounds of a job that were never tied to their questions for good.
@@ -222,10 +211,11 @@ class JobStore:
             NotFound: there is none.
         """
         with reading(self._database, connection) as joined:
-            found = steps.read_rounds(joined, live_round(round_digest))
-        if not found:
-            raise NotFound(f"there is no round {round_digest[:12]!r}")
-        return found[0]
+            query = select(rounds.c.job_id, rounds.c.number).where(live_round(round_digest))
+            row = joined.execute(query.order_by(rounds.c.job_id, rounds.c.number)).first()
+            if row is None:
+                raise NotFound(f"there is no round {round_digest[:12]!r}")
+            return next(one for one in read_rounds_of(joined, [row.job_id])[row.job_id] if one.number == row.number)
 
     def set_batches(
         self, job_id: str, batches: Sequence[tuple[int, str, str]], *, connection: Connection | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -54,17 +55,27 @@ class Prepared:
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Parameter]]) -> None:
         """Execute it once per row."""
-        for row in rows:
-            self._execute(connection, row, fetch=False)
+        if rows:
+            arranged = [self._arranged(row) for row in rows]
+            with self._cursor(connection) as cursor:
+                cursor.executemany(self._text, arranged)
 
     def _execute(
         self, connection: Connection, row: Mapping[str, Parameter], *, fetch: bool
     ) -> tuple[list[tuple[Any, ...]], int]:
-        arranged: Any = dict(row) if self._order is None else tuple([row[name] for name in self._order])
-        cursor = connection.connection.cursor()
-        try:
+        arranged = self._arranged(row)
+        with self._cursor(connection) as cursor:
             cursor.execute(self._text, arranged)
             return list(cursor.fetchall()) if fetch else [], cursor.rowcount
+
+    def _arranged(self, row: Mapping[str, Parameter]) -> Any:
+        return dict(row) if self._order is None else tuple([row[name] for name in self._order])
+
+    @contextmanager
+    def _cursor(self, connection: Connection) -> Iterator[Any]:
+        cursor = connection.connection.cursor()
+        try:
+            yield cursor
         except self._errors as error:
             raise DBAPIError.instance(
                 self._text, None, error, self._errors, hide_parameters=True, dialect=self._dialect

@@ -16,96 +16,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.sql import ClauseElement
 
 from feature_store.journal import round_statements as sql
 from feature_store.journal.aggregates import drop_sums
 from feature_store.journal.columns import json_text
-from feature_store.journal.job_records import RoundCharge, RoundRecord
 from feature_store.journal.job_tables import (
     FINISHED,
     ROUND_STATES,
-    planned_batches,
-    round_holdings,
-    round_participants,
     round_refusals,
-    round_shares,
-    rounds,
 )
-from feature_store.journal.ledger_tables import ledger_reservations
 from feature_store.journal.prepared import Parameter, Prepared, prepared
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
-
-
-def read_rounds(connection: Connection, condition: ColumnElement[bool]) -> list[RoundRecord]:
-    """The rounds a condition holds for, in order."""
-    found = connection.execute(select(rounds).where(condition).order_by(rounds.c.job_id, rounds.c.number)).all()
-    keys = {(row.job_id, row.number) for row in found}
-    in_jobs = {row.job_id for row in found}
-    holdings: dict[tuple[str, int], dict[str, dict[str, str]]] = {key: {} for key in keys}
-    refusals: dict[tuple[str, int], dict[str, str]] = {key: {} for key in keys}
-    final: dict[tuple[str, int], set[str]] = {key: set() for key in keys}
-    participants: dict[tuple[str, int], dict[str, str]] = {}
-    for row in connection.execute(select(round_participants).where(round_participants.c.job_id.in_(in_jobs))):
-        participants[row.job_id, row.number] = row.verify_keys
-    charges = _charges(connection, condition)
-    planned = {
-        (row.job_id, row.number): row
-        for row in connection.execute(select(planned_batches).where(planned_batches.c.job_id.in_(in_jobs)))
-    }
-    of_shares = select(round_shares).where(round_shares.c.job_id.in_(in_jobs))
-    with_shares = {(row.job_id, row.number) for row in connection.execute(of_shares)}
-    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(in_jobs))):
-        if (row.job_id, row.number) in keys:
-            holdings[row.job_id, row.number][row.tallier_id] = row.holdings
-    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(in_jobs))):
-        if (row.job_id, row.number) in keys:
-            refusals[row.job_id, row.number][row.agent_id] = row.sentence
-            if row.kind == "final":
-                final[row.job_id, row.number].add(row.agent_id)
-    return [
-        RoundRecord(
-            job_id=row.job_id,
-            number=row.number,
-            first_query=row.first_query,
-            num_queries=row.num_queries,
-            state=row.state,
-            batch_digest=row.batch_digest or _planned(planned.get((row.job_id, row.number)), "batch_digest"),
-            round_digest=row.round_digest or _planned(planned.get((row.job_id, row.number)), "round_digest"),
-            contributors=tuple(row.contributors or ()),
-            participants=participants.get((row.job_id, row.number), {}),
-            holdings=holdings[row.job_id, row.number],
-            refusals=refusals[row.job_id, row.number],
-            final_refusals=frozenset(final[row.job_id, row.number]),
-            ledger_seq=row.ledger_seq,
-            has_shares=(row.job_id, row.number) in with_shares,
-            charge=charges.get((row.job_id, row.number)),
-        )
-        for row in found
-    ]
-
-
-def _charges(connection: Connection, condition: ColumnElement[bool]) -> dict[tuple[str, int], RoundCharge]:
-    """What became of the charges of some rounds: read from the ledger, which is the one place that knows.
-
-    Until it is known whom a job asks, one reservation, JOB/proposed, stands for all its rounds.
-    """
-    kept = ledger_reservations.c
-    charges: dict[tuple[str, int], RoundCharge] = {}
-    own = rounds.c.job_id + "/" + cast(rounds.c.number, Text)
-    for name in (rounds.c.job_id + "/proposed", own):
-        found = (
-            select(rounds.c.job_id, rounds.c.number, kept.state, kept.first_seq, kept.settled_seq)
-            .join(ledger_reservations, kept.reservation_id == name)
-            .where(condition)
-        )
-        for row in connection.execute(found):
-            seq = row.first_seq if row.settled_seq is None else row.settled_seq
-            charges[row.job_id, row.number] = RoundCharge(row.state, seq)
-    return charges
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
@@ -283,10 +208,6 @@ def read_release(connection: Connection, job_id: str, number: int) -> bytes | No
 def _plan(connection: Connection, row: _Row) -> tuple[str, str] | None:
     found = _sql(sql.plan_of, connection).first(connection, of_job=row.job_id, of_number=row.number)
     return None if found is None else (found[0], found[1])
-
-
-def _planned(row: Any, column: str) -> str:
-    return "" if row is None else str(getattr(row, column))
 
 
 def _check_no_twin(connection: Connection, row: _Row, round_digest: str) -> None:

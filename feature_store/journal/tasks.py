@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from sqlalchemy import (
     CheckConstraint,
@@ -16,15 +17,19 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
+    bindparam,
     insert,
     or_,
     select,
     update,
 )
+from sqlalchemy.sql import ClauseElement
 
+from feature_store.journal.by_ids import ByIds
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
+from feature_store.journal.prepared import prepared
 from feature_store.journal.returned_queries import (
     give_back,
     returned_counts,
@@ -70,6 +75,9 @@ task_shares = Table(
     sqlite_strict=True,
 )
 """See feature_store.journal.task_shares."""
+
+_TASKS = ByIds("SELECT digest, body, participants, next_query, created_at, created_by FROM tasks WHERE digest IN {ids}")
+_MOST_PARSED = 2048
 
 
 @dataclass(frozen=True)
@@ -164,11 +172,10 @@ class TaskStore:
             NotFound: there is none of this digest.
             JournalBroken: what is stored is not the task of this digest.
         """
-        with reading(self._database, connection) as joined:
-            row = joined.execute(select(tasks).where(tasks.c.digest == digest)).first()
-        if row is None:
+        found = self.get_all([digest], connection=connection).get(digest)
+        if found is None:
             raise no_such_task(digest)
-        return _record(row)
+        return found
 
     def get_all(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, TaskRecord]:
         """Several tasks at once, by digest; those that are not there are left out.
@@ -176,9 +183,8 @@ class TaskStore:
         Raises:
             JournalBroken: see `get`.
         """
-        query = select(tasks).where(tasks.c.digest.in_(sorted(set(digests))))
         with reading(self._database, connection) as joined:
-            return {row.digest: _record(row) for row in joined.execute(query).all()}
+            return {row[0]: _as_stored(*row) for row in _TASKS.all(joined, sorted(set(digests)))}
 
     def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
         """Tasks, newest first.
@@ -232,7 +238,7 @@ class TaskStore:
                 )
             first, new = take_again(joined, digest, count, next_query=record.next_query) or (record.next_query, count)
             if new:
-                joined.execute(update(tasks).where(tasks.c.digest == digest).values(next_query=record.next_query + new))
+                prepared(_advance, joined.dialect).run(joined, of=digest, next_number=record.next_query + new)
         return first
 
     def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
@@ -254,15 +260,37 @@ def no_such_task(digest: str) -> NotFound:
     return NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
 
 
-def _record(row: Row[tuple[object, ...]]) -> TaskRecord:
-    task = parse_task(json.loads(row.body))
-    if task.digest != row.digest:
+def _advance() -> ClauseElement:
+    return update(tasks).where(tasks.c.digest == bindparam("of")).values(next_query=bindparam("next_number"))
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _parsed(digest: str, body: str) -> Task:
+    """The task that a row stores; parsed and checked once for each text, which never changes."""
+    task = parse_task(json.loads(body))
+    if task.digest != digest:
         raise JournalBroken(
-            f"what is stored as task {row.digest[:12]!r} has digest {task.digest[:12]!r}: it was changed, or written "
+            f"what is stored as task {digest[:12]!r} has digest {task.digest[:12]!r}: it was changed, or written "
             "by a version that describes tasks differently. Restore the newest backup, or use that version"
         )
+    return task
+
+
+def _as_stored(
+    digest: str, body: str, participants: str, next_query: int, created_at: str, created_by: str
+) -> TaskRecord:
     return TaskRecord(
-        task=task,
+        task=_parsed(digest, body),
+        participants=tuple(json.loads(participants)),
+        created_at=datetime.fromisoformat(created_at),
+        created_by=created_by,
+        next_query=next_query,
+    )
+
+
+def _record(row: Row[tuple[object, ...]]) -> TaskRecord:
+    return TaskRecord(
+        task=_parsed(row.digest, row.body),
         participants=tuple(row.participants),
         created_at=row.created_at,
         created_by=row.created_by,

@@ -6,17 +6,37 @@ job_asked       the agents that a job asks, fixed once for ever before the first
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, func, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    ColumnElement,
+    Connection,
+    ForeignKey,
+    Table,
+    Text,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.sql import ClauseElement
 
-from feature_store.journal.columns import Json, Moment, check_moment, one_of
+from feature_store.journal.by_ids import ByIds
+from feature_store.journal.chain import time_text
+from feature_store.journal.columns import Json, Moment, json_text, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.job_tables import FINISHED, JOB_TABLES, jobs, rounds
 from feature_store.journal.joining import reading, writing
+from feature_store.journal.prepared import Parameter, prepared
 from feature_store.journal.rules import remain, stay
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
@@ -46,6 +66,44 @@ job_asked = Table(
 )
 stay(job_asked, ("job_id", "agents"))
 remain(job_asked)
+
+_ANSWERS = ByIds("SELECT job_id, agent_id, answer, reason, sentence, until FROM job_answers WHERE job_id IN {ids}")
+_ASKED = ByIds("SELECT job_id, agents FROM job_asked WHERE job_id IN {ids}")
+_SAID = ("answer", "reason", "sentence", "until")
+
+
+def _of_agent() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return job_answers.c.job_id == bindparam("of_job"), job_answers.c.agent_id == bindparam("of_agent")
+
+
+def _answer_of() -> ClauseElement:
+    return select(*(type_coerce(job_answers.c[name], Text) for name in _SAID)).where(*_of_agent())
+
+
+def _add_answer() -> ClauseElement:
+    return insert(job_answers)
+
+
+def _change_answer() -> ClauseElement:
+    news: dict[str, ColumnElement[str]] = {name: bindparam(f"new_{name}", type_=Text) for name in _SAID}
+    return update(job_answers).where(*_of_agent()).values(**news)
+
+
+def _unasked() -> ClauseElement:
+    answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
+    waits = rounds.c.state == literal_column("'waiting'")
+    asked = select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, ~waits).exists()
+    return select(func.count()).where(
+        jobs.c.created_by == bindparam("by"),
+        type_coerce(jobs.c.created_at, Text) >= bindparam("since", type_=Text),
+        jobs.c.state.in_([literal_column(f"'{state}'") for state in sorted(FINISHED)]),
+        answered,
+        ~asked,
+    )
+
+
+def _add_asked() -> ClauseElement:
+    return insert(job_asked)
 
 
 @dataclass(frozen=True)
@@ -85,44 +143,37 @@ class WillingnessStore:
     ) -> dict[str, dict[str, AgentAnswer]]:
         """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
         found: dict[str, dict[str, AgentAnswer]] = {}
-        query = select(job_answers).where(job_answers.c.job_id.in_(list(job_ids)))
         with reading(self._database, connection) as joined:
-            for row in joined.execute(query):
-                said = AgentAnswer(row.answer, row.reason, row.sentence, row.until)
-                found.setdefault(row.job_id, {})[row.agent_id] = said
+            for job_id, agent_id, answer, reason, sentence, until in _ANSWERS.all(joined, job_ids):
+                at = None if until is None else datetime.fromisoformat(until)
+                found.setdefault(job_id, {})[agent_id] = AgentAnswer(answer, reason, sentence, at)
         return found
 
     def report(self, job_id: str, agent_id: str, said: AgentAnswer, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
-        table = job_answers
-        this = (table.c.job_id == job_id) & (table.c.agent_id == agent_id)
-        values: dict[str, Any] = {
-            "answer": said.answer,
-            "reason": said.reason,
-            "sentence": said.sentence,
-            "until": None if said.until is None else check_moment(said.until),
-        }
+        until = None if said.until is None else time_text(said.until)
+        values: dict[str, Parameter] = {
+            "answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until
+        }  # fmt: skip
         with writing(self._database, connection) as joined:
-            known = joined.execute(select(table).where(this)).first()
+            known = prepared(_answer_of, joined.dialect).first(joined, of_job=job_id, of_agent=agent_id)
             if known is None:
-                joined.execute(insert(table), {"job_id": job_id, "agent_id": agent_id} | values)
+                prepared(_add_answer, joined.dialect).run(joined, job_id=job_id, agent_id=agent_id, **values)
                 return True
-            if all(known._mapping[name] == value for name, value in values.items()):
+            if known == tuple(values.values()):
                 return False
-            joined.execute(update(table).where(this).values(**values))
+            changed = {f"new_{name}": value for name, value in values.items()}
+            prepared(_change_answer, joined.dialect).run(joined, of_job=job_id, of_agent=agent_id, **changed)
             return True
 
     def asked(self, job_id: str, *, connection: Connection | None = None) -> tuple[str, ...] | None:
         """The agents that a job asks; None while that is open, and in jobs of versions that asked everybody."""
-        with reading(self._database, connection) as joined:
-            found = joined.execute(select(job_asked.c.agents).where(job_asked.c.job_id == job_id)).scalar()
-        return None if found is None else tuple(found)
+        return self.asked_of([job_id], connection=connection).get(job_id)
 
     def asked_of(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
         """`asked` of several jobs at once; those in which it is open are left out."""
-        query = select(job_asked.c.job_id, job_asked.c.agents).where(job_asked.c.job_id.in_(list(job_ids)))
         with reading(self._database, connection) as joined:
-            return {row.job_id: tuple(row.agents) for row in joined.execute(query)}
+            return {job_id: tuple(json.loads(agents)) for job_id, agents in _ASKED.all(joined, job_ids)}
 
     def fix_asked(self, job_id: str, agents: Collection[str], *, connection: Connection | None = None) -> None:
         """Fix whom a job asks, once for ever.
@@ -138,21 +189,13 @@ class WillingnessStore:
             if known is not None and known != tuple(agents):
                 raise PrivacyRefusal(f"whom job {job_id!r} asks is fixed, and their charges with it")
             if known is None:
-                joined.execute(insert(job_asked), {"job_id": job_id, "agents": list(agents)})
+                prepared(_add_asked, joined.dialect).run(joined, job_id=job_id, agents=json_text(list(agents)))
 
     def unasked_since(self, token_id: str, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many jobs of a token, submitted since then, got answers of agents and ended before anybody was asked."""
-        answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
-        asked = select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
-        query = select(func.count()).where(
-            jobs.c.created_by == token_id,
-            jobs.c.created_at >= check_moment(moment),
-            jobs.c.state.in_(sorted(FINISHED)),
-            answered,
-            ~asked,
-        )
         with reading(self._database, connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            found = prepared(_unasked, joined.dialect).first(joined, by=token_id, since=time_text(moment))
+        return 0 if found is None else int(found[0])
 
 
 Answers = Mapping[str, AgentAnswer]
