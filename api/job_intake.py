@@ -21,7 +21,7 @@ from api.coordinator.incoming import INCOMING
 from api.coordinator.uploads import UploadWriter
 from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
 from api.schema import JobRequest
-from api.strict_route import MAX_FEATURES_JSON_BYTES, MAX_JSON_BYTES, media_type, parse_json
+from api.strict_route import MAX_FEATURES_JSON_BYTES, MAX_JSON_BYTES, SMALL_BYTES, media_type, parse_json
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class JobIntake:
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
+    def is_small(self, request: Request) -> bool:
+        """Whether a request says that it is JSON which is parsed at once, without a thread."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        length = request.headers.get("content-length", "")
+        return (
+            kind == JSON and length.isascii() and length.isdigit() and len(length) < 10 and int(length) <= SMALL_BYTES
+        )
+
     async def _from_json(self, request: Request) -> JobRequest:
         try:
             refuse_length(request, max_bytes=MAX_FEATURES_JSON_BYTES)
@@ -88,6 +96,8 @@ class JobIntake:
                 f"a job as JSON has at most {MAX_FEATURES_JSON_BYTES} bytes; send more feature vectors as Parquet in a "
                 "form (columns name and feature)"
             ) from None
+        if len(data) <= SMALL_BYTES:
+            return _job_request(data)
         async with self._parsing:
             return await run_in_threadpool(_job_request, data)
 

@@ -80,6 +80,7 @@ class RateLimits:
         """
         self._enrolments.hit(address, "one address may try to enrol with")
 
+
 @dataclass
 class _Window:
     """When the last requests of one name came: as many as are taken a minute, the oldest overwritten by the newest."""

@@ -20,6 +20,7 @@ from api.coordinator.preparation import Preparation
 from api.coordinator.settlement import JournalSettlement
 from feature_store.clock import Clock
 from feature_store.driving.coordinator import CoordinatorDriver
+from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
 from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
@@ -155,6 +156,10 @@ class Conductor:
     def deliver(self, delivery: Delivery) -> None:
         """Take messages at the next turn."""
         self.driver.deliver(delivery)
+
+    def hand_in(self, errand: Errand) -> None:
+        """Write something in the next turn's transaction."""
+        self.driver.hand_in(errand)
 
     def ring(self) -> None:
         """Let `run` see at once that it is to stop."""

@@ -97,7 +97,12 @@ def first_shortage(
 
 
 def estimate(
-    task: Task, participants: Sequence[str], queries: int, balances: Sequence[Balance], *, delta: float
+    task: Task,
+    participants: Sequence[str],
+    queries: int,
+    balances: Mapping[tuple[str, Level], Balance],
+    *,
+    delta: float,
 ) -> EstimateView:
     """The price of a job of so many queries, and every account as it would stand.
 
@@ -105,7 +110,7 @@ def estimate(
         task: stored or only described.
         participants: agents that would be charged.
         queries: 1 to the task's max_queries.
-        balances: of the ledger, now.
+        balances: of the ledger, now, by account and level.
         delta: the coordinator's, for words.
 
     Raises:
@@ -113,13 +118,12 @@ def estimate(
         NotReady: an account was never opened.
     """
     view = price_view(task, queries)
-    by_account = {(balance.account, balance.level): balance for balance in balances}
     accounts = tuple(
-        _account_after(account, level, _charge(view, level), by_account)
+        _account_after(account, level, _charge(view, level), balances)
         for account in accounts_of(participants)
         for level in LEVELS
     )
-    shortage = first_shortage(task, queries, participants, by_account)
+    shortage = first_shortage(task, queries, participants, balances)
     what = f"a job of {queries} {'query' if queries == 1 else 'queries'}"
     limited = [
         0 if after.asked_nano is None else max(after.left_nano, 0) // after.asked_nano

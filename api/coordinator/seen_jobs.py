@@ -1,21 +1,53 @@
-"""Jobs as they were shown last: whoever looks again at one that has not changed costs one row.
+"""Jobs as they are shown, kept until they change: whoever looks again costs no thread and no look into the journal.
 
-A view follows from the job, its rounds, its charges and what agents said, and each change of these raises the job's
-version in the same transaction. So a view is kept under its version, and a job of another version is read again.
+A view follows from the job, its rounds, its charges, what agents said and whether it was forgotten. Each change of
+these is told by the journal once it is durable, before anybody who waits for it is answered (`Database.changed`), and
+drops the view. What is read while a job changes is shown, and not kept. A view is also dropped when it is old, so that
+a process that lost its journal to another one does not show for ever what was.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from api.schema import JobView
-from feature_store.journal.jobs import JobRecord
+from api.schema import FINISHED, JobView
 
-MOST = 1024
+MOST = 2048
 MOST_ROUNDS = 64
 """A job of more rounds is read each time: what is remembered stays small."""
+
+FRESH_S = 5.0
+"""How long a job that is not finished is shown without a look into the journal, although nobody told of a change."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as it is shown.
+
+    Attributes:
+        view: to whoever submitted it.
+        body: the same as JSON.
+    """
+
+    view: JobView
+    body: bytes
+
+
+@dataclass(frozen=True)
+class _Kept:
+    seen: Seen
+    until_s: float
+
+
+@dataclass(eq=False)
+class _Look:
+    """A look into the journal that is under way."""
+
+    is_overtaken: bool = False
 
 
 class SeenJobs:
@@ -23,24 +55,59 @@ class SeenJobs:
 
     Args:
         read: a job as it stands, in one moment of the journal.
+        steady: seconds that never run backwards.
     """
 
-    def __init__(self, read: Callable[[str], JobView]) -> None:
+    def __init__(self, read: Callable[[str], JobView], *, steady: Callable[[], float] = time.monotonic) -> None:
         self._read = read
+        self._steady = steady
         self._lock = threading.Lock()
-        self._views: OrderedDict[str, JobView] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._reading: dict[str, list[_Look]] = {}
 
-    def view(self, job: JobRecord) -> JobView:
-        """A job whose row was read just now; another look is taken only where its version is another."""
+    def changed(self, kind: str, name: str) -> None:
+        """Hear of a change in the journal; see `Database.listen`."""
+        if kind != "job":
+            return
         with self._lock:
-            known = self._views.get(job.job_id)
-        if known is not None and known.version == job.version:
+            self._kept.pop(name, None)
+            for look in self._reading.get(name, ()):
+                look.is_overtaken = True  # what it reads may be what was
+
+    def at_once(self, job_id: str) -> Seen | None:
+        """A job, where it is known without a look into the journal; None says nothing."""
+        with self._lock:
+            kept = self._kept.get(job_id)
+        return kept.seen if kept is not None and self._steady() < kept.until_s else None
+
+    def look(self, job_id: str) -> Seen:
+        """A job; read where it is not known.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        known = self.at_once(job_id)
+        if known is not None:
             return known
-        view = self._read(job.job_id)
-        if len(view.rounds) <= MOST_ROUNDS:
+        look = _Look()
+        with self._lock:
+            self._reading.setdefault(job_id, []).append(look)
+        try:
+            view = self._read(job_id)
+            seen = Seen(view, view.model_dump_json().encode())
             with self._lock:
-                self._views[job.job_id] = view
-                self._views.move_to_end(job.job_id)
-                while len(self._views) > MOST:
-                    self._views.popitem(last=False)
-        return view
+                if not look.is_overtaken and len(view.rounds) <= MOST_ROUNDS:
+                    self._keep(job_id, seen)
+        finally:
+            with self._lock:
+                self._reading[job_id].remove(look)
+                if not self._reading[job_id]:
+                    del self._reading[job_id]
+        return seen
+
+    def _keep(self, job_id: str, seen: Seen) -> None:
+        until_s = float("inf") if seen.view.state in FINISHED else self._steady() + FRESH_S
+        self._kept[job_id] = _Kept(seen, until_s)
+        self._kept.move_to_end(job_id)
+        while len(self._kept) > MOST:
+            self._kept.popitem(last=False)

@@ -38,7 +38,7 @@ from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.pricing import estimate
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.room import RoomProbe
-from api.coordinator.seen_jobs import SeenJobs
+from api.coordinator.seen_jobs import Seen, SeenJobs
 from api.coordinator.tasks import create_task, describe_task, task_view
 from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
@@ -68,13 +68,14 @@ from api.schema import (
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
 from feature_store.decode_process import PixelLimits
+from feature_store.driving.errands import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord, JobStore
+from feature_store.journal.jobs import JobRecord, JobStore, no_such_job
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyRecord, PartyStore
@@ -91,6 +92,8 @@ from labeler.messages import Header
 from labeler.rounds.effects import Patience
 
 log = logging.getLogger("labeler.coordinator")
+
+_MOST_PRICED = 4096
 
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
@@ -209,10 +212,17 @@ class Coordinator:
             relays=self.conductor.driver.relays,
             clock=clock,
         )
-        self._seen = SeenJobs(lambda job_id: submission.read_job(job_id, stores=self._intake))
+        self._priced: set[tuple[str, int]] = set()
+        self._seen = SeenJobs(self._read_view)
+        stores.database.listen(self._seen.changed)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self._intake = submission.Stores(
-            database=stores.database, ledger=stores.ledger, tasks=stores.tasks, jobs=stores.jobs, clock=clock
+            database=stores.database,
+            ledger=stores.ledger,
+            tasks=stores.tasks,
+            jobs=stores.jobs,
+            clock=clock,
+            hand_in=self._hand_in,
         )
         self.invitations = Invitations(
             config,
@@ -342,7 +352,22 @@ class Coordinator:
             assert request.task is not None  # noqa: S101  # the request's own validator
             task, participants = describe_task(request.task, config=self.config, parties=self.stores.parties)
         queries = request.queries or task.max_queries
-        return estimate(task, participants, queries, self.ledger.balances(), delta=self.config.delta)
+        view = estimate(task, participants, queries, self.ledger.known_balances.all(), delta=self.config.delta)
+        if len(self._priced) >= _MOST_PRICED:
+            self._priced.clear()
+        self._priced.add((task.digest, queries))
+        return view
+
+    def estimate_at_once(self, request: EstimateRequest, *, reader: Reader) -> EstimateView | None:
+        """`estimate` without a look into the journal; None where one is needed."""
+        record = None if request.task_id is None else self.stores.tasks.made(request.task_id)
+        balances = self.ledger.known_balances.at_once()
+        if record is None or balances is None or (reader.role == "requester" and record.created_by != reader.token_id):
+            return None
+        queries = request.queries or record.task.max_queries
+        if (record.digest, queries) not in self._priced:
+            return None  # the first time, a certified price takes long
+        return estimate(record.task, record.participants, queries, balances, delta=self.config.delta)
 
     # Jobs.
 
@@ -367,6 +392,14 @@ class Coordinator:
             on_taken=self._taken,
         )
 
+    def _hand_in(self, errand: Errand) -> None:
+        if self._thread.ident is not None:
+            self.conductor.hand_in(errand)
+            return
+        with self.stores.database.write() as connection:
+            errand.write(connection)
+        errand.settle(None)
+
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
         self.conductor.wake(job_id)
@@ -377,8 +410,32 @@ class Coordinator:
         Raises:
             NotFound: there is none, or it is another requester's.
         """
-        view = self._seen.view(self._owners.job(reader, job_id))
-        return shown_to(reader, self._noting_gone([view])[0])
+        return shown_to(reader, self._own(self._seen.look(job_id), reader).view)
+
+    def job_body(self, job_id: str, *, reader: Reader, at_once: bool = False) -> bytes | None:
+        """`job` as JSON.
+
+        Args:
+            job_id: the job.
+            reader: who asks.
+            at_once: answer without a look into the journal, or None where that is not enough.
+
+        Raises:
+            NotFound: there is none, or it is another requester's.
+        """
+        seen = self._seen.at_once(job_id) if at_once else self._seen.look(job_id)
+        if seen is None:
+            return None
+        seen = self._own(seen, reader)
+        return seen.body if reader.role != "viewer" else shown_to(reader, seen.view).model_dump_json().encode()
+
+    def _own(self, seen: Seen, reader: Reader) -> Seen:
+        if reader.role == "requester" and seen.view.created_by != reader.token_id:
+            raise no_such_job(seen.view.job_id)
+        return seen
+
+    def _read_view(self, job_id: str) -> JobView:
+        return self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0]
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

@@ -28,9 +28,10 @@ from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.clock import Clock
+from feature_store.driving.errands import Errand, Result, run_errand
 from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
-from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundRecord
+from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import LEVELS, check_round_fits, round_sizes
@@ -57,6 +58,7 @@ class Stores:
         database: the coordinator's.
         ledger, tasks, jobs: in it.
         clock: the time now, with its zone.
+        hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
     """
 
     database: Database
@@ -64,6 +66,14 @@ class Stores:
     tasks: TaskStore
     jobs: JobStore
     clock: Clock
+    hand_in: Callable[[Errand], None] | None = None
+
+    def write(self, step: Callable[[Connection], Result]) -> Result:
+        """Run a step in a write transaction; it is durable when this returns, and undone whole where it raises."""
+        if self.hand_in is not None:
+            return run_errand(self.hand_in, step)
+        with self.database.write() as connection:
+            return step(connection)
 
 
 @dataclass(frozen=True)
@@ -115,12 +125,13 @@ def submit(
         record = owners.task(reader, request.task_id)
         by = reader.token_id
         order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
-        known = _known(order, stores)
-        if known is None:
-            known = _take(order, upload, config=config, stores=stores)
-            if known is None and on_taken is not None:
-                on_taken(order.job.job_id)
-        return read_job(order.job.job_id, stores=stores) if known is None else _again(known, stores)
+        # Looked up before the upload is moved, where the request names a key at all.
+        taken = _known(order, stores) or _take(order, upload, config=config, stores=stores)
+        if isinstance(taken, Idempotency):
+            return _again(taken, stores)
+        if on_taken is not None:
+            on_taken(taken.job_id)
+        return taken
     finally:
         if upload is not None:
             upload.discard()
@@ -302,20 +313,20 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
     return read_job(known.job_id, stores=stores)
 
 
-def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: Stores) -> Idempotency | None:
+def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: Stores) -> JobView | Idempotency:
     """Give the upload its place and write the job.
 
     Returns:
-        None, or what the key was used for where another request was faster.
+        The job, or what the key was used for where another request was faster.
     """
     target = config.home / "jobs" / order.job.job_id / "upload.parquet"
     accepted = False
     # Moved first: a job that exists has its upload.
     upload.move_to(target)
     try:
-        known = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day)
-        accepted = known is None
-        return known
+        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day)
+        accepted = isinstance(taken, JobView)
+        return taken
     except BudgetExceeded as error:
         if not error.account:
             raise
@@ -328,10 +339,11 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
                 target.parent.rmdir()
 
 
-def _accept(order: _Order, stores: Stores, *, most: int) -> Idempotency | None:
+def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
-    with stores.database.write() as connection:
+
+    def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
         if known is not None:
             return known
@@ -343,16 +355,19 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> Idempotency | None:
         for number, size in enumerate(order.sizes):
             rounds.append(RoundRecord(job.job_id, number, following, size))
             following += size
-        stores.ledger.reserve(
+        seq = stores.ledger.reserve(
             proposed_id(job.job_id),
             worst_case(record, order.sizes, job.num_queries),
             detail={"job": job.job_id, "task": record.digest, "queries": job.num_queries, "by": job.created_by},
             connection=connection,
         )
-        stores.jobs.add(
-            replace(job, first_query=first_query), rounds, idempotency=order.idempotency, connection=connection
-        )
-    return None
+        kept = replace(job, first_query=first_query)
+        stores.jobs.add(kept, rounds, idempotency=order.idempotency, connection=connection)
+        # As it was written just now; reading it back would show the same.
+        charge = RoundCharge("reserved", seq)
+        return job_view(kept, [replace(one, charge=charge) for one in rounds], record)
+
+    return stores.write(step)
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
@@ -395,7 +410,7 @@ def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> No
     raise short
 
 
-def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency | None:
+def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency:
     """Keep the refused job with its reason and its key, and tell the reason.
 
     Returns:
@@ -408,11 +423,15 @@ def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, 
     what = f"a job of {job.num_queries} {'query' if job.num_queries == 1 else 'queries'}"
     worded = refusal(error, what=what, delta=config.delta)
     problem = problem_of(worded, delta=config.delta, job_id=job.job_id)
-    with stores.database.write() as connection:
+
+    def step(connection: Connection) -> Idempotency | None:
         known = _known(order, stores, connection=connection)
         if known is None:
             refused = replace(job, state="refused", problem=problem)
             stores.jobs.add(refused, [], idempotency=order.idempotency, connection=connection)
+        return known
+
+    known = stores.write(step)
     if known is not None:
         return known
     raise refusal_of(problem)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import examples
+from api.access import reader
+from api.coordinator.ownership import Reader
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS
-from api.job_intake import JobIntake
+from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
 from api.rate_limit import Slots
-from api.routes.parameters import After, IdempotencyKey, JobId, Limit, Who
+from api.routes.parameters import KEY, MAX_ID_LENGTH, After, IdempotencyKey, JobId, Limit, Who
 from api.schema import (
     MAX_THUMBNAILS,
     EstimateRequest,
@@ -31,7 +35,7 @@ from api.schema import (
     ThumbnailsRequest,
     ThumbnailsView,
 )
-from api.strict_route import StrictRoute
+from api.strict_route import SMALL_BYTES, StrictRoute, at_once, parse_json
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
+WRITERS = 32
+"""Submissions that wait for the disk at once. They have threads of their own, so that who only looks waits for none."""
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
 MAX_PICTURES = 2
@@ -73,12 +79,53 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     pictures = Slots("request for pictures", each=1, total=MAX_PICTURES)
     streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
+    @cache
+    def writers() -> CapacityLimiter:  # of the event loop that serves
+        return CapacityLimiter(WRITERS)
+
+    async def price_at_once(request: Request) -> Response | None:
+        body = await request.body()
+        if len(body) > SMALL_BYTES:
+            return None
+        try:
+            asked = EstimateRequest.model_validate(parse_json(body))
+        except ValueError:
+            return None
+        who = await reader(request)
+        view = coordinator.estimate_at_once(asked, reader=who)
+        if view is None:
+            view = await run_in_threadpool(coordinator.estimate, asked, reader=who)
+        return Response(view.model_dump_json(), media_type=JSON)
+
+    async def take(received: Received, who: Reader, key: str | None) -> JobView:
+        step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
+        return await to_thread.run_sync(step, limiter=writers())
+
+    async def submit_small(request: Request) -> Response | None:
+        key = request.headers.get("idempotency-key")
+        if not intake.is_small(request) or not (key is None or KEY.fullmatch(key)):
+            return None
+        async with intake.receive(request) as received:
+            view = await take(received, await reader(request), key)
+        headers = {"Location": f"/v1/jobs/{view.job_id}", "Retry-After": RETRY_AFTER_S}
+        return Response(view.model_dump_json(), 202, headers, JSON)
+
+    async def job_at_once(request: Request) -> Response | None:
+        job_id, who = request.path_params["job_id"], await reader(request)
+        if len(job_id) > MAX_ID_LENGTH:
+            return None
+        body = coordinator.job_body(job_id, reader=who, at_once=True)
+        if body is None:
+            body = await run_in_threadpool(coordinator.job_body, job_id, reader=who)
+        return Response(body, media_type=JSON)
+
     @router.post(
         "/v1/jobs:estimate",
         summary="What would a job cost?",
         description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
         responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422)),
     )
+    @at_once(price_at_once)
     def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
@@ -111,11 +158,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             }
         },
     )
+    @at_once(submit_small)
     async def submit(request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None) -> JobView:
         async with intake.receive(request) as received:
-            view: JobView = await run_in_threadpool(
-                coordinator.submit, received.request, received.upload, reader=who, idempotency_key=idempotency_key
-            )
+            view = await take(received, who, idempotency_key)
         response.headers["Location"] = f"/v1/jobs/{view.job_id}"
         response.headers["Retry-After"] = RETRY_AFTER_S
         return view
@@ -143,6 +189,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         description="State, progress by round, price, and the reason where it was refused.",
         responses=answers("The job", examples.JOB, problems=(404, 422)),
     )
+    @at_once(job_at_once)
     def read_job(job_id: JobId, who: Who) -> JobView:
         return coordinator.job(job_id, reader=who)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query
@@ -11,6 +12,8 @@ from api.access import caller, reader
 from api.coordinator.ownership import Reader
 
 MAX_PAGE = 200
+MAX_ID_LENGTH = 100
+KEY = re.compile("[!-~]{1,200}")
 
 Caller = Annotated[str, Depends(caller)]
 """Id of the token the request came with."""
@@ -18,11 +21,13 @@ Caller = Annotated[str, Depends(caller)]
 Who = Annotated[Reader, Depends(reader)]
 """Who asks, for routes whose answer depends on whose a thing is."""
 
-TaskId = Annotated[str, Path(max_length=100, examples=[examples.TASK_ID], description="digest of a task")]
-JobId = Annotated[str, Path(max_length=100, examples=[examples.JOB_ID], description="id of a job")]
-AgentId = Annotated[str, Path(max_length=100, examples=["hospital-a"], description="id of an agent")]
-PartyId = Annotated[str, Path(max_length=100, examples=["hospital-a"], description="id of an agent or a tallier")]
-TokenId = Annotated[str, Path(max_length=100, examples=[examples.TOKEN_ID], description="id of a token")]
+TaskId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.TASK_ID], description="digest of a task")]
+JobId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.JOB_ID], description="id of a job")]
+AgentId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=["hospital-a"], description="id of an agent")]
+PartyId = Annotated[
+    str, Path(max_length=MAX_ID_LENGTH, examples=["hospital-a"], description="id of an agent or a tallier")
+]
+TokenId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.TOKEN_ID], description="id of a token")]
 
 After = Annotated[
     str | None,
@@ -34,7 +39,7 @@ IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        pattern="^[!-~]{1,200}$",
+        pattern=f"^{KEY.pattern}$",
         examples=["march-photographs-1"],
         description="1 to 200 visible ASCII characters. The same key with the same body gives the same job, however "
         "often it is sent; with another body it is refused.",

@@ -8,6 +8,8 @@ the next turn: the more comes, the more of it shares a commit. Jobs that are not
 journal has them; a wake reads one of them again. Nothing in memory is the truth: a driver that begins with nothing
 reads the unfinished jobs, and `resume` gives what is still owed.
 
+What others have to write (a job that was submitted) is an errand, and shares the commit too.
+
 Where the transaction of a turn fails, nothing of it is kept, in memory either, and it is done again piece by piece
 (each delivery, then each of its messages, each look), so that what the journal refuses harms itself alone.
 
@@ -23,7 +25,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.clock import Clock
+from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery, Incoming
 from feature_store.driving.loading import Loaded, Loader, parties_of
 from feature_store.driving.post_office import PostOffice, letter_of
@@ -163,11 +166,13 @@ class _Plan:
     lanes: Lanes = field(default_factory=Lanes)
     follow: list[str] = field(default_factory=list)
     answers: list[tuple[Delivery, int | LabelerError]] = field(default_factory=list)
+    errands: list[Errand] = field(default_factory=list)
+    refused: dict[Errand, LabelerError] = field(default_factory=dict)
 
     @property
     def is_stored(self) -> bool:
         """Whether anything is to be made durable."""
-        return bool(self.stores or self.taken)
+        return bool(self.stores or self.taken or self.errands)
 
 
 class CoordinatorDriver:
@@ -233,6 +238,7 @@ class CoordinatorDriver:
         self._guests: list[str] = []
         self._bell = threading.Condition()
         self._deliveries: list[Delivery] = []
+        self._errands: list[Errand] = []
         self._woken: dict[str, None] = {}
         self._rung = False
         self._closed = False
@@ -246,7 +252,16 @@ class CoordinatorDriver:
                 self._deliveries.append(delivery)
                 self._bell.notify()
                 return
-        delivery.done(Unavailable("the coordinator is stopping; send again in a moment"))
+        delivery.done(_stopping())
+
+    def hand_in(self, errand: Errand) -> None:
+        """Write something in the next turn's transaction; `errand.done` is told what became of it."""
+        with self._bell:
+            if not self._closed:
+                self._errands.append(errand)
+                self._bell.notify()
+                return
+        errand.settle(_stopping())
 
     def wake(self, job_id: str) -> None:
         """Something about a job was changed in the journal, or around it: read it again at the next turn."""
@@ -265,13 +280,16 @@ class CoordinatorDriver:
         with self._bell:
             self._closed = True
             left, self._deliveries = self._deliveries, []
+            undone, self._errands = self._errands, []
         for delivery in left:
-            delivery.done(Unavailable("the coordinator is stopping; send again in a moment"))
+            delivery.done(_stopping())
+        for errand in undone:
+            errand.settle(_stopping())
 
     def wait(self) -> None:
         """Wait until there is something to do, or `ring`."""
         with self._bell:
-            if self._rung or self._closed or self._deliveries or self._woken or self._stored:
+            if self._rung or self._closed or self._deliveries or self._errands or self._woken or self._stored:
                 self._rung = False
                 return
             pause_s = self._next_s() - self._steady()
@@ -289,6 +307,7 @@ class CoordinatorDriver:
         """
         with self._bell:
             deliveries, self._deliveries = self._deliveries, []
+            errands, self._errands = self._errands, []
             woken, self._woken = self._woken, {}
         now = self._now()
         try:
@@ -309,15 +328,29 @@ class CoordinatorDriver:
                 self._woken = dict.fromkeys(self._live) | woken | self._woken
             for delivery in deliveries:
                 delivery.done(_unavailable(error))
+            for errand in errands:
+                errand.settle(_unavailable(error))
             self._refreshed_s = now.steady_s
             return False
-        self._together(deliveries, events, now)
+        try:
+            self._together(deliveries, events, now, errands)
+        except Exception as error:
+            for errand in errands:
+                errand.settle(_unavailable(error))  # who was told already stays told
+            raise
         self._see_off()
         return bool(self._stored)
 
-    def _together(self, deliveries: list[Delivery], events: list[tuple[str, Event]], now: Now) -> None:
+    def _together(
+        self,
+        deliveries: list[Delivery],
+        events: list[tuple[str, Event]],
+        now: Now,
+        errands: Sequence[Errand] = (),
+    ) -> None:
         """Everything in one transaction; where that fails, piece by piece."""
         plan = self._plan(now)
+        plan.errands += errands
         for delivery in deliveries:
             plan.answers.append((delivery, self._take(delivery, plan)))
         for job_id, event in self._in_turns(events):
@@ -326,15 +359,21 @@ class CoordinatorDriver:
         try:
             self._commit(plan)
         except Exception as error:
-            if len(deliveries) + len(events) > 1 or any(len(one.messages) > 1 for one in deliveries):
+            if len(deliveries) + len(events) + len(errands) > 1 or any(len(one.messages) > 1 for one in deliveries):
                 log.info("a turn is done again piece by piece", extra={"problem": _problem(error)})
-                self._apart(deliveries, events, now)
+                self._apart(deliveries, events, now, errands)
             else:
                 self._refused(deliveries, events, error, now)
+                for errand in errands:
+                    errand.settle(error)
             return
         self._keep(plan)
 
-    def _apart(self, deliveries: list[Delivery], events: list[tuple[str, Event]], now: Now) -> None:
+    def _apart(
+        self, deliveries: list[Delivery], events: list[tuple[str, Event]], now: Now, errands: Sequence[Errand]
+    ) -> None:
+        for errand in errands:
+            self._together([], [], now, [errand])
         for delivery in deliveries:
             outcomes: list[int | LabelerError] = []
             count = 0
@@ -726,6 +765,12 @@ class CoordinatorDriver:
         if not plan.is_stored:
             return
         with self._database.write() as connection:
+            for errand in plan.errands:
+                try:
+                    with self._database.attempt(connection):
+                        errand.write(connection)
+                except LabelerError as error:
+                    plan.refused[errand] = error
             for job_id, stores in plan.stores.items():
                 self._storer.store(self._live[job_id].loaded, stores, connection)
             for (sender, verify_key), sequence in plan.taken.items():
@@ -742,6 +787,8 @@ class CoordinatorDriver:
         """What is durable is true in memory too; then everything leaves, and who waits is told."""
         self._line, self._lanes = plan.line, plan.lanes
         self._last |= plan.taken
+        for errand in plan.errands:
+            errand.settle(plan.refused.get(errand))
         for job_id, run in plan.runs.items():
             live = self._live[job_id]
             live.run = run
@@ -900,6 +947,10 @@ def _wrong_count(found: int, run: JobRun) -> BadData:
         else "submit again"
     )
     return BadData(f"{found} questions were prepared, {run.num_queries} were paid for; {advice}")
+
+
+def _stopping() -> LabelerError:
+    return Unavailable("the coordinator is stopping; send again in a moment")
 
 
 def _unavailable(error: Exception) -> LabelerError:

@@ -86,6 +86,7 @@ class Database:
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
         self._after_commit: dict[object, Callable[[], None]] = {}
+        self._listeners: list[Callable[[str, str], None]] = []
 
     def __repr__(self) -> str:
         return f"Database({self.what!r})"
@@ -163,6 +164,27 @@ class Database:
         key = object() if last_of is None else last_of
         self._after_commit.pop(key, None)
         self._after_commit[key] = step
+
+    def changed(self, kind: str, name: str) -> None:
+        """Something that others may remember is another once the transaction of this thread is durable: tell them then.
+
+        Args:
+            kind: of what, as "job".
+            name: which one.
+        """
+        if self._listeners:
+            self.after_commit(lambda: self._tell(kind, name), last_of=(kind, name))
+
+    def listen(self, listener: Callable[[str, str], None]) -> None:
+        """Be told (kind, name) of everything that has changed, before the next write begins; do nothing slow then.
+
+        One process writes a journal, so whoever remembers what it read and listens is never behind it for long.
+        """
+        self._listeners.append(listener)
+
+    def _tell(self, kind: str, name: str) -> None:
+        for listener in self._listeners:
+            listener(kind, name)
 
     @contextmanager
     def attempt(self, connection: Connection) -> Iterator[None]:

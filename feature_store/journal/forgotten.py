@@ -95,6 +95,7 @@ class ForgottenJobs:
             digests = select(rounds.c.round_digest).where(rounds.c.job_id == job_id)
             unopened = aggregate_shares.c.round_digest.in_(digests) & aggregate_shares.c.data.is_not(None)
             joined.execute(update(aggregate_shares).where(unopened).values(data=None))
+            self._database.changed("job", job_id)
 
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
         """When each of these jobs was forgotten; those that were not are left out."""

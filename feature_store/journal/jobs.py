@@ -23,6 +23,7 @@ from feature_store.journal.job_records import (
     Idempotency,
     JobRecord,
     JobState,
+    RoundCharge,
     RoundRecord,
     RoundState,
     check_rounds,
@@ -40,7 +41,7 @@ from feature_store.journal.prepared import prepared
 from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, NotReady, ProtocolViolation, TryAgain
 
-__all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundRecord", "RoundState"]
+__all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundCharge", "RoundRecord", "RoundState"]
 
 
 class JobStore:
@@ -86,6 +87,7 @@ class JobStore:
                     steps.set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
             if idempotency is not None:
                 add_key(joined, idempotency)
+            self._changed(job.job_id)
         return job
 
     def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
@@ -130,6 +132,7 @@ class JobStore:
         move = prepared(round_statements.move, connection.dialect)
         if move.run(connection, of_job=job_id, new_state=state, now=time_text(self._clock())) != 1:
             raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
+        self._changed(job_id)
 
     def change(
         self,
@@ -168,6 +171,7 @@ class JobStore:
             if before.state in set(expected) - FINISHED and (before.state != state or problem is not None):
                 same = (jobs.c.job_id == job_id) & (jobs.c.state == before.state)
                 joined.execute(update(jobs).where(same).values(**values, **self._stamp()))
+                self._changed(job_id)
             return self.get(job_id, connection=joined)
 
     def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
@@ -175,6 +179,7 @@ class JobStore:
         with writing(self._database, connection) as joined:
             touch = prepared(round_statements.touch, joined.dialect)
             touch.run(joined, of_job=job_id, now=time_text(self._clock()))
+            self._changed(job_id)
 
     # The rounds of a job.
 
@@ -348,6 +353,9 @@ class JobStore:
         with writing(self._database, connection) as joined:
             if step(joined):
                 self.touch(job_id, connection=joined)
+
+    def _changed(self, job_id: str) -> None:
+        self._database.changed("job", job_id)
 
     def _stamp(self) -> dict[str, Any]:
         now = literal(check_moment(self._clock()), Moment())

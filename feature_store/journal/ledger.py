@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -34,6 +35,7 @@ from feature_store.journal.charges import (
     distinct_charges,
 )
 from feature_store.journal.database import Database
+from feature_store.journal.known_balances import KnownBalances
 from feature_store.journal.ledger_statements import entries_query
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.overdrafts import cap_too_low, overdrawn, room
@@ -78,6 +80,8 @@ class Ledger:
         self._book = Book(database.sql_dialect, clock=clock)
         self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
         self._known_head: Head | None = None
+        self.known_balances = KnownBalances(self.balances)
+        """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchor()
 
     # What is known.
@@ -370,6 +374,7 @@ class Ledger:
 
         # The last head of a transaction stands for those before it.
         self._database.after_commit(remember, last_of=("head", id(self)))
+        self._database.after_commit(partial(self.known_balances.appended, kind, tuple(rows)))
         return first
 
     def _settle(self, held: Connection, reservation_id: str, known: KnownReservation, state: State, detail: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -130,6 +131,8 @@ class TaskStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._lock = threading.Lock()
+        self._made: dict[str, TaskRecord] = {}
         database.create(tasks, task_shares, returned_queries)
 
     def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
@@ -184,7 +187,20 @@ class TaskStore:
             JournalBroken: see `get`.
         """
         with reading(self._database, connection) as joined:
-            return {row[0]: _as_stored(*row) for row in _TASKS.all(joined, sorted(set(digests)))}
+            found = {row[0]: _as_stored(*row) for row in _TASKS.all(joined, sorted(set(digests)))}
+        if connection is None:  # else it may be of a transaction that is undone
+            with self._lock:
+                self._made |= found
+                while len(self._made) > _MOST_PARSED:
+                    self._made.pop(next(iter(self._made)))
+        return found
+
+    def made(self, digest: str) -> TaskRecord | None:
+        """A task as it was made, without a look into the journal; None where it was not read yet.
+
+        All of it holds for ever but `next_query`, which may have gone on since.
+        """
+        return self._made.get(digest)
 
     def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
         """Tasks, newest first.

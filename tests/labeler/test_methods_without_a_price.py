@@ -49,7 +49,7 @@ DOORS: dict[str, Callable[[Task], object]] = {
     "price_view": lambda asked: price_view(asked, 5),
     "finite_levels": lambda asked: finite_levels(asked, 5),
     "round_amounts": lambda asked: round_amounts(asked, 5, finite=("instance", "agent")),
-    "estimate": lambda asked: estimate(asked, [], 5, [], delta=1e-5),
+    "estimate": lambda asked: estimate(asked, [], 5, {}, delta=1e-5),
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -11,16 +14,19 @@ from safetensors.numpy import save
 
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
-from api.schema import JobView
+from api.coordinator.ownership import Reader
+from api.schema import JobRequest, JobView
+from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery, incoming
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
+from feature_store.journal.database import Connection
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.task_shares import TaskShares
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
-from labeler.errors import LabelerError, NotReady, Replayed, Unavailable, WrongDigest
+from labeler.errors import InvalidSetting, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message
 from labeler.messages.proposals import Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
@@ -409,3 +415,83 @@ def test_a_message_under_a_key_that_was_changed_meanwhile_is_sent_again(site: Si
     site.conductor.tick()
     assert isinstance(outcomes[0], Unavailable)
     assert site.house.jobs.willingness.answers(job.job_id) == {}
+
+
+def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five submissions, of which the third finds no queries left, beside an agent's yes."""
+    job = site.submit()
+    site.conductor.tick()
+    task = site.house.task(max_queries=7)
+    stores = replace(site.house.stores, hand_in=site.conductor.hand_in)
+    outcomes: dict[int, JobView | LabelerError] = {}
+
+    def submit(number: int, count: int) -> None:
+        request = JobRequest.model_validate({"task_id": task.digest, "backbone_fingerprint": FINGERPRINT})
+        try:
+            outcomes[number] = submission.submit(
+                request,
+                site.house.upload(count, start=7 * number),
+                reader=Reader("tok-1", "requester"),
+                owners=site.house.owners,
+                idempotency_key=f"key-{number}",
+                config=site.house.config,
+                stores=stores,
+            )
+        except LabelerError as error:
+            outcomes[number] = error
+
+    threads = []
+    for number, count in enumerate((2, 1, 6, 1, 1)):
+        threads.append(Thread(target=submit, args=(number, count)))
+        threads[-1].start()
+        while len(site.conductor.driver._errands) <= number:
+            sleep(0.001)
+    told = site.deliver(site.yes("east", job))
+    commits: list[int] = []
+    write = type(site.house.database).write
+
+    def counted(database: Any) -> Any:
+        commits.append(1)
+        return write(database)
+
+    monkeypatch.setattr(type(site.house.database), "write", counted)
+    site.conductor.tick()
+    for thread in threads:
+        thread.join()
+    assert len(commits) == 1
+    assert told == [1]
+    assert isinstance(outcomes.pop(2), InvalidSetting)
+    for view in outcomes.values():
+        assert isinstance(view, JobView)
+        assert view == submission.read_job(view.job_id, stores=site.house.stores)
+    assert site.house.tasks.get(task.digest).next_query == 5
+    assert not [one for one in site.house.files() if one.startswith("incoming/")]
+    site.house.ledger.verify()
+
+
+def test_a_turn_that_fails_as_a_whole_is_done_again_errand_by_errand(site: Site) -> None:
+    def defect(_: Connection) -> None:
+        raise ZeroDivisionError
+
+    told: dict[str, BaseException | None] = {}
+    task = site.house.task()
+    tasks = site.house.tasks
+
+    def hand_in(name: str, write: Callable[[Connection], Any]) -> None:
+        site.conductor.hand_in(Errand(write, lambda error: told.update({name: error})))
+
+    hand_in("first", lambda connection: tasks.claim_queries(task.digest, 3, connection=connection))
+    hand_in("defect", defect)
+    hand_in("refused", lambda connection: tasks.claim_queries(task.digest, 98, connection=connection))
+    hand_in("last", lambda connection: tasks.claim_queries(task.digest, 4, connection=connection))
+    site.conductor.tick()
+    assert told["first"] is None
+    assert told["last"] is None
+    assert isinstance(told["defect"], ZeroDivisionError)
+    assert isinstance(told["refused"], InvalidSetting)
+    assert tasks.get(task.digest).next_query == 7
+    site.conductor.driver.close()
+    hand_in("late", lambda _: None)
+    assert isinstance(told["late"], Unavailable)

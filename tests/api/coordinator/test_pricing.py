@@ -18,7 +18,7 @@ from tests.api.conftest import House
 
 
 def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
-    balances = house.ledger.balances()
+    balances = house.ledger.known_balances.all()
     return estimate(record.task, record.participants, queries, balances, delta=house.config.delta)
 
 
@@ -127,4 +127,4 @@ def test_more_queries_than_the_task_has_are_refused(house: House) -> None:
 def test_an_account_that_was_never_opened_is_named(house: House) -> None:
     record = house.task()
     with pytest.raises(NotReady, match="'federation' has not been opened"):
-        estimate(record.task, record.participants, 1, [], delta=1e-5)
+        estimate(record.task, record.participants, 1, {}, delta=1e-5)

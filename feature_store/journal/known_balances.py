@@ -1,0 +1,73 @@
+"""What every account has spent, in memory: a price is asked for far more often than a budget changes.
+
+It is read once, and then follows each commit of the ledger in order: the journal has one writer, and what it appended
+is told here before the next transaction begins. Only answers to people rest on it; what may be spent is read and
+checked in the transaction that spends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from feature_store.journal.book import Row
+from feature_store.journal.chain import Kind
+from feature_store.journal.charges import Balance
+from labeler.task import Level
+
+_MOVES: dict[str, tuple[int, int]] = {"reserve": (1, 0), "post": (-1, 1), "void": (-1, 0)}
+"""How an entry moves what is reserved, and what is posted, of its account."""
+
+
+class KnownBalances:
+    """Shared by all threads.
+
+    Args:
+        read: every account, out of the journal.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Balance]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._commits = 0
+        self._known: dict[tuple[str, Level], Balance] | None = None
+
+    def at_once(self) -> dict[tuple[str, Level], Balance] | None:
+        """Every account, where it is known without a look into the journal."""
+        with self._lock:
+            return None if self._known is None else dict(self._known)
+
+    def all(self) -> dict[tuple[str, Level], Balance]:
+        """Every account; read where it is not known."""
+        with self._lock:
+            if self._known is not None:
+                return dict(self._known)
+            commits = self._commits
+        found = {(one.account, one.level): one for one in self._read()}
+        with self._lock:
+            if self._commits == commits:  # nobody wrote while it was read
+                self._known = dict(found)
+        return found
+
+    def appended(self, kind: Kind, rows: Sequence[Row]) -> None:
+        """Entries are durable; called for each commit in order, before the next one."""
+        with self._lock:
+            self._commits += 1
+            if self._known is None:
+                return
+            if kind not in _MOVES:
+                self._known = None  # an account was opened, or has another cap: read again when somebody asks
+                return
+            reserved, posted = _MOVES[kind]
+            for account, level, amount in rows:
+                before = self._known.get((account, level))  # type: ignore[arg-type]  # a level out of a row
+                if before is None:
+                    self._known = None
+                    return
+                self._known[before.account, before.level] = Balance(
+                    before.account,
+                    before.level,
+                    before.cap,
+                    before.reserved + reserved * amount,
+                    before.posted + posted * amount,
+                )
