@@ -28,15 +28,16 @@ RUN python3.11 -m venv .venv && python -m pip install --quiet --no-cache-dir uv=
 # Dependencies first: they change less often than the code, so these layers are reused. Compiled here, once: a container
 # starts from the image each time, and would compile what it loads at every start.
 COPY --chown=labeler pyproject.toml README.md ./
+COPY --chown=labeler constraints.txt ./
 COPY --chown=labeler deploy/requirements.py deploy/
 
 FROM base AS slim-dependencies
 RUN python deploy/requirements.py --slim > requirements.txt \
-    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -r requirements.txt
+    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -c constraints.txt -r requirements.txt
 
 FROM base AS full-dependencies
 RUN python deploy/requirements.py > requirements.txt \
-    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -r requirements.txt
+    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -c constraints.txt -r requirements.txt
 
 FROM slim-dependencies AS slim
 COPY --chown=labeler labeler labeler

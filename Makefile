@@ -6,7 +6,7 @@ BIN := .venv/bin
 # would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest test-all test-long install lint types imports bench mutation clean
+.PHONY: demo test pytest test-all test-long install docs constraints sbom audit lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
@@ -26,17 +26,32 @@ test-all: test test-long  ## everything CI checks
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	$(BIN)/python -m compileall -q labeler feature_store api workers
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.federation.nursery  # compiles what every start loads
 	touch $@
 
 .venv/.formats: .venv/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev,formats]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,sbom]'
 	touch $@
+
+docs: .venv/.formats  ## the documentation's site, into site/
+	$(BIN)/mkdocs build --strict
+
+constraints:  ## exact versions with hashes of everything; run it after a change of dependencies in pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes --no-header \
+	    --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file constraints.txt
+
+sbom: .venv/.formats  ## CycloneDX bill of materials of what runs, into sbom.json
+	$(BIN)/python deploy/runtime.py | $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml \
+	    --output-reproducible --output-format JSON --output-file sbom.json -
+
+audit: install  ## known vulnerabilities of what runs; asks the vulnerability database of PyPI
+	$(BIN)/python deploy/runtime.py > .venv/runtime.txt
+	$(BIN)/uv tool run pip-audit@2.10.1 --requirement .venv/runtime.txt --disable-pip --require-hashes
 
 lint: install
 	$(BIN)/ruff check .
@@ -55,4 +70,4 @@ mutation: install  ## which changes of the code that decides about budgets no te
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation $(MODULE)
 
 clean:
-	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv demo site sbom.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants

@@ -157,7 +157,7 @@ def test_what_is_asked_for_must_make_sense(house: House) -> None:
     with pytest.raises(InvalidSetting, match="before it begins"):
         Wanted(since=now, until=now)
     with pytest.raises(InvalidSetting, match="time zone"):
-        Wanted(since=datetime(2027, 3, 1))  # that is the point
+        Wanted(since=datetime(2027, 3, 1))  # that is the point  # noqa: DTZ001  # what is refused
     with pytest.raises(NotFound, match="no task"):
         made(house, Wanted("0" * 64))
 

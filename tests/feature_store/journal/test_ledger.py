@@ -227,7 +227,7 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(ledger: Ledger, cloc
 
 def test_a_clock_without_a_time_zone_is_refused_and_another_zone_is_written_as_utc(place: Place) -> None:
     database = place.open()
-    naive = Ledger(database, clock=lambda: datetime(2026, 3, 1))
+    naive = Ledger(database, clock=lambda: datetime(2026, 3, 1))  # noqa: DTZ001  # what is refused
     with pytest.raises(InvalidSetting, match="time zone"):
         naive.open_account("a", "instance", 1)
     east = datetime.fromisoformat("2026-03-01T01:00:00+02:00")

@@ -155,4 +155,4 @@ def test_a_task_that_was_changed_in_the_file_is_found_out(store: TaskStore, data
 
 def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="time zone"):
-        a_record(at=datetime(2026, 3, 1))
+        a_record(at=datetime(2026, 3, 1))  # noqa: DTZ001  # what is refused

