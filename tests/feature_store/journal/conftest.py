@@ -48,13 +48,13 @@ class Place:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place without a journal yet, on either database."""
-    if request.param == "sqlite":
-        target = str(tmp_path / "journal.db")
-    else:
-        target = request.getfixturevalue("postgres_server").new_database()
+    server = None if request.param == "sqlite" else request.getfixturevalue("postgres_server")
+    target = str(tmp_path / "journal.db") if server is None else server.new_database()
     place = Place(request.param, target, tmp_path / "journal.head")
     yield place
     place.close()
+    if server is not None:
+        server.give_back(target)
 
 
 @pytest.fixture

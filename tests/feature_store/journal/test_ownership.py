@@ -40,8 +40,10 @@ except JournalInUse as error:
 
 
 @pytest.fixture
-def url(postgres_server: PostgresServer) -> str:
-    return postgres_server.new_database()
+def url(postgres_server: PostgresServer) -> Iterator[str]:
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.give_back(url)
 
 
 @pytest.fixture
