@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
-WRITERS = 32
+WRITERS = 16
 """Submissions that wait for the disk at once. They have threads of their own, so that who only looks waits for none."""
+READERS = 6
+"""Looks into the journal at once. More threads than connections to it would only take turns at the interpreter."""
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
 MAX_PICTURES = 2
@@ -79,9 +81,14 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     pictures = Slots("request for pictures", each=1, total=MAX_PICTURES)
     streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
+    # Made when the first request asks, because they belong to the event loop that serves.
     @cache
-    def writers() -> CapacityLimiter:  # of the event loop that serves
+    def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
+
+    @cache
+    def readers() -> CapacityLimiter:
+        return CapacityLimiter(READERS)
 
     async def price_at_once(request: Request) -> Response | None:
         body = await request.body()
@@ -94,7 +101,8 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         who = await reader(request)
         view = coordinator.estimate_at_once(asked, reader=who)
         if view is None:
-            view = await run_in_threadpool(coordinator.estimate, asked, reader=who)
+            step = partial(coordinator.estimate, asked, reader=who)
+            view = await to_thread.run_sync(step, limiter=readers())
         return Response(view.model_dump_json(), media_type=JSON)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
@@ -116,7 +124,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             return None
         body = coordinator.job_body(job_id, reader=who, at_once=True)
         if body is None:
-            body = await run_in_threadpool(coordinator.job_body, job_id, reader=who)
+            body = await to_thread.run_sync(partial(coordinator.job_body, job_id, reader=who), limiter=readers())
         return Response(body, media_type=JSON)
 
     @router.post(

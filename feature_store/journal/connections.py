@@ -7,11 +7,14 @@ as it is and used again; one whose transaction ended with an error goes back to 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import QueuePool
 
 
 class Connections:
@@ -27,32 +30,53 @@ class Connections:
         self._engine = engine
         self._keep = keep
         self._idle: deque[Connection] = deque()
+        pool = engine.pool
+        # Whoever finds all of them at work waits here: an idle one never comes back to the pool, where nobody may wait.
+        self._free = threading.Semaphore(pool.size()) if keep and isinstance(pool, QueuePool) else None
+        self._wait_s = pool.timeout() if isinstance(pool, QueuePool) else 0.0
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction: kept when the block ends, undone if it raises."""
-        connection = self._taken()
-        try:
-            with connection.begin():
-                yield connection
-        except BaseException:
-            connection.close()
-            raise
-        if self._keep:
-            self._idle.append(connection)
-        else:
-            connection.close()
+        """One transaction: kept when the block ends, undone if it raises.
+
+        Raises:
+            TimeoutError: of the pool: every connection is at work for longer than it lets anybody wait.
+        """
+        with self._place():
+            connection = self._taken()
+            try:
+                with connection.begin():
+                    yield connection
+            except BaseException:
+                connection.close()
+                raise
+            if self._keep:
+                self._idle.append(connection)
+            else:
+                connection.close()
 
     @contextmanager
     def outside(self) -> Iterator[Connection]:
         """A connection outside of any transaction."""
-        with self._taken() as connection:
+        with self._place(), self._taken() as connection:
             yield connection
 
     def close(self) -> None:
         """Let go of those that are idle."""
         while self._idle:
             self._idle.pop().close()
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self._free is None:
+            yield
+            return
+        if not self._free.acquire(timeout=self._wait_s):
+            raise PoolTimeout("every connection is at work")
+        try:
+            yield
+        finally:
+            self._free.release()
 
     def _taken(self) -> Connection:
         try:
