@@ -36,6 +36,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.UnsafeIndex: (403, "The index depends on private data"),
     errors.ProtocolViolation: (409, "A message breaks the rules of the round"),
     errors.WrongDigest: (409, "A message belongs to another task or round"),
+    errors.WrongVersion: (409, "A message is written in another version of the wire format"),
     errors.DuplicateAgent: (409, "An agent sent two different contributions"),
     errors.LateShare: (409, "A share came after the sum of its round was made"),
     errors.Forged: (403, "The signature or seal does not hold"),

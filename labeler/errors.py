@@ -20,6 +20,7 @@
     │   └── UnsafeIndex         the index depends on private data
     ├── ProtocolViolation       a message breaks the rules of the round      exit 1
     │   ├── WrongDigest         it belongs to another task or round
+    │   ├── WrongVersion        it is written in another version of the wire format
     │   ├── DuplicateAgent      an agent sent two different contributions
     │   ├── LateShare           it came after the sum of its round was made
     │   ├── Forged              its signature or seal does not hold
@@ -214,6 +215,12 @@ class WrongDigest(ProtocolViolation):
     """A message belongs to another task, batch or round."""
 
     problem_type = "wrong-digest"
+
+
+class WrongVersion(ProtocolViolation):
+    """A message is written in another version of the wire format than is read here."""
+
+    problem_type = "wrong-version"
 
 
 class DuplicateAgent(ProtocolViolation):

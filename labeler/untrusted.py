@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from labeler.errors import ProtocolViolation
+from labeler.wire_versions import other_version
 
 MAX_ID_CHARACTERS = 200
 
@@ -36,7 +37,8 @@ def read_object(data: bytes, what: str, *, fields: Iterable[str], version: str) 
         version: what its field "version" must say.
 
     Raises:
-        ProtocolViolation: no JSON object, NaN or infinity in it, a key twice, or other fields or version.
+        ProtocolViolation: no JSON object, NaN or infinity in it, a key twice, or other fields.
+        WrongVersion: it is such an object of another version.
     """
     try:
         content = _STRICT.decode(data.decode())
@@ -46,8 +48,8 @@ def read_object(data: bytes, what: str, *, fields: Iterable[str], version: str) 
         ) from None
     if not isinstance(content, dict):
         raise ProtocolViolation(f"{what} must be a JSON object")
-    if content.pop("version", None) != version:
-        raise ProtocolViolation(f"{what} must have version {version!r}; sender and receiver must run matching versions")
+    if (found := content.pop("version", None)) != version:
+        raise other_version(what, found, version)
     expected = set(fields)
     if content.keys() != expected:
         missing = sorted(expected - content.keys())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,12 +14,8 @@ from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.willingness import AgentAnswer
 from labeler.rounds.effects import Party, Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.wire_versions import knows
 
-KNOWS_PROPOSALS = (0, 2)
-"""The version of an agent's program from which on it takes proposals."""
-
-_VERSION = re.compile(r"labeler/(\d{1,6})\.(\d{1,6})")
-_MAX_VERSION_CHARACTERS = 200
 _MOST_TASKS = 1024
 
 
@@ -169,8 +164,4 @@ def _party(one: PartyRecord) -> Party:
 
 def takes_proposals(one: PartyRecord) -> bool:
     """Whether a party's program is known to read proposals."""
-    told = one.facts.get("version")
-    if not isinstance(told, str) or len(told) > _MAX_VERSION_CHARACTERS:
-        return False
-    version = _VERSION.match(told)
-    return version is not None and (int(version[1]), int(version[2])) >= KNOWS_PROPOSALS
+    return knows(one.facts.get("version"), "proposals")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labeler.deprecation import warn_once
 from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
 from workers.commands.console import Json, one_of, print_json
 
@@ -67,7 +68,7 @@ def plan(
     from workers.plan import PlanRequest, make_plan, training_from
 
     request = PlanRequest(
-        method=one_of("method", "ensemble" if method == "one-hot" else method, METHOD_NAMES),
+        method=one_of("method", _current(method), METHOD_NAMES),
         k=k,
         queries=queries,
         sigma=sigma,
@@ -89,6 +90,13 @@ def plan(
         print_json(result)
         return
     _print_plan(result)
+
+
+def _current(method: str) -> str:
+    if method != "one-hot":
+        return method
+    warn_once("one-hot")
+    return "ensemble"
 
 
 _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}

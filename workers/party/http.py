@@ -23,6 +23,7 @@ from labeler.errors import (
     Replayed,
     TooLarge,
     Unavailable,
+    WrongVersion,
 )
 from labeler.messages import MAX_MESSAGE_BYTES
 
@@ -209,7 +210,7 @@ def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
         return JournalBehind(sentence)
     if status == 429 or status >= 500:
         return Unreachable(sentence, retry_after_s=_retry_after(response))
-    for known in (NotEnrolled, Forged, Replayed, TooLarge):
+    for known in (NotEnrolled, Forged, Replayed, TooLarge, WrongVersion):
         if kind == known.problem_type:
             return known(sentence)
     if status in (401, 403):

@@ -37,9 +37,11 @@ from labeler.errors import (
     Replayed,
     TooLarge,
     Unavailable,
+    WrongVersion,
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
+from labeler.wire_versions import DIALECT
 from workers.party.home import PROOF_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
@@ -49,7 +51,7 @@ from workers.readiness import tell_ready
 log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
-VERSION = "labeler/0.2"
+VERSION = DIALECT
 """Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.proposals)."""
 
 MAX_POST = 256
@@ -357,6 +359,10 @@ def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
             )
         except JournalBehind as error:
             _pause(error, "a journal is behind; this party takes no part", link, stop)
+        except WrongVersion as error:
+            _pause(
+                error, "the coordinator's program is of another version; one of the two has to be upgraded", link, stop
+            )
         except (ProtocolViolation, TooLarge, Unavailable) as error:
             _pause(error, "mail could not be handled; trying again", link, stop, pause_s=_FIRST_PAUSE_S * 10)
 

@@ -106,7 +106,7 @@ def test_unknown_routes_and_methods_are_problem_documents_too(service: Service) 
     with service.http("admin") as http:
         for method, path, status, name in (
             ("GET", "/v1/nothing", 404, "not-found"),
-            ("GET", "/", 404, "not-found"),
+            ("GET", "/nothing", 404, "not-found"),
             ("PUT", "/v1/tasks", 405, "method-not-allowed"),
             ("GET", "/v1/jobs/", 404, "not-found"),
             ("GET", "/v1/jobs/%00", 422, "invalid-request"),
