@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 
-from api import examples
+from api import dashboard, examples
 from api.documentation import answers, document, problem
 from api.metrics import Metrics
 from api.reference import reference_page
@@ -21,9 +21,8 @@ from labeler.errors import NotFound
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
-STATIC = Path(__file__).parent.parent / "dashboard" / "static"
+STATIC = Path(str(dashboard.STATIC))
 _PAGE = "index.html"
-_REVALIDATE = {"Cache-Control": "no-cache"}
 
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path = STATIC) -> APIRouter:
@@ -133,7 +132,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         response_class=Response,
         responses=_page("text/html", "<!doctype html>..."),
     )
-    async def dashboard() -> Response:
+    async def dashboard_page() -> Response:
         return _file(assets, _PAGE)
 
     @router.get(
@@ -156,7 +155,7 @@ def _file(assets: dict[str, Path], name: str) -> Response:
     if path is None:
         raise NotFound("the dashboard has no such file")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return FileResponse(path, media_type=kind, headers=_REVALIDATE)
+    return FileResponse(path, media_type=kind, headers=dashboard.HEADERS)
 
 
 def _page(media_type: str, example: str) -> dict[int | str, dict[str, object]]:

@@ -100,7 +100,10 @@ export class Api {
   whoami = () => this.#json("/v1/whoami");
   budget = () => this.#json("/v1/budget");
   parties = () => this.#json("/v1/parties");
-  tokens = () => this.#json(`/v1/tokens?limit=${PAGE}`);
+  tokens = (after = null) => this.#json(`/v1/tokens?${query({ after, limit: PAGE })}`);
+  makeToken = (name, role) => this.#json("/v1/tokens", { method: "POST", body: { name, role } });
+  revokeToken = (id) => this.#json(`/v1/tokens/${encodeURIComponent(id)}`, { method: "DELETE" });
+  makeTask = (body) => this.#json("/v1/tasks", { method: "POST", body });
   tasks = (after = null) => this.#json(`/v1/tasks?${query({ after, limit: PAGE })}`);
   job = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`);
   cancel = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
@@ -109,6 +112,44 @@ export class Api {
   estimate = (body, signal) => this.#json("/v1/jobs:estimate", { method: "POST", body, signal });
   ledger = ({ after = 0, limit = PAGE, account = "", search = "" } = {}, signal = undefined) =>
     this.#json(`/v1/ledger?${query({ after, limit, account, search })}`, { signal });
+
+  /** Small pictures of a job's own images. */
+  thumbnails = (id, sources) => this.#json(`/v1/jobs/${encodeURIComponent(id)}:thumbnails`, { method: "POST", body: { sources } });
+
+  /** A job's labels as objects: of every image. */
+  async labelRows(id) {
+    const blob = await this.labels(id, "jsonl");
+    const lines = (await blob.text()).split("\n").filter((line) => line !== "");
+    return lines.map((line) => JSON.parse(line));
+  }
+
+  /**
+   * Submits a job with files. `key` names this very submission, so that sending it again is never a second job.
+   * XMLHttpRequest because only it tells how much has been sent.
+   */
+  submit(form, key, onProgress) {
+    return new Promise((resolve, reject) => {
+      const request = new XMLHttpRequest();
+      request.open("POST", "/v1/jobs");
+      request.responseType = "text";
+      request.setRequestHeader("Accept", "application/json");
+      request.setRequestHeader("Authorization", `Bearer ${this.#token}`);
+      request.setRequestHeader("Idempotency-Key", key);
+      request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress(event.loaded, event.total));
+      request.addEventListener("error", () => reject(new Unreachable("the service does not answer")));
+      request.addEventListener("load", () => {
+        let body = {};
+        try {
+          body = JSON.parse(request.responseText);
+        } catch {
+          // a proxy may answer in HTML; the status has to do
+        }
+        if (request.status >= 200 && request.status < 300 && body?.job_id) resolve(body);
+        else reject(new Problem(request.status, typeof body === "object" && body !== null ? body : {}));
+      });
+      request.send(form);
+    });
+  }
 
   /** A job's labels as bytes. */
   async labels(id, format) {

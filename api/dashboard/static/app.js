@@ -1,36 +1,44 @@
 // The page: who is signed in, and what is read when.
 
+import { Alerts } from "./alerts.js";
 import { Api, Problem } from "./api.js";
 import { Budget } from "./budget.js";
 import { Charts } from "./chart.js";
 import { Connection } from "./connection.js";
 import { byId, el, fill, icon, setText } from "./dom.js";
-import { Estimate } from "./estimate.js";
-import { JobDialog } from "./job_dialog.js";
+import { JobPage } from "./job_page.js";
 import { Jobs } from "./jobs.js";
-import { Ledger } from "./ledger.js";
+import { LedgerEntries } from "./ledger_entries.js";
+import { LedgerJobs } from "./ledger_jobs.js";
+import { NewJob } from "./new_job.js";
+import { NewTask } from "./new_task.js";
 import { Parties } from "./parties.js";
-import { Refusals } from "./refusals.js";
+import { Tokens } from "./tokens.js";
+import { Views } from "./views.js";
 import { tick } from "./words.js";
 
 const api = new Api();
 takeTokenFromAddress();
 
-let role = "";
+let me = { role: "", token_id: "" };
+let readiness = null;
 const budget = new Budget();
 const charts = new Charts(api, budget, failed);
 const jobs = new Jobs(api);
-const dialog = new JobDialog(api, jobs, () => role !== "viewer");
-const refusals = new Refusals(api, jobs);
+const alerts = new Alerts(api, jobs);
+const jobPage = new JobPage(api, jobs, () => me.role !== "viewer");
 const parties = new Parties();
 const connection = new Connection(round);
-const estimate = new Estimate(api, budget, failed);
-const ledger = new Ledger(api, budget, failed);
+const newTask = new NewTask(api, budget, failed, (task) => void taskMade(task));
+const newJob = new NewJob(api, budget, failed, (job) => jobTaken(job));
+const ledgerJobs = new LedgerJobs(api, budget, jobs, failed);
+const ledgerEntries = new LedgerEntries(api, budget, failed);
+const tokens = new Tokens(api, () => me.token_id, (items) => jobs.nameTokens(items));
+const views = new Views(shown);
 
-jobs.onOpen = refusals.onOpen = (id) => void dialog.open(id);
 jobs.onFailure = (error, { quiet = false } = {}) => failed(error, { quiet });
 jobs.onChange((job, before) => {
-  refusals.render();
+  alerts.render();
   // A reservation, a charge or a refusal moved the budget: do not wait for the next round to say so.
   if (before && before.state !== job.state) connection.now();
 });
@@ -49,13 +57,20 @@ byId("sign-in-form").addEventListener("submit", (event) => {
   show();
   connection.now();
 });
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // its address would be taken for a view's
+  byId("main").focus();
+});
 window.addEventListener("hashchange", () => {
   if (takeTokenFromAddress()) {
     show();
     connection.now();
+  } else {
+    views.follow();
   }
 });
 setInterval(tick, 1_000);
+views.follow({ isStart: true });
 show();
 connection.now();
 
@@ -79,6 +94,29 @@ function show() {
   byId("sign-in-error").textContent = "";
 }
 
+/** What a view needs when somebody comes to it. */
+function shown(view, rest) {
+  byId("jobs-index").hidden = view === "jobs" && rest !== "";
+  byId("job-page").hidden = !(view === "jobs" && rest !== "");
+  if (me.role) void jobPage.open(view === "jobs" ? rest : "");
+  if (view === "new") newTask.open(budget.view?.delta);
+  if (view === "tokens" && me.role === "admin") tokens.refresh().catch(failed);
+}
+
+async function taskMade(task) {
+  newJob.showTasks((await api.tasks()).items);
+  newJob.choose(task.task_id);
+  byId("new-task").open = false;
+  setText(byId("announcer"), "The task was made, and is chosen for the next job.");
+  byId("job-task").focus();
+}
+
+function jobTaken(job) {
+  jobs.put(job);
+  connection.now();
+  location.hash = `#jobs/${encodeURIComponent(job.job_id)}`;
+}
+
 function signOut(reason) {
   api.signOut();
   // Everything read with the token goes with it.
@@ -95,12 +133,13 @@ function failed(error, { quiet = false } = {}) {
 }
 
 async function round(count) {
-  showReadiness(await api.readiness());
+  readiness = await api.readiness();
+  showReadiness(readiness);
   if (!api.hasToken) return;
   // One part that fails does not keep the others from showing; what went wrong is said once, at the end.
   const failures = [];
   const attempt = (work) => work.catch((error) => failures.push(error));
-  if (role === "") await attempt(learnWhoIAm());
+  if (me.role === "") await attempt(learnWhoIAm());
   const before = budget.view?.head_seq;
   await Promise.all([
     attempt(api.budget().then((view) => budget.show(view))),
@@ -109,50 +148,45 @@ async function round(count) {
   ]);
   const moved = before !== budget.view?.head_seq;
   if (moved || count % 5 === 0) {
-    await Promise.all([attempt(api.tasks().then((page) => estimate.showTasks(page.items))), attempt(refusals.refresh())]);
+    await Promise.all([attempt(api.tasks().then((page) => newJob.showTasks(page.items))), attempt(alerts.refresh())]);
   }
-  if (moved && before !== undefined) estimate.budgetChanged();
-  await Promise.all([attempt(ledger.refresh()), attempt(charts.refresh())]);
+  alerts.show(readiness, parties.view, budget.view);
+  if (views.shown === "new" && moved) {
+    newTask.open(budget.view?.delta);
+    newTask.again();
+    newJob.again();
+  }
+  await Promise.all([attempt(ledgerJobs.refresh()), attempt(ledgerEntries.refresh()), attempt(charts.refresh())]);
   const refused = failures.find((error) => error instanceof Problem && error.status === 401);
   if (refused) failed(refused);
   else if (failures.length > 0) throw failures[0];
 }
 
 async function learnWhoIAm() {
-  let words = "signed in";
-  try {
-    const me = await api.whoami();
-    role = me.role;
-    words = `${me.name} (${me.role})`;
-  } catch (error) {
-    // A service that does not say: all controls show, and it refuses what the token may not do.
-    if (!(error instanceof Problem && (error.status === 403 || error.status === 404))) throw error;
-    role = "unknown";
-  }
-  setText(byId("who-words"), words);
-  if (role === "admin") jobs.nameTokens((await api.tokens()).items);
+  me = await api.whoami();
+  setText(byId("who-words"), `${me.name} (${me.role})`);
+  const isViewer = me.role === "viewer";
+  byId("nav-tokens").hidden = me.role !== "admin";
+  byId("new-viewer").hidden = !isViewer;
+  byId("new-task").hidden = isViewer;
+  byId("job-submit").disabled = isViewer;
+  if (me.role === "admin") await tokens.refresh();
+  views.follow();
+  if (views.rest) shown(views.shown, views.rest);
 }
 
+/** Checks that fail are alerts; that all hold is said at the end, for whoever asks. */
 function showReadiness(view) {
   const place = byId("readiness");
-  place.hidden = false;
-  fill(place, JSON.stringify(view), () => {
-    const bad = view.checks.filter((check) => !check.ok);
-    if (!view.ready) {
-      return el(
-        "div",
-        { class: "note alarm", role: "status" },
-        el("p", {}, el("strong", {}, "Not ready: jobs cannot be answered now.")),
-        el("ul", { class: "plain" }, bad.map((check) => el("li", {}, el("strong", {}, check.name), `: ${check.detail || "does not hold"}`))),
-      );
-    }
-    return el(
+  place.hidden = !view.ready;
+  fill(place, JSON.stringify(view), () =>
+    el(
       "details",
       { class: "ready" },
       el("summary", {}, icon("yes", "good"), ` Ready: all ${view.checks.length} checks hold`),
       el("ul", { class: "plain" }, view.checks.map((check) => el("li", {}, el("strong", {}, check.name), check.detail ? `: ${check.detail}` : ""))),
-    );
-  });
+    ),
+  );
 }
 
 const said = sessionStorage.getItem("labeler.said");

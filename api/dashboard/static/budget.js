@@ -1,16 +1,13 @@
-// What is spent and what is left: the federation first, then every agent, at both levels.
+// What is spent and what is left: the federation first, then every agent, at both levels, in shares that add up.
 
 import { byId, el, icon, keyed, setText } from "./dom.js";
-import { compactMeter, inWords, leftWords, meter, shares, standing } from "./meters.js";
-import { empty, cell, head, row, table } from "./tables.js";
-import { LEVELS, accountName, delta, epsilon, levelName, percent, whole } from "./words.js";
+import { boundWords, compactMeter, inWords, meter, standing } from "./meters.js";
+import { percentWords, sharesOf } from "./shares.js";
+import { cell, empty, head, row, table } from "./tables.js";
+import { LEVELS, accountName, delta, epsilon, levelName, whole } from "./words.js";
 
-const SHOWN_AGENTS = 12;
-
-const PROTECTS = {
-  instance: "What everybody together could learn about any one private image",
-  agent: "What everybody together could learn about all that one agent holds",
-};
+const SHOWN_AGENTS = 6;
+const CAPTION = "Shares of each agent's budget";
 
 export class Budget {
   #view = null;
@@ -47,13 +44,11 @@ export class Budget {
   #headline() {
     const balance = this.balance("federation", "instance");
     if (!balance) return "Privacy budget";
+    if (balance.spent_epsilon === null) return "No bound: nothing limits what could be learnt about one private image.";
     if (balance.spent_epsilon === 0) return "Nothing has been asked of any private image yet.";
-    if (balance.spent_epsilon === null) return "What was spent for one private image has no finite bound.";
-    const left = balance.cap_nano === null ? "that budget is not limited" : `${percent(balance.left_fraction)} of that budget is left`;
-    return (
-      `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image ` +
-      `(delta ${delta(balance.delta)}); ${left}.`
-    );
+    const shares = sharesOf(balance);
+    const left = shares ? `${percentWords(shares.left)} of the budget is left` : "that budget has no limit";
+    return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${left}.`;
   }
 
   #toggleAll() {
@@ -67,20 +62,11 @@ export class Budget {
     byId("budget-filter").hidden = names.length <= SHOWN_AGENTS;
     if (names.length === 0) {
       this.#agents = null;
-      place.replaceChildren(
-        empty(
-          "No agent has an account yet. Make keys at the agent's site, then enrol its public keys here:",
-          `labeler keys --help\ncurl -X POST ${location.origin}/v1/parties -H "Authorization: Bearer $LABELER_TOKEN" \\\n  -H "Content-Type: application/json" -d @public-keys.json`,
-        ),
-      );
+      place.replaceChildren(empty("No agent has an account yet. An agent gets one when its public keys are enrolled."));
       return;
     }
     if (this.#agents === null) {
-      this.#agents = table("Spent and left of each agent's account", [
-        { name: "Agent" },
-        { name: "One image" },
-        { name: "The whole agent" },
-      ]);
+      this.#agents = table(CAPTION, [{ name: "Agent" }, { name: "One image" }, { name: "The whole agent" }]);
       place.replaceChildren(this.#agents.node, el("p", { class: "more" }, this.#more));
     }
     const wanted = byId("budget-search").value.trim().toLowerCase();
@@ -91,8 +77,7 @@ export class Budget {
     keyed(this.#agents.body, shown, (name) => name, (name) => this.#agentRow(name));
     this.#more.parentElement.hidden = found.length <= SHOWN_AGENTS;
     setText(this.#more, this.#showAll ? `Show the ${SHOWN_AGENTS} with least left` : `Show all ${whole(found.length)} agents`);
-    const caption = found.length === names.length ? "Spent and left of each agent's account" : `${whole(found.length)} of ${whole(names.length)} agents match`;
-    setText(this.#agents.caption, caption);
+    setText(this.#agents.caption, found.length === names.length ? CAPTION : `${whole(found.length)} of ${whole(names.length)} agents match`);
   }
 
   #leastLeft(account) {
@@ -117,48 +102,47 @@ export class Budget {
 
 function federationCard(first) {
   const bar = meter();
-  const spent = el("span", { class: "figure" });
-  const cap = el("span", { class: "of" });
-  const left = el("span", { class: "left" });
+  const figure = el("span", { class: "figure" });
+  const of = el("span", { class: "of" });
   const note = el("p", { class: "standing", hidden: true });
-  const posted = el("span", {});
-  const reserved = el("span", {});
+  const bound = el("p", { class: "bound" });
+  const parts = { spent: el("span", {}), reserved: el("span", {}), left: el("span", {}) };
   const legend = el(
     "ul",
     { class: "legend" },
-    el("li", {}, el("i", { class: "chip posted" }), posted),
-    el("li", {}, el("i", { class: "chip reserved" }), reserved),
-    el("li", {}, el("i", { class: "chip free" }), left),
+    el("li", {}, el("i", { class: "chip posted" }), parts.spent),
+    el("li", {}, el("span", { "aria-hidden": "true" }, "+"), el("i", { class: "chip reserved" }), parts.reserved),
+    el("li", {}, el("span", { "aria-hidden": "true" }, "+"), el("i", { class: "chip free" }), parts.left),
+    el("li", {}, "= 100 % of the budget"),
   );
-  const node = el(
-    "article",
-    { class: "card account" },
-    el("h3", {}, `Federation, ${levelName(first.level)}`),
-    el("p", { class: "small" }, PROTECTS[first.level]),
-    el("p", { class: "total" }, spent, " ", cap),
-    bar.node,
-    legend,
-    note,
-  );
+  const node = el("article", { class: "card account" }, el("h3", {}, `Federation, ${levelName(first.level)}`), el("p", { class: "total" }, figure, " ", of), bar.node, legend, bound, note);
   return {
     node,
     update(balance) {
       const look = standing(balance);
+      const shares = sharesOf(balance);
       node.className = `card account ${look.kind}`;
-      const unbounded = balance.spent_epsilon === null;
-      setText(spent, unbounded ? "No bound" : epsilon(balance.spent_epsilon));
-      const limit = balance.cap_nano === null ? "epsilon spent" : `of epsilon ${epsilon(balance.cap_epsilon)} spent`;
-      setText(cap, unbounded ? "was spent that any epsilon could name" : `${limit} (delta ${delta(balance.delta)})`);
-      setText(left, leftWords(balance));
-      setText(posted, `${percent(shares(balance).posted)} spent`);
-      setText(reserved, balance.reserved_nano > 0 ? `${percent(balance.cap_nano ? balance.reserved_nano / balance.cap_nano : 0)} reserved` : "nothing reserved");
-      bar.update(shares(balance), inWords(balance));
-      bar.node.hidden = balance.cap_nano === null;
-      legend.hidden = balance.cap_nano === null;
+      if (balance.spent_epsilon === null) {
+        setText(figure, "No bound");
+        setText(of, "");
+      } else if (shares) {
+        setText(figure, percentWords(shares.left));
+        setText(of, "of the budget is left");
+        setText(parts.spent, `spent ${percentWords(shares.spent)}`);
+        setText(parts.reserved, `reserved ${percentWords(shares.reserved)}`);
+        setText(parts.left, `left ${percentWords(shares.left)}`);
+        bar.update(shares, inWords(balance));
+      } else {
+        setText(figure, `epsilon ${epsilon(balance.spent_epsilon)}`);
+        setText(of, "so far");
+      }
+      bar.node.hidden = legend.hidden = shares === null || balance.spent_epsilon === null;
+      setText(bound, shares ? boundWords(balance) : "");
+      bound.hidden = bound.textContent === "";
       note.hidden = look.words === "";
       if (note.dataset.words !== look.words) {
         note.dataset.words = look.words;
-        note.replaceChildren(icon(look.kind === "open" ? "busy" : "alarm", look.kind === "open" ? "calm" : "low"), ` ${look.words}`);
+        note.replaceChildren(icon("alarm", "low"), ` ${look.words}`);
       }
     },
   };

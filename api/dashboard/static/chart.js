@@ -4,7 +4,7 @@ import { byId, el, setText } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
 import { newest } from "./ledger_pages.js";
 import { cell, head, row, table } from "./tables.js";
-import { LEVELS, accountName, delta, epsilon, levelName, time } from "./words.js";
+import { LEVELS, accountName, delta, epsilon, levelName, time, utc } from "./words.js";
 
 const MOST_ENTRIES = 1500;
 const TABLE_ROWS = 200;
@@ -24,6 +24,7 @@ export class Charts {
   constructor(api, budget, onFailure) {
     this.#api = api;
     this.#budget = budget;
+    byId("chart").addEventListener("toggle", () => this.refresh().catch(onFailure));
     byId("chart-account").addEventListener("change", (event) => {
       this.#account = event.target.value;
       this.#entries = [];
@@ -33,15 +34,15 @@ export class Charts {
     document.addEventListener("themechange", () => this.#draw());
   }
 
-  /** Reads what was written since the last time; does nothing while the ledger's head stays. */
-  refresh() {
+  /** Reads what was written since the last time; nothing while the ledger's head stays, or nobody looks. */
+  async refresh() {
+    if (!byId("chart").open) return undefined;
     this.#loading = this.#loading.catch(() => {}).then(() => this.#load());
     return this.#loading;
   }
 
   async #load() {
     const view = this.#budget.view;
-    byId("chart-head").hidden = !view?.accounts.length;
     if (!view?.accounts.length) return;
     this.#fillSelect();
     if (view.head_seq > this.#read || this.#read === 0) {
@@ -149,15 +150,15 @@ class Panel {
 
   #describe(balance, points, cap, isCut) {
     const who = accountName(balance.account);
-    const limit = cap === null ? "The account is not limited." : `The dashed line is the cap, epsilon ${epsilon(cap)}.`;
+    const limit = cap === null ? "No limit is set on it." : `The dashed line is its limit, epsilon ${epsilon(cap)}.`;
     const part = isCut ? " Only the latest entries are drawn." : "";
     const grown =
       balance.spent_epsilon === null
-        ? "what was spent has no finite bound, so no line is drawn"
+        ? "no bound, so no line is drawn"
         : points.length
           ? `epsilon ${epsilon(points.at(-1).spent)} now`
           : "nothing spent yet";
-    setText(this.#words, `${who}: ${grown} (delta ${delta(balance.delta)}), reserved included. ${limit}${part}`);
+    setText(this.#words, `${who}: ${grown} (delta ${delta(balance.delta)}), reserved included; times in UTC. ${limit}${part}`);
     this.#holder.setAttribute("aria-label", `Step chart of epsilon spent over time for ${levelName(this.#level)}: ${this.#words.textContent}`);
     const newestFirst = points.slice(-TABLE_ROWS).reverse();
     this.#table.body.replaceChildren(
@@ -196,7 +197,7 @@ class Panel {
   #tell(index) {
     const last = this.#data[0].length - 1;
     const place = index ?? last;
-    const when = place === last ? "now" : new Date(this.#data[0][place] * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    const when = place === last ? "now" : utc(new Date(this.#data[0][place] * 1000), { seconds: true });
     setText(this.#readout, place === last ? `epsilon ${epsilon(this.#data[1][place])} now` : `epsilon ${epsilon(this.#data[1][place])} from ${when} on`);
   }
 
@@ -211,6 +212,7 @@ class Panel {
       height: HEIGHT,
       padding: [8, 12, 0, 0],
       legend: { show: false },
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       cursor: { dataIdx: stepUnder, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: true }, y: { range: [0, top] } },
       axes: [
@@ -245,7 +247,7 @@ function resolved(near, name) {
 
 function timeLabel(seconds, span) {
   const moment = new Date(seconds * 1000);
-  if (span < 600) return moment.toLocaleTimeString(undefined, { timeStyle: "medium" });
-  if (span < 36 * 3600) return moment.toLocaleTimeString(undefined, { timeStyle: "short" });
-  return moment.toLocaleDateString(undefined, { day: "numeric", month: "short" });
+  if (span < 600) return moment.toLocaleTimeString(undefined, { timeStyle: "medium", timeZone: "UTC" });
+  if (span < 36 * 3600) return moment.toLocaleTimeString(undefined, { timeStyle: "short", timeZone: "UTC" });
+  return moment.toLocaleDateString(undefined, { day: "numeric", month: "short", timeZone: "UTC" });
 }

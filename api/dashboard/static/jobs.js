@@ -1,9 +1,9 @@
 // Jobs, newest first, with live progress: streams for a few that run, the list every few seconds for all.
 
-import { announce, byId, el, icon, keyed, setText } from "./dom.js";
+import { announce, byId, el, fill, icon, keyed, setText } from "./dom.js";
 import { progress } from "./meters.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { FINISHED, UNFINISHED, epsilon, jobTitle, short, stateLook, timeAgo, whole } from "./words.js";
+import { FINISHED, UNFINISHED, jobTitle, short, stateLook, timeAgo, whole, worthNode } from "./words.js";
 
 const PAGE = 25;
 const MOST_STREAMS = 3; // a browser opens six connections to one host; the rest of the page needs some
@@ -22,7 +22,6 @@ export class Jobs {
   #focused = null;
   #listeners = [];
   #names = new Map();
-  onOpen = () => {};
   onFailure = () => {};
 
   constructor(api) {
@@ -58,7 +57,7 @@ export class Jobs {
     return [...this.#jobs.values()].sort(newestFirst);
   }
 
-  /** The job in the dialog is watched first. */
+  /** The job that is looked at is watched first. */
   focus(id) {
     this.#focused = id;
     this.#keepStreams();
@@ -138,55 +137,47 @@ export class Jobs {
       this.#table = null;
       place.replaceChildren(
         this.#filter === "all"
-          ? empty("No job has been submitted yet. With a requester's token:", `export LABELER_URL=${location.origin} LABELER_TOKEN=YOUR_TOKEN\nlabeler submit IMAGES --task TASK.toml --wait --out labels.parquet`, "Ask for the price first: it is free, and above on this page.")
+          ? empty("No job has been submitted yet. Begin with New job above, or in a shell:", `export LABELER_URL=${location.origin} LABELER_TOKEN=YOUR_TOKEN\nlabeler submit IMAGES --task TASK.toml --wait --out labels.parquet`)
           : empty("No job is in this state."),
       );
       return;
     }
     if (this.#table === null) {
-      this.#table = table("Jobs, newest first", [{ name: "Job" }, { name: "State" }, { name: "Progress" }, { name: "Price, epsilon", num: true }, { name: "Created" }, { name: "" }]);
+      this.#table = table("Jobs, newest first", [{ name: "Job" }, { name: "State" }, { name: "Answered" }, { name: "Price, one image", num: true }], { hideCaption: true });
       place.replaceChildren(this.#table.node);
     }
     keyed(this.#table.body, shown, (job) => job.job_id, (job) => this.#row(job));
   }
 
   #row(first) {
-    const name = el("span", { class: "name" });
-    const id = el("span", { class: "small block mono" });
+    const name = el("a", { class: "name", href: `#jobs/${encodeURIComponent(first.job_id)}` });
+    const by = el("span", {});
     const mark = el("span", { class: "state" });
+    const stage = el("span", { class: "small block" });
     const bar = progress("Questions answered");
-    const done = el("span", { class: "small" });
-    const stage = el("p", { class: "small stage" });
-    const image = el("span", {});
-    const agent = el("span", { class: "small block" });
-    const by = el("span", { class: "small block" });
-    const details = el("button", { type: "button", class: "quiet", "aria-haspopup": "dialog", onclick: () => this.onOpen(first.job_id) }, "Details");
+    const done = el("span", {});
+    const price = el("span", {});
     const node = row(
-      head(name, id),
-      cell("State", "", mark),
-      cell("Progress", "wide", bar.node, done, stage),
-      cell("Price, epsilon", "num", image, agent),
-      cell("Created", "", timeAgo(first.created_at), by),
-      cell("", "num", details),
+      head(name, el("span", { class: "small block" }, timeAgo(first.created_at), " ", by)),
+      cell("State", "wide", mark, stage),
+      cell("Answered", "", done, bar.node),
+      cell("Price, one image", "num", price),
     );
     let shownState = "";
     return {
       node,
       update: (job) => {
         setText(name, jobTitle(job));
-        setText(id, short(job.job_id, 14));
         if (shownState !== job.state) {
           shownState = job.state;
           mark.replaceChildren(icon(...stateLook(job.state)), ` ${job.state}`);
         }
-        bar.node.className = `meter ${FINISHED.has(job.state) && job.state !== "completed" ? "stopped" : ""}`;
+        bar.node.hidden = FINISHED.has(job.state);
         bar.update(job.queries_done, job.queries);
-        setText(done, `${whole(job.queries_done)} of ${whole(job.queries)} questions`);
-        setText(stage, job.problem ? job.problem.title : job.stage);
-        setText(image, epsilon(job.price.instance_epsilon));
-        setText(agent, `whole agent ${job.price.agent_epsilon === null ? "no bound" : epsilon(job.price.agent_epsilon)}`);
+        setText(done, `${whole(job.queries_done)} of ${whole(job.queries)}`);
+        setText(stage, job.problem ? job.problem.title : job.state === "completed" ? "" : job.stage);
+        fill(price, String(job.price.instance_epsilon), () => worthNode(job.price.instance_epsilon));
         setText(by, `by ${this.by(job)}`);
-        details.setAttribute("aria-label", `Details of ${jobTitle(job)}`);
       },
     };
   }

@@ -1,11 +1,12 @@
 // The bar of one account: spent solid, reserved hatched, what a job would take in outline, the rest empty.
 
 import { el, setText } from "./dom.js";
-import { epsilon, percent } from "./words.js";
+import { percentWords, sharesOf } from "./shares.js";
+import { delta, epsilon, worth } from "./words.js";
 
 const LOW = 0.1;
 
-/** A bar whose parts are fractions of the cap; `words` is what a screen reader says instead. */
+/** A bar whose parts are percent of the cap; `words` is what a screen reader says instead. */
 export function meter() {
   const posted = el("i", { class: "posted" });
   const reserved = el("i", { class: "reserved" });
@@ -13,18 +14,13 @@ export function meter() {
   const node = el("div", { class: "meter", role: "img" }, posted, reserved, asked);
   return {
     node,
-    update(parts, words) {
-      const shares = [
-        [posted, parts.posted ?? 0],
-        [reserved, parts.reserved ?? 0],
-        [asked, parts.asked ?? 0],
-      ];
-      let room = 1;
-      for (const [part, fraction] of shares) {
-        const shown = Math.max(0, Math.min(fraction, room));
+    update(shares, words) {
+      let room = 100;
+      for (const [part, percent] of [[posted, shares.spent ?? 0], [reserved, shares.reserved ?? 0], [asked, shares.asked ?? 0]]) {
+        const shown = Math.max(0, Math.min(percent, room));
         room -= shown;
         // A sliver stays visible: something spent must not look like nothing.
-        part.style.width = shown > 0 ? `max(3px, ${(shown * 100).toFixed(3)}%)` : "0";
+        part.style.width = shown > 0 ? `max(3px, ${shown.toFixed(3)}%)` : "0";
       }
       if (node.getAttribute("aria-label") !== words) node.setAttribute("aria-label", words);
     },
@@ -47,50 +43,51 @@ export function progress(label) {
 
 /** How an account stands: a word for its look, and what to say about it ("" where the numbers say it all). */
 export function standing(balance) {
-  if (balance.cap_nano === null) return { kind: "open", words: "not limited: charges are recorded, none is refused" };
-  if (balance.cap_nano === 0) return { kind: "empty", words: "nothing may be spent: every job is refused" };
-  if (balance.left_nano <= 0) return { kind: "empty", words: "empty: every further job is refused" };
-  if (balance.left_fraction < LOW) return { kind: "low", words: "nearly empty" };
+  if (balance.spent_epsilon === null) return { kind: "unbound", words: "No bound: something was charged that has no finite epsilon, so nothing limits what could be learnt." };
+  if (balance.cap_nano === null) return { kind: "open", words: "No limit is set: charges are recorded, and none is refused." };
+  if (balance.cap_nano === 0) return { kind: "empty", words: "Nothing may be spent: every job is refused." };
+  if (balance.left_nano <= 0) return { kind: "empty", words: "Empty: every further job is refused." };
+  if (balance.left_fraction < LOW) return { kind: "low", words: "Nearly empty." };
   return { kind: "fine", words: "" };
 }
 
-export function shares(balance) {
-  if (!balance.cap_nano) return { posted: balance.cap_nano === 0 ? 1 : 0 };
-  return { posted: balance.posted_nano / balance.cap_nano, reserved: balance.reserved_nano / balance.cap_nano };
+/** "spent 7.6 % + reserved 0.0 % + left 92.4 % = 100 %"; "" where there is no limit to have shares of. */
+export function sumWords(balance) {
+  const shares = sharesOf(balance);
+  if (!shares) return "";
+  return `spent ${percentWords(shares.spent)} + reserved ${percentWords(shares.reserved)} + left ${percentWords(shares.left)} = 100 %`;
 }
 
-/** "epsilon 0.812 of 2.00" */
-export function spentWords(balance) {
-  const spent = `epsilon ${epsilon(balance.spent_epsilon)}`;
-  return balance.cap_nano === null ? spent : `${spent} of ${epsilon(balance.cap_epsilon)}`;
-}
-
-export function leftWords(balance) {
-  return balance.cap_nano === null ? "not limited" : `${percent(balance.left_fraction ?? 0)} left`;
+/** What the account means: the bound now, and the bound once everything is spent. */
+export function boundWords(balance) {
+  if (balance.spent_epsilon === null) return "";
+  const most = balance.cap_nano === null ? "no limit is set on how far it may grow" : `at most ${worth(balance.cap_epsilon)} once all of it is spent`;
+  return `So far ${worth(balance.spent_epsilon)}; ${most} (delta ${delta(balance.delta)}).`;
 }
 
 /** Everything about one account at one level, in one sentence. */
 export function inWords(balance) {
-  const reserved = balance.reserved_nano > 0 ? ", part of it reserved for jobs that run now" : "";
-  const note = standing(balance).words;
-  return `${spentWords(balance)} spent${reserved}; ${leftWords(balance)}${note && balance.cap_nano !== null ? `; ${note}` : ""}`;
+  return [sumWords(balance), boundWords(balance), standing(balance).words].filter(Boolean).join("; ");
 }
 
 /** The bar with its numbers, for tables. */
 export function compactMeter() {
   const bar = meter();
-  const spent = el("span", { class: "spent" });
-  const left = el("span", { class: "left" });
-  const node = el("div", { class: "compact" }, bar.node, el("p", { class: "numbers" }, spent, left));
+  const sum = el("span", { class: "spent" });
+  const bound = el("span", { class: "left" });
+  const node = el("div", { class: "compact" }, bar.node, el("p", { class: "numbers" }, sum, bound));
   return {
     node,
     update(balance) {
       const look = standing(balance);
+      const shares = sharesOf(balance);
       node.className = `compact ${look.kind}`;
-      bar.node.hidden = balance.cap_nano === null;
-      bar.update(shares(balance), inWords(balance));
-      setText(spent, spentWords(balance));
-      setText(left, look.kind === "low" || look.kind === "empty" ? `${leftWords(balance)}, ${look.words.split(":")[0]}` : leftWords(balance));
+      bar.node.hidden = shares === null;
+      if (shares) bar.update(shares, inWords(balance));
+      const parts = shares ? `${percentWords(shares.spent)} spent${shares.reserved > 0 ? `, ${percentWords(shares.reserved)} reserved` : ""}, ${percentWords(shares.left)} left` : "no limit is set";
+      setText(sum, parts);
+      const most = balance.cap_nano === null ? "" : `, at most ${epsilon(balance.cap_epsilon)}`;
+      setText(bound, balance.spent_epsilon === null ? "no bound" : `epsilon ${epsilon(balance.spent_epsilon)} so far${most}`);
     },
   };
 }

@@ -2,7 +2,7 @@
 
 import { byId, el, fill, icon, keyed, setText } from "./dom.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { count, short, time, timeAgo } from "./words.js";
+import { count, time, timeAgo } from "./words.js";
 
 const SHOWN = 20;
 
@@ -19,6 +19,10 @@ export class Parties {
     },
   });
 
+  get view() {
+    return this.#view;
+  }
+
   show(view) {
     this.#view = view;
     const place = byId("parties-list");
@@ -30,7 +34,7 @@ export class Parties {
       return;
     }
     if (this.#table === null) {
-      this.#table = table("Agents and talliers", [{ name: "Name" }, { name: "Last contact" }, { name: "Key fingerprint" }, { name: "Backbone" }, { name: "Version" }, { name: "Enrolled" }]);
+      this.#table = table("Agents and talliers", [{ name: "Name" }, { name: "Last contact" }, { name: "More" }]);
       fill(place, "some", () => [this.#quorum, this.#table.node, el("p", { class: "more" }, this.#more)]);
     }
     this.#sayQuorum(view);
@@ -44,7 +48,7 @@ export class Parties {
   #sayQuorum(view) {
     const agents = view.parties.filter((party) => party.role === "agent" && party.state === "active").length;
     const words =
-      `${view.live_agents} of ${count(agents, "agent")} and ${view.live_talliers} of ${count(view.talliers_needed, "tallier")} needed are live: ` +
+      `${view.live_agents} of ${count(agents, "agent")} and ${view.live_talliers} of ${count(view.talliers_needed, "tallier")} needed are there: ` +
       (view.has_quorum ? "enough to answer." : "not enough to answer, so jobs wait until more are back.");
     fill(this.#quorum, words, () => [icon(view.has_quorum ? "yes" : "alarm", view.has_quorum ? "good" : "low"), el("span", {}, words)]);
     this.#quorum.className = `verdict ${view.has_quorum ? "good-words" : "bad-words"}`;
@@ -67,30 +71,29 @@ function partyRow() {
   const role = el("span", { class: "small block" });
   const live = el("span", { class: "state" });
   const contact = el("span", { class: "small block" });
-  const key = el("span", { class: "mono" });
-  const backbone = el("span", { class: "mono" });
-  const version = el("span", {});
-  const enrolled = el("span", {});
-  const node = row(
-    head(name, role),
-    cell("Last contact", "", live, contact),
-    cell("Key fingerprint", "", key),
-    cell("Backbone", "", backbone),
-    cell("Version", "", version),
-    cell("Enrolled", "", enrolled),
+  const key = el("dd", { class: "mono" });
+  const backbone = el("dd", { class: "mono" });
+  const version = el("dd", {});
+  const enrolled = el("dd", {});
+  const fact = (words, value) => el("div", {}, el("dt", {}, words), value);
+  const more = el(
+    "details",
+    { class: "quiet" },
+    el("summary", {}, "Key, backbone, version"),
+    el("dl", { class: "facts wide" }, fact("Key fingerprint: compare it with the one the site shows", key), fact("Backbone", backbone), fact("Version", version), fact("Enrolled", enrolled)),
   );
+  const node = row(head(name, role), cell("Last contact", "", live, contact), cell("", "wide", more));
   return {
     node,
     update(party) {
       setText(name, party.party_id);
       setText(role, party.role === "tallier" ? `tallier ${party.tallier}` : "agent");
-      const look = party.state === "revoked" ? ["no", "calm", "revoked"] : party.is_live ? ["yes", "good", "live"] : ["alarm", "low", "not live"];
+      const look = party.state === "revoked" ? ["no", "calm", "revoked"] : party.is_live ? ["yes", "good", "there"] : ["alarm", "low", "away"];
       fill(live, look[2], () => [icon(look[0], look[1]), ` ${look[2]}`]);
       fill(contact, String(party.last_contact), () => [party.last_contact ? timeAgo(party.last_contact) : "never heard of"]);
       setText(key, party.fingerprint);
-      setText(backbone, party.backbone_fingerprint ? short(party.backbone_fingerprint, 18) : "–");
-      backbone.title = party.backbone_fingerprint ?? "";
-      setText(version, party.version || "–");
+      setText(backbone, party.backbone_fingerprint || "it has not said");
+      setText(version, party.version || "it has not said");
       fill(enrolled, party.enrolled_at, () => [time(party.enrolled_at)]);
     },
   };

@@ -1,15 +1,15 @@
 // Numbers, times and states in words, the same everywhere on the page.
 
-import { el, setText } from "./dom.js";
+import { el, icon, setText } from "./dom.js";
 
 const THREE = new Intl.NumberFormat(undefined, { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
 const WHOLE = new Intl.NumberFormat();
-const LOCAL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-const LOCAL_SECONDS = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const MINUTES = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short", timeZone: "UTC" });
+const SECONDS = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", timeZone: "UTC" });
 
-/** Three significant digits; null is what has no finite bound. */
+/** Three significant digits; null is what has no finite bound, and must never look like a number. */
 export function epsilon(value) {
-  if (value === null || value === undefined) return "without bound";
+  if (value === null || value === undefined) return "no bound";
   if (value === 0) return "0";
   if (value < 1e-3 || value >= 1e6) return value.toExponential(2);
   return THREE.format(value);
@@ -25,14 +25,6 @@ export function count(number, noun, plural = `${noun}s`) {
   return `${whole(number)} ${number === 1 ? noun : plural}`;
 }
 
-/** A share of the whole that never rounds to all or nothing. */
-export function percent(fraction) {
-  if (fraction <= 0) return "0 %";
-  if (fraction < 0.01) return "under 1 %";
-  if (fraction > 0.99 && fraction < 1) return "over 99 %";
-  return `${Math.round(fraction * 100)} %`;
-}
-
 /** The first letter large, as a sentence begins. */
 export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
@@ -43,16 +35,15 @@ export function listed(names, most = 8) {
   return `${names.slice(0, most).join(", ")} and ${whole(names.length - most)} more`;
 }
 
-function utc(moment) {
-  return `${moment.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+/** A moment in words, always in UTC and saying so: the same for everybody who reads the page. */
+export function utc(moment, { seconds = false } = {}) {
+  return `${(seconds ? SECONDS : MINUTES).format(moment)} UTC`;
 }
 
-/** A moment in local time, with UTC as its title. */
-export function time(iso, { seconds = false } = {}) {
+export function time(iso, options = {}) {
   const moment = new Date(iso);
   if (Number.isNaN(moment.getTime())) return el("span", {}, String(iso));
-  const words = (seconds ? LOCAL_SECONDS : LOCAL).format(moment);
-  return el("time", { datetime: moment.toISOString(), title: utc(moment) }, words);
+  return el("time", { datetime: moment.toISOString() }, utc(moment, options));
 }
 
 export function ago(iso) {
@@ -66,7 +57,7 @@ export function ago(iso) {
 /** How long ago something was; `tick` keeps these current. */
 export function timeAgo(iso) {
   const moment = new Date(iso);
-  return el("time", { datetime: iso, title: utc(moment), "data-ago": iso }, ago(iso));
+  return el("time", { datetime: iso, title: utc(moment, { seconds: true }), "data-ago": iso }, ago(iso));
 }
 
 export function tick() {
@@ -105,11 +96,18 @@ export const short = (digest, length = 12) => (digest.length > length ? `${diges
 
 /** A price as words: every level. */
 export function priceWords(price) {
-  const agent = price.agent_epsilon === null ? "no finite bound" : epsilon(price.agent_epsilon);
-  const person = statesPerson(price) ? `${personWords(price)} for one person, ` : "";
-  return `epsilon ${epsilon(price.instance_epsilon)} for one image, ${person}${agent} for a whole agent`;
+  const person = statesPerson(price) ? `${worth(price.person_epsilon ?? null)} for one person, ` : "";
+  return `${worth(price.instance_epsilon)} for one image, ${person}${worth(price.agent_epsilon)} for a whole agent`;
+}
+
+/** "epsilon 0.5", or that there is no bound. */
+export const worth = (value) => (value === null || value === undefined ? "no bound" : `epsilon ${epsilon(value)}`);
+
+/** The same for a page: what has no bound is marked as a warning. */
+export function worthNode(value, words = worth(value)) {
+  if (value !== null && value !== undefined) return el("span", {}, words);
+  return el("span", { class: "no-bound" }, icon("alarm", "low"), ` ${words}`);
 }
 
 /** Whether the task bounds how many images of one person vote, so that a price is stated for a person. */
 export const statesPerson = (price) => typeof price.records_per_person === "number";
-export const personWords = (price) => (typeof price.person_epsilon === "number" ? epsilon(price.person_epsilon) : "no finite bound");

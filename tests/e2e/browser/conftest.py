@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 PROBES = Path(__file__).parent
@@ -56,6 +57,11 @@ class Visit:
         """Controls, pictures and tables a screen reader could not name."""
         found: list[str] = self.page.evaluate((PROBES / "naming.js").read_text())
         return found
+
+    def axe_problems(self) -> list[str]:
+        """Everything that axe-core objects to in the page as it is now: its rule, and where."""
+        found = Axe().run(self.page).response["violations"]
+        return [f"{one['id']}: {node['target']} {node['html'][:200]}" for one in found for node in one["nodes"]]
 
     def overflow_px(self) -> int:
         """By how much the page is wider than its window."""

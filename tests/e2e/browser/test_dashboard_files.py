@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from api import dashboard
 from labeler.accounting.gaussian import epsilon_of_delta
@@ -85,7 +86,7 @@ def test_a_token_is_pasted_with_the_keyboard_alone(open_page: OpenPage, url: str
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("width", [320, 1400])
 def test_every_text_has_contrast_and_nothing_is_wider_than_the_window(
     open_page: OpenPage, url: str, scheme: str, width: int
 ) -> None:
@@ -93,6 +94,7 @@ def test_every_text_has_contrast_and_nothing_is_wider_than_the_window(
     expect(visit.page.locator("#banner")).to_be_visible()
     assert visit.contrast_problems() == []
     assert visit.naming_problems() == []
+    assert visit.axe_problems() == []
     assert visit.overflow_px() <= 0
 
 
@@ -141,12 +143,173 @@ def test_events_are_split_whatever_ends_their_lines(open_page: OpenPage, url: st
     assert page.evaluate(parse, ["data: half a {"]) is None
 
 
-def test_numbers_never_round_to_all_or_nothing(open_page: OpenPage, url: str) -> None:
+def called(page: Page, module: str, name: str, *arguments: Any) -> Any:
+    """What a function of the page's own modules says."""
+    call = "([module, name, values]) => import(`/dashboard/${module}`).then((m) => m[name](...values))"
+    return page.evaluate(call, [module, name, list(arguments)])
+
+
+def test_epsilons_keep_three_digits_and_no_bound_is_never_a_number(open_page: OpenPage, url: str) -> None:
     page = open_page(url).page
-    say = "([name, value]) => import('/dashboard/words.js').then((m) => m[name](value))"
-    epsilons = {0: "0", 0.5: "0.500", 0.81249: "0.812", 12: "12.0", 0.00001234: "1.23e-5"}
-    for value, words in epsilons.items():
-        assert page.evaluate(say, ["epsilon", value]) == words
-    assert page.evaluate(say, ["epsilon", None]) == "without bound"
-    for fraction, words in {0: "0 %", 0.002: "under 1 %", 0.5: "50 %", 0.999: "over 99 %", 1: "100 %"}.items():
-        assert page.evaluate(say, ["percent", fraction]) == words
+    for value, words in {0: "0", 0.5: "0.500", 0.81249: "0.812", 12: "12.0", 0.00001234: "1.23e-5"}.items():
+        assert called(page, "words.js", "epsilon", value) == words
+    assert called(page, "words.js", "epsilon", None) == "no bound"
+    assert called(page, "words.js", "worth", None) == "no bound"
+    node = page.evaluate("import('/dashboard/words.js').then((m) => m.worthNode(null).outerHTML)")
+    assert "no-bound" in node
+    assert "<svg" in node
+
+
+def test_every_moment_is_told_in_utc_wherever_the_reader_is(open_page: OpenPage, url: str) -> None:
+    page = open_page(url).page
+    assert page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone") == "Europe/Berlin"
+    told = page.evaluate("import('/dashboard/words.js').then((m) => m.time('2027-03-01T23:30:00Z').textContent)")
+    assert told == "1 Mar 2027, 23:30 UTC"
+
+
+def test_shares_add_up_and_what_is_there_never_shows_as_nothing(open_page: OpenPage, url: str) -> None:
+    page = open_page(url).page
+    draw = random.Random(8)
+    for _ in range(300):
+        parts = [draw.choice([0, 1, 10 ** draw.randrange(1, 13)]) * draw.randrange(1, 100) for _ in range(4)]
+        shown = called(page, "shares.js", "percentages", parts)
+        if not sum(parts):
+            assert shown == [0, 0, 0, 0]
+            continue
+        assert sum(round(10 * one) for one in shown) == 1000, parts
+        for amount, share in zip(parts, shown, strict=True):
+            assert (share > 0) == (amount > 0), parts
+            assert abs(share - 100 * amount / sum(parts)) <= 0.31, parts
+    assert called(page, "shares.js", "percentages", [1, 0, 10**12]) == [0.1, 0, 99.9]
+
+
+def balance(**changes: Any) -> dict[str, Any]:
+    fields = {"account": "federation", "level": "instance", "cap_nano": 1000, "posted_nano": 250, "reserved_nano": 0}
+    fields |= {"left_nano": 750, "left_fraction": 0.75, "delta": 1e-5, "cap_epsilon": 1.0, "spent_epsilon": 0.5}
+    return fields | changes
+
+
+def test_an_account_is_told_in_one_measure_that_adds_up_with_the_epsilon_of_the_total_beside_it(
+    open_page: OpenPage, url: str
+) -> None:
+    page = open_page(url).page
+    words = called(page, "meters.js", "inWords", balance())
+    assert words.startswith("spent 25.0 % + reserved 0.0 % + left 75.0 % = 100 %")
+    assert "So far epsilon 0.500; at most epsilon 1.00 once all of it is spent (delta 1e-5)." in words
+    unbound = balance(spent_epsilon=None, cap_nano=None, left_nano=None, left_fraction=None, cap_epsilon=None)
+    words = called(page, "meters.js", "inWords", unbound)
+    assert words.startswith("No bound:")
+    assert called(page, "meters.js", "standing", unbound)["kind"] == "unbound"
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "job_id": "job-1",
+        "name": "photos",
+        "state": "completed",
+        "updated_at": "2027-03-01T00:00Z",
+    }
+    fields |= {
+        "refusals": [],
+        "waiting_for": [],
+        "problem": None,
+        "forgotten_at": None,
+        "ledger_seq": None,
+        "ledger": "",
+    }
+    return fields | changes
+
+
+def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: OpenPage, url: str) -> None:
+    page = open_page(url).page
+    now = page.evaluate("Date.parse('2027-03-02T00:00Z')")
+    party = {
+        "party_id": "clinic",
+        "role": "agent",
+        "state": "active",
+        "is_live": True,
+        "claim": "",
+        "last_contact": None,
+    }
+    ready = {"ready": False, "checks": [{"name": "storage", "ok": False, "detail": "the disk is full"}]}
+    budget = {
+        "accounts": [
+            balance(left_nano=50, left_fraction=0.05, posted_nano=950),
+            balance(account="agent:clinic", left_nano=0, left_fraction=0, posted_nano=1000),
+            balance(account="agent:other", cap_nano=None, left_fraction=None, spent_epsilon=None),
+            balance(account="agent:fine"),
+        ]
+    }
+    parties = {
+        "parties": [
+            {**party, "is_live": False},
+            {**party, "party_id": "counter", "role": "tallier", "is_live": False},
+            {**party, "party_id": "doubter", "claim": "it has seen entry 9"},
+            {**party, "party_id": "gone", "state": "revoked", "is_live": False},
+            {**party, "party_id": "there"},
+        ]
+    }
+    problem = {"type": "urn:labeler:problem:quorum-not-reached", "title": "Too few agents answered"}
+    jobs = [
+        job(state="failed", problem=problem),
+        job(name="old", state="failed", updated_at="2027-02-01T00:00Z"),
+        job(name="deleted", state="failed", forgotten_at="2027-03-01T01:00Z"),
+        job(name="slow", state="queued", waiting_for=[{"agent_id": "clinic", "reason": "approval"}]),
+        job(name="partly", refusals=[{"party_id": "clinic", "reason": "no", "rounds": [0]}]),
+        job(name="well"),
+    ]
+    found = called(page, "alerts.js", "alertsOf", ready, parties, budget, jobs, now)
+    assert [(one["kind"], one["title"]) for one in found] == [
+        ("bad", "Not ready: storage"),
+        ("bad", "clinic, one image: the budget is used up"),
+        ("bad", "other, one image: no bound"),
+        ("bad", "counter is away"),
+        ("bad", "doubter has seen entries that are missing here"),
+        ("bad", "“photos” failed: Too few agents answered"),
+        ("low", "Federation, one image: only 5.0 % of the budget is left"),
+        ("low", "clinic is away"),
+        ("low", "“slow” waits for a person at clinic"),
+        ("low", "clinic refused “partly”"),
+    ]
+    for one in found:
+        assert len(one["means"]) > 20, one
+        assert len(one["todo"]) > 20, one
+    assert "Bring enough agents back" in found[5]["todo"]
+    assert called(page, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
+
+
+def entry(seq: int, kind: str, reservation: str, amount: int, level: str = "instance") -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "kind": kind,
+        "reservation_id": reservation,
+        "amount_nano": amount,
+        "level": level,
+        "at": str(seq),
+    }
+
+
+def test_the_ledger_is_grouped_by_job_once_all_of_a_job_was_read(open_page: OpenPage, url: str) -> None:
+    page = open_page(url).page
+    entries = [
+        entry(12, "reserve", "another requester's job", 5),
+        entry(11, "post", "job-c/0", 40),
+        entry(10, "post", "job-b/0", 30),
+        entry(9, "void", "job-a/1", 20),
+        entry(8, "post", "job-a/0", 20),
+        entry(7, "reserve", "job-b/0", 30),
+        entry(6, "void", "job-a/proposed", 50),
+        entry(5, "reserve", "job-a/1", 20),
+        entry(4, "reserve", "job-a/0", 20),
+        entry(3, "reserve", "job-a/proposed", 50),
+        entry(2, "reserve", "job-d/proposed", 9),
+        entry(1, "open", "", 1000),
+    ]
+    found = called(page, "ledger_jobs.js", "groupsOf", entries)
+    told = {one["id"]: (one["nano"], one["state"]) for one in found["jobs"]}
+    assert told == {
+        "job-b": ({"instance": 30}, "posted"),
+        "job-a": ({"instance": 20}, "mixed"),
+        "job-d": ({"instance": 9}, "reserved"),
+    }
+    assert [one["seq"] for one in found["settings"]] == [1]

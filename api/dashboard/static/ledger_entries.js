@@ -1,10 +1,10 @@
-// The ledger: every charge, searchable, in either order, and as a file.
+// The ledger entry by entry: searchable, in either order, and as a file; what the summary by job is made of.
 
 import { announce, byId, debounced, el, save, setText } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
 import { newest, oldest } from "./ledger_pages.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { accountName, count, epsilon, levelName, short, time, whole } from "./words.js";
+import { accountName, count, levelName, short, time, whole, worth } from "./words.js";
 
 const SHOWN = matchMedia("(max-width: 760px)").matches ? 10 : 25;
 const KIND_WORDS = {
@@ -16,7 +16,7 @@ const KIND_WORDS = {
   "write-off": "written off",
 };
 
-export class Ledger {
+export class LedgerEntries {
   #api;
   #budget;
   #onFailure;
@@ -33,12 +33,14 @@ export class Ledger {
     byId("ledger-form").addEventListener("submit", (event) => event.preventDefault());
     byId("ledger-search").addEventListener("input", debounced(350, () => this.#restart()));
     for (const id of ["ledger-account", "ledger-kind", "ledger-order"]) byId(id).addEventListener("change", () => this.#restart());
+    byId("ledger-entries").addEventListener("toggle", () => this.refresh().catch((error) => this.#fail(error)));
     byId("ledger-more").addEventListener("click", () => this.#more().catch((error) => this.#fail(error)));
     byId("ledger-download").addEventListener("click", () => this.#download().catch((error) => this.#fail(error)));
   }
 
-  /** Shows what was written since, unless somebody is reading further down. */
+  /** Shows what was written since, unless somebody is reading further down; reads nothing while it is folded away. */
   async refresh() {
+    if (!byId("ledger-entries").open) return;
     const head = this.#budget.view?.head_seq ?? 0;
     this.#fillAccounts();
     if (head === this.#shownHead) return;
@@ -98,16 +100,8 @@ export class Ledger {
       const isSearch = byId("ledger-search").value || byId("ledger-account").value || byId("ledger-kind").value;
       place.replaceChildren(empty(isSearch ? "No entry matches. Search looks in account names, reservation ids and kinds." : "The ledger is empty: no account was opened yet. Enrol an agent, and its account opens here."));
     } else {
-      this.#table = table("Ledger entries; amounts in nano-units of mu squared, which add up as epsilons do not", [
-        { name: "Number", num: true },
-        { name: "When" },
-        { name: "What" },
-        { name: "Account" },
-        { name: "Amount", num: true },
-        { name: "Spent after, epsilon", num: true },
-        { name: "Hash" },
-      ]);
-      this.#table.body.append(...entries.map((entry) => this.#row(entry)));
+      this.#table = entriesTable("Ledger entries");
+      this.#table.body.append(...entries.map((entry) => entryRow(entry, this.#budget)));
       place.replaceChildren(this.#table.node);
     }
     byId("ledger-more").hidden = go === null;
@@ -126,27 +120,10 @@ export class Ledger {
     if (table !== this.#table) return;
     this.#go = go;
     this.#pages += 1;
-    const rows = entries.map((entry) => this.#row(entry));
+    const rows = entries.map((entry) => entryRow(entry, this.#budget));
     table.body.append(...rows);
     byId("ledger-more").hidden = go === null;
     announce(`${count(entries.length, "more entry", "more entries")}`);
-  }
-
-  #row(entry) {
-    const at = this.#budget.balance(entry.account, entry.level)?.delta ?? this.#budget.view?.delta;
-    const inEpsilon = (nano) => (at ? epsilon(epsilonOf(nano, at)) : whole(nano));
-    const isCap = entry.kind === "open" || entry.kind === "cap";
-    const unlimited = isCap && (entry.amount_nano === 0 || entry.amount_nano === null) && entry.detail?.cap === null;
-    const amount = unlimited ? "not limited" : isCap ? `cap epsilon ${inEpsilon(entry.amount_nano)}` : whole(entry.amount_nano);
-    return row(
-      head(whole(entry.seq)),
-      cell("When", "", time(entry.at, { seconds: true })),
-      cell("What", "", el("strong", { class: `kind ${entry.kind}` }, entry.kind), ` ${KIND_WORDS[entry.kind] ?? ""}`, entry.reservation_id ? el("span", { class: "small block mono" }, entry.reservation_id) : null),
-      cell("Account", "", accountName(entry.account), el("span", { class: "small block" }, levelName(entry.level))),
-      cell("Amount", "num", amount),
-      cell("Spent after, epsilon", "num", entry.spent_after_nano === null ? "–" : inEpsilon(entry.spent_after_nano)),
-      cell("Hash", "", el("span", { class: "mono", title: entry.hash }, short(entry.hash, 10))),
-    );
   }
 
   async #download() {
@@ -168,4 +145,31 @@ export class Ledger {
       button.disabled = false;
     }
   }
+}
+
+/** A table of entries as they are kept: amounts in nano-units of mu squared, which add up, and their hashes. */
+export function entriesTable(caption) {
+  return table(`${caption}; amounts in nano-units of mu squared, which add up exactly`, [
+    { name: "Number", num: true },
+    { name: "When" },
+    { name: "What" },
+    { name: "Account" },
+    { name: "Nano-units", num: true },
+    { name: "Hash" },
+  ]);
+}
+
+export function entryRow(entry, budget) {
+  const at = budget.balance(entry.account, entry.level)?.delta ?? budget.view?.delta;
+  const isCap = entry.kind === "open" || entry.kind === "cap";
+  const unlimited = isCap && !entry.amount_nano && entry.detail?.cap === null;
+  const means = unlimited ? "no limit" : at ? `${isCap ? "limit " : ""}${worth(epsilonOf(entry.amount_nano, at))}${isCap ? "" : " alone"}` : "";
+  return row(
+    head(whole(entry.seq)),
+    cell("When", "", time(entry.at, { seconds: true })),
+    cell("What", "", el("strong", { class: `kind ${entry.kind}` }, entry.kind), ` ${KIND_WORDS[entry.kind] ?? ""}`, entry.reservation_id ? el("span", { class: "small block mono" }, entry.reservation_id) : null),
+    cell("Account", "", accountName(entry.account), el("span", { class: "small block" }, levelName(entry.level))),
+    cell("Nano-units", "num", whole(entry.amount_nano), el("span", { class: "small block" }, means)),
+    cell("Hash", "", el("span", { class: "mono hash" }, entry.hash)),
+  );
 }

@@ -1,0 +1,154 @@
+// What needs a person now, before anything else on the page: each says what happened, what it means and what to do.
+
+import { byId, el, fill, icon } from "./dom.js";
+import { nextStep } from "./refusal_words.js";
+import { percentWords, sharesOf } from "./shares.js";
+import { FINISHED, accountName, count, jobTitle, levelName, listed, sentence, timeAgo } from "./words.js";
+
+const RECENT_MS = 7 * 86_400_000;
+const SHOWN = 4;
+const STOPPED = new Set(["failed", "refused", "expired"]);
+const CHECKS = {
+  journal: ["The ledger cannot be trusted as it is, so no job is taken.", "Restore the newest journal; docs/deploy.md says how."],
+  storage: ["Nothing more can be kept, so uploads are refused and rounds wait.", "Make room on the disk of the coordinator."],
+  redis: ["Messages do not reach the sites, so jobs wait. Nothing is lost.", "Start Redis again, or correct its address in the settings."],
+  embedder: ["Jobs with images wait before their first question.", "Start labeler embedder on the coordinator's machine."],
+  talliers: ["Without all talliers nothing is opened. Jobs wait until their deadline.", "Ask the missing tallier's people to start it again."],
+  agents: ["Nobody is there to answer. Jobs wait until their deadline.", "Ask the sites to start their agents again."],
+};
+
+/** Asks the service for what the alerts are made of, and shows them. */
+export class Alerts {
+  #api;
+  #jobs;
+  #showAll = false;
+  #last = null;
+
+  constructor(api, jobs) {
+    this.#api = api;
+    this.#jobs = jobs;
+  }
+
+  /** The list of jobs may be too long to hold those that stopped, so they are asked for by themselves. */
+  async refresh() {
+    const page = await this.#api.jobs({ limit: 25, states: [...STOPPED] });
+    for (const job of page.items) this.#jobs.put(job);
+  }
+
+  show(readiness, parties, budget) {
+    this.#last = [readiness, parties, budget];
+    this.render();
+  }
+
+  render() {
+    if (!this.#last) return;
+    const found = alertsOf(...this.#last, this.#jobs.all(), Date.now());
+    const signature = JSON.stringify([found, this.#showAll]);
+    fill(byId("alerts-list"), signature, () => {
+      if (found.length === 0) return el("p", { class: "verdict good-words" }, icon("yes", "good"), el("span", {}, "Nothing needs you now: all parts answer, every budget has room, and no job failed in the last 7 days."));
+      const shown = this.#showAll ? found : found.slice(0, SHOWN);
+      const rest = found.length - shown.length;
+      return [
+        el("ul", { class: "alerts" }, shown.map(item)),
+        rest > 0 ? el("p", { class: "more" }, el("button", { type: "button", onclick: () => this.#all() }, `Show ${count(rest, "more alert")}`)) : null,
+      ];
+    });
+  }
+
+  #all() {
+    this.#showAll = true;
+    this.render();
+  }
+}
+
+/** Every alert, the worst first: {kind: bad | low, title, means, todo, at, href, link}. */
+export function alertsOf(readiness, parties, budget, jobs, now) {
+  const found = [
+    ...(readiness?.checks ?? []).filter((check) => !check.ok).map(ofCheck),
+    ...(budget?.accounts ?? []).map(ofAccount),
+    ...(parties?.parties ?? []).flatMap((party) => ofParty(party)),
+    ...jobs.flatMap((job) => ofJob(job, now)),
+  ].filter(Boolean);
+  return found.sort((a, b) => (b.kind === "bad") - (a.kind === "bad"));
+}
+
+function ofCheck(check) {
+  const [means, todo] = CHECKS[check.name] ?? ["Jobs cannot be answered while this does not hold.", "Look into the coordinator's log."];
+  return { kind: "bad", title: `Not ready: ${check.name}`, detail: sentence(check.detail), means, todo };
+}
+
+function ofAccount(balance) {
+  const who = `${accountName(balance.account)}, ${levelName(balance.level)}`;
+  if (balance.spent_epsilon === null) {
+    return { kind: "bad", title: `${who}: no bound`, means: "Something was charged that has no finite epsilon, so nothing limits what could be learnt here.", todo: "Find the charge in the ledger. What was released cannot be taken back; set a limit on the account to refuse such jobs from now on.", href: "#ledger", link: "Ledger" };
+  }
+  if (balance.cap_nano === null || (balance.left_fraction ?? 0) >= 0.1) return null;
+  const shares = sharesOf(balance);
+  const isEmpty = balance.left_nano <= 0;
+  return {
+    kind: isEmpty ? "bad" : "low",
+    title: `${who}: ${isEmpty ? "the budget is used up" : `only ${percentWords(shares.left)} of the budget is left`}`,
+    means: isEmpty ? "Every further job that touches this account is refused." : "Soon jobs that touch this account will be refused.",
+    todo: "Decide whether more may be told about these images. A higher limit is set in coordinator.toml and stays in the ledger; budgets do not renew by themselves.",
+  };
+}
+
+function ofParty(party) {
+  if (party.state !== "active") return [];
+  const found = [];
+  if (party.claim) {
+    found.push({ kind: "bad", title: `${party.party_id} has seen entries that are missing here`, means: `${sentence(party.claim)} It may be right, and then this ledger is an older copy; its messages are refused meanwhile.`, todo: "Compare both journals (labeler journal verify) before any further job.", href: "#sites", link: "Sites" });
+  }
+  if (!party.is_live) {
+    const isTallier = party.role === "tallier";
+    found.push({
+      kind: isTallier ? "bad" : "low",
+      title: `${party.party_id} is away`,
+      at: party.last_contact,
+      detail: party.last_contact ? "" : "It was never heard of.",
+      means: isTallier ? "Without every tallier nothing is opened: jobs wait until their deadline." : "Jobs wait for its word, and go on without it where enough others are there.",
+      todo: `Ask its people to start it again. If it does not come back, an administrator revokes it.`,
+      href: "#sites",
+      link: "Sites",
+    });
+  }
+  return found;
+}
+
+function ofJob(job, now) {
+  const link = { href: `#jobs/${encodeURIComponent(job.job_id)}`, link: "Open the job" };
+  if (!FINISHED.has(job.state)) {
+    const people = job.waiting_for.filter((one) => one.reason === "approval").map((one) => one.agent_id);
+    if (people.length === 0) return [];
+    return [{ kind: "low", title: `${quoted(job)} waits for a person at ${listed(people)}`, at: job.updated_at, means: "Nobody is asked and nothing is charged before they decide; after the deadline the job ends at no charge.", todo: "Ask them to approve or refuse it at their site (labeler agent approve).", ...link }];
+  }
+  const isRecent = now - new Date(job.updated_at).getTime() < RECENT_MS;
+  if (!isRecent || job.forgotten_at) return [];
+  if (STOPPED.has(job.state)) {
+    const why = job.problem?.title ?? "";
+    return [{ kind: job.state === "failed" ? "bad" : "low", title: `${quoted(job)} ${{ failed: "failed", refused: "was refused", expired: "ran out of time" }[job.state]}${why ? `: ${why}` : ""}`, at: job.updated_at, detail: declinedWords(job), means: ledgerWords(job), todo: job.problem ? nextStep(job.problem) : "Submit it again with a later deadline.", ...link }];
+  }
+  const said = [...new Set(job.refusals.map((one) => one.party_id))];
+  if (job.state !== "completed" || said.length === 0) return [];
+  return [{ kind: "low", title: `${listed(said)} refused ${quoted(job)}`, at: job.updated_at, means: "The others answered, and the answer holds the same guarantee.", todo: "Open the job for the reason it gave; its own policy or budget decides.", ...link }];
+}
+
+/** Who would not take part, in its own words; as many as are read at a glance. */
+const declinedWords = (job) =>
+  Object.entries(job.declined ?? {})
+    .slice(0, 3)
+    .map(([agent, reason]) => `${agent}: ${sentence(reason)}`)
+    .join(" ");
+const quoted = (job) => (job.name ? `“${job.name}”` : jobTitle(job));
+const ledgerWords = (job) => (job.ledger_seq === null ? "No labels came of it, and nothing was charged for good." : `No labels came of it; what agents were asked stays charged (${job.ledger}).`);
+
+function item(alert) {
+  return el(
+    "li",
+    { class: `alert ${alert.kind}` },
+    el("h3", {}, icon("alarm", alert.kind), ` ${alert.title}`, alert.at ? el("span", { class: "small" }, " ", timeAgo(alert.at)) : null),
+    alert.detail ? el("p", { class: "detail" }, alert.detail) : null,
+    el("p", {}, alert.means),
+    el("p", {}, el("strong", {}, "What to do: "), alert.todo, alert.href ? " " : null, alert.href ? el("a", { href: alert.href }, alert.link) : null),
+  );
+}

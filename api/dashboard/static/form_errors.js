@@ -1,0 +1,39 @@
+// What a form was refused for, beside the field it is about; nothing that was typed is lost.
+
+import { byId, el, setText } from "./dom.js";
+import { sentence } from "./words.js";
+
+/** Takes away what was said before. */
+export function clearErrors(form) {
+  for (const node of form.querySelectorAll(".field-error")) node.remove();
+  for (const field of form.querySelectorAll("[aria-invalid]")) {
+    field.removeAttribute("aria-invalid");
+    field.removeAttribute("aria-describedby");
+  }
+}
+
+/**
+ * Says why a request was refused: at the fields that a 422 names, else beside the button.
+ *
+ * `idOf(name)` is the id of the control of a field of the request, or "".
+ */
+export function showProblem(form, place, error, idOf) {
+  clearErrors(form);
+  const fields = Array.isArray(error.body?.fields) ? error.body.fields : [];
+  const placed = fields.filter((one) => say(byId(idOf(nameOf(one.field)) || "none"), one.message));
+  const rest = fields.length > 0 && placed.length === fields.length;
+  setText(place, rest ? "Something above has to be corrected. Nothing you typed is lost." : sentence(error.message));
+  (form.querySelector("[aria-invalid]") ?? place).focus();
+}
+
+/** "body.k" and "body.task.k" are about k. */
+const nameOf = (path) => String(path).split(".").filter((part) => !/^(body|task|request|\d+)$/.test(part))[0] ?? "";
+
+function say(field, message) {
+  if (!field) return false;
+  const id = `${field.id}-error`;
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", id);
+  if (!byId(id)) field.closest("p").append(el("span", { class: "error field-error block", id }, sentence(message)));
+  return true;
+}

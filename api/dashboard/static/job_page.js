@@ -1,0 +1,218 @@
+// One job in full: why it stopped, its labels with their images, downloads, stopping it, deleting what it leaves, who answered.
+
+import { byId, el, fill, icon, save, setText } from "./dom.js";
+import { Gallery } from "./gallery.js";
+import { progress } from "./meters.js";
+import { explain } from "./refusal_words.js";
+import { cell, head, row, table } from "./tables.js";
+import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, time, whole, worth, worthNode } from "./words.js";
+
+const FORMATS = [
+  ["jsonl", "JSON lines", "jsonl"],
+  ["parquet", "Parquet", "parquet"],
+  ["label-studio", "Label Studio", "json"],
+  ["image-folder-csv", "CSV for an image folder", "csv"],
+];
+
+const ROUND_WORDS = {
+  waiting: "not asked yet",
+  asked: "agents are asked",
+  agreed: "talliers agreed on who takes part",
+  posted: "charged, being opened",
+  opened: "opened",
+  "not-asked": "never asked",
+  "given-up": "asked, then given up",
+};
+
+const ENDINGS = {
+  cancel: {
+    offer: "Cancel this job",
+    question: "Cancel this job?",
+    means: "What agents were already asked stays charged; only rounds nobody was asked come back to the budget.",
+    yes: "Yes, cancel it",
+    no: "Keep it",
+    failed: "It was not cancelled",
+  },
+  forget: {
+    offer: "Delete its data",
+    question: "Delete what this job sent and got?",
+    means: "Images, questions and labels are deleted for good, and cannot be downloaded any more. Its charge and the digests of its batches stay in the ledger.",
+    yes: "Yes, delete it",
+    no: "Keep it",
+    failed: "Nothing is known to be deleted",
+  },
+};
+
+export class JobPage {
+  #api;
+  #jobs;
+  #maySee;
+  #id = "";
+  #bar = progress("Questions answered");
+  #gallery;
+  #asking = null;
+
+  /** `maySee()` says whether the reader's role reaches a job's labels; the service decides it again. */
+  constructor(api, jobs, maySee) {
+    this.#api = api;
+    this.#jobs = jobs;
+    this.#maySee = maySee;
+    this.#gallery = new Gallery(api, byId("job-gallery"));
+    byId("job-bar").append(this.#bar.node);
+    jobs.onChange((job) => {
+      if (job.job_id === this.#id) this.#render();
+    });
+  }
+
+  /** Shows a job, or none. */
+  async open(id) {
+    this.#id = id;
+    this.#asking = null;
+    this.#say("");
+    this.#jobs.focus(id || null);
+    if (!id) {
+      this.#gallery.close();
+      return;
+    }
+    byId("job-body").hidden = !this.#jobs.get(id);
+    setText(byId("job-title"), this.#jobs.get(id) ? jobTitle(this.#jobs.get(id)) : "Job");
+    this.#render();
+    try {
+      const job = await this.#api.job(id);
+      if (this.#id !== id) return;
+      this.#jobs.put(job);
+      this.#render();
+    } catch (error) {
+      if (this.#id === id) this.#say(error.message);
+    }
+  }
+
+  #render() {
+    const job = this.#jobs.get(this.#id);
+    if (!job) return;
+    byId("job-body").hidden = false;
+    setText(byId("job-title"), jobTitle(job));
+    fill(byId("job-state"), job.state, () => [icon(...stateLook(job.state)), ` ${job.state}`]);
+    byId("job-bar").hidden = FINISHED.has(job.state);
+    this.#bar.update(job.queries_done, job.queries);
+    const stage = FINISHED.has(job.state) ? (job.state === "completed" ? "" : `${sentence(job.ledger)}.`) : `${sentence(job.stage)}.`;
+    setText(byId("job-stage"), `${whole(job.queries_done)} of ${count(job.queries, "question")} answered, for ${worth(job.price.instance_epsilon)} about one image. ${stage}`);
+    const problem = job.problem;
+    fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta)) : null));
+    fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
+    this.#renderEnding(job);
+    fill(byId("job-facts"), JSON.stringify(job), () => facts(job, this.#jobs.by(job)));
+    fill(byId("job-rounds"), JSON.stringify([job.rounds, job.declined, job.state]), () => rounds(job));
+    if (job.state === "completed" && !job.forgotten_at && this.#maySee()) this.#gallery.open(job);
+    else this.#gallery.close();
+  }
+
+  #say(message) {
+    setText(byId("job-message"), message);
+  }
+
+  #downloads(job) {
+    if (job.forgotten_at) return el("p", {}, "What this job sent and got was deleted. Its charge stays in the ledger.");
+    if (job.state !== "completed" || !this.#maySee()) return null;
+    return el(
+      "div",
+      { class: "buttons", role: "group", "aria-label": "Download the labels" },
+      el("span", { class: "small" }, "Download"),
+      FORMATS.map(([format, name, ending]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending) }, name)),
+    );
+  }
+
+  async #download(job, format, ending) {
+    this.#say("Downloading ...");
+    try {
+      save(await this.#api.labels(job.job_id, format), `${job.job_id}.${ending}`);
+      this.#say("");
+    } catch (error) {
+      this.#say(`The labels did not come: ${error.message}`);
+    }
+  }
+
+  /** Stopping a job that runs, or deleting what one that has ended leaves: each is asked twice, because neither comes back. */
+  #renderEnding(job) {
+    const kind = !FINISHED.has(job.state) ? "cancel" : job.forgotten_at ? null : "forget";
+    fill(byId("job-ending"), JSON.stringify([job.job_id, kind, this.#asking, this.#maySee()]), () => {
+      if (kind === null || !this.#maySee()) return null;
+      const words = ENDINGS[kind];
+      if (this.#asking !== kind) return el("button", { type: "button", class: "danger", onclick: () => this.#confirm(kind) }, words.offer);
+      return el(
+        "section",
+        { class: "note", "aria-label": words.question, onkeydown: (event) => event.key === "Escape" && (event.preventDefault(), this.#confirm(null)) },
+        el("p", {}, `${words.question} ${words.means}`),
+        el(
+          "div",
+          { class: "buttons" },
+          el("button", { type: "button", class: "danger", onclick: () => this.#end(job, kind) }, words.yes),
+          el("button", { type: "button", onclick: () => this.#confirm(null) }, words.no),
+        ),
+      );
+    });
+  }
+
+  #confirm(asking) {
+    this.#asking = asking;
+    this.#render();
+    byId("job-ending").querySelector("button")?.focus();
+  }
+
+  async #end(job, kind) {
+    try {
+      this.#jobs.put(await this.#api[kind](job.job_id));
+      this.#asking = null;
+      this.#say("");
+      this.#render();
+      byId("job-title").focus();
+    } catch (error) {
+      this.#say(`${ENDINGS[kind].failed}: ${error.message}`);
+    }
+  }
+}
+
+function facts(job, by) {
+  const how = job.selection.strategy === "all" ? "every image is asked about" : `${whole(job.selection.count)} asked about, ${job.selection.strategy}`;
+  const rows = [
+    ["Price, one image", worthNode(job.price.instance_epsilon)],
+    ...(statesPerson(job.price) ? [["Price, one person", el("span", {}, worthNode(job.price.person_epsilon ?? null), `, at most ${count(job.price.records_per_person, "image")} of whom vote`)]] : []),
+    ["Price, a whole agent", worthNode(job.price.agent_epsilon)],
+    ["Images", `${whole(job.images)}; ${how}`],
+    ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
+    ["Last change", time(job.updated_at, { seconds: true })],
+    [FINISHED.has(job.state) ? "Deadline was" : "Deadline", time(job.expires_at)],
+    ["Ledger", sentence(job.ledger)],
+    ["Job", el("span", { class: "mono" }, job.job_id)],
+    ["Task", el("span", { class: "mono" }, job.task_id)],
+  ];
+  // Sentences take the whole width: beside short facts they would make a row as high as themselves.
+  const sentences = [
+    ["For whom the price holds", job.price.holds_against],
+    ["Why a level has no price", sentence(job.price.reason)],
+  ].filter(([, words]) => words);
+  const entry = (kind) => ([name, value]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value));
+  return el("dl", { class: "facts wide" }, rows.map(entry("")), sentences.map(entry("whole")));
+}
+
+function rounds(job) {
+  const declined = Object.entries(job.declined);
+  const before = declined.length ? el("ul", { class: "plain" }, declined.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), ` took no part, and was not charged: ${reason}`))) : null;
+  if (job.rounds.length === 0) return before ?? el("p", {}, "Nobody was asked.");
+  const { node, body } = table("Rounds of this job", [{ name: "Round" }, { name: "State" }, { name: "Answered" }, { name: "Awaited" }, { name: "Refused" }]);
+  for (const round of job.rounds) {
+    const said = Object.entries(round.refused);
+    const reasons = el("ul", { class: "plain" }, said.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), `: ${reason}`)));
+    const awaited = FINISHED.has(job.state) || round.waiting_for.length === 0 ? "nobody" : listed(round.waiting_for);
+    body.append(
+      row(
+        head(`${round.number}`, el("span", { class: "small block" }, count(round.queries, "question"))),
+        cell("State", "", ROUND_WORDS[round.state] ?? round.state),
+        cell("Answered", "", round.answered.length ? `${whole(round.answered.length)}: ${listed(round.answered)}` : "nobody"),
+        cell("Awaited", "", awaited),
+        cell("Refused", "", said.length ? reasons : "nobody"),
+      ),
+    );
+  }
+  return [before, node];
+}

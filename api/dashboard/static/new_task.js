@@ -1,0 +1,89 @@
+// Making a task: what all sites agree on before anything is asked, with the price of all its questions beside the button.
+
+import { Problem } from "./api.js";
+import { byId, setText } from "./dom.js";
+import { clearErrors, showProblem } from "./form_errors.js";
+import { PriceBox } from "./price.js";
+
+/** Field of the request -> id of its control, for numbers that are left out when empty. */
+const NUMBERS = {
+  k: "task-k",
+  max_queries: "task-queries",
+  delta: "task-delta",
+  colluding_agents: "task-colluding",
+  max_dropouts: "task-dropouts",
+  records_per_person: "task-person",
+  abstain_below: "task-abstain",
+};
+const IDS = { ...NUMBERS, name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
+
+export class NewTask {
+  #api;
+  #box;
+  #onMade;
+
+  /** `onMade(task)` hears of a task that was made. */
+  constructor(api, budget, onFailure, onMade) {
+    this.#api = api;
+    this.#onMade = onMade;
+    this.#box = new PriceBox(api, budget, byId("task-price"), onFailure);
+    const form = byId("task-form");
+    form.addEventListener("input", () => this.#changed());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.#make();
+    });
+  }
+
+  /** The first price, once somebody looks. */
+  open(delta) {
+    if (byId("task-delta").value === "" && delta) byId("task-delta").value = String(delta);
+    this.#changed();
+  }
+
+  again() {
+    this.#box.again();
+  }
+
+  #changed() {
+    const isNoise = byId("task-measure").value === "sigma_votes";
+    setText(byId("task-noise-words"), isNoise ? "Noise, in votes (sigma)" : "Epsilon of all its questions, for one image");
+    byId("task-abstain").parentElement.hidden = byId("task-release").value !== "winner";
+    const request = this.#request();
+    if (!(request.max_queries >= 1) || !(request[byId("task-measure").value] > 0) || !(request.delta > 0)) {
+      this.#box.ask(null, "Fill in how many questions, and the epsilon or the noise; the price appears here. Asking for it is free.");
+      return;
+    }
+    this.#box.ask({ task: { ...request, name: request.name || "a task" }, queries: request.max_queries });
+  }
+
+  #request() {
+    const request = { name: byId("task-name").value.trim(), method: byId("task-method").value, release: byId("task-release").value };
+    const classes = byId("task-classes").value.split("\n").map((line) => line.trim()).filter(Boolean);
+    if (classes.length > 0) request.classes = classes;
+    for (const [name, id] of Object.entries(NUMBERS)) {
+      const text = byId(id).value.trim();
+      if (text !== "" && !byId(id).parentElement.hidden) request[name] = Number(text);
+    }
+    const noise = byId("task-noise").value.trim();
+    if (noise !== "") request[byId("task-measure").value] = Number(noise);
+    return request;
+  }
+
+  async #make() {
+    const form = byId("task-form");
+    clearErrors(form);
+    setText(byId("task-error"), "");
+    byId("task-make").disabled = true;
+    try {
+      const task = await this.#api.makeTask(this.#request());
+      setText(byId("task-error"), "");
+      this.#onMade(task);
+    } catch (error) {
+      byId("task-make").disabled = false;
+      showProblem(form, byId("task-error"), error, (name) => IDS[name] ?? "");
+      if (!(error instanceof Problem)) console.warn(error.message);
+    }
+    byId("task-make").disabled = false;
+  }
+}
