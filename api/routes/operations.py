@@ -105,7 +105,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         responses=_page("text/html", "<!doctype html>..."),
     )
     def reference(request: Request) -> Response:
-        return HTMLResponse(reference_page(document(request.app, JobRequest, Problem)), headers=_REVALIDATE)
+        return HTMLResponse(reference_page(document(request.app, JobRequest, Problem)), headers=dashboard.HEADERS)
 
     @router.get(
         "/",
