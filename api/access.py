@@ -51,6 +51,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("DELETE", "/v1/jobs/{job_id}/data"): "requester",
     ("GET", "/v1/jobs/{job_id}/labels"): "requester",
     ("GET", "/v1/jobs/{job_id}/model"): "requester",
+    ("GET", "/v1/jobs/{job_id}/student"): "requester",
     ("POST", "/v1/jobs/{job_id}:thumbnails"): "requester",
     ("GET", "/v1/jobs/{job_id}/events"): "viewer",
     ("POST", "/v1/labels"): "requester",

@@ -39,6 +39,7 @@ from api.schema import (
     JobView,
     KeysRequest,
     LabelFormat,
+    LabelsOf,
     LabelsRequest,
     LabelsView,
     LedgerEntryView,
@@ -270,13 +271,28 @@ class Client:
                 except ServiceBusy as error:
                     attempt.failed(error)
 
-    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet") -> Path:
+    def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet", of: LabelsOf = "images") -> Path:
         """Download the labels of a completed job; the file appears under its name once it is whole.
+
+        Args:
+            job_id: the job.
+            path: the file to write.
+            format: of the file.
+            of: "images": the label of every image, asked about or not; waits while they are being made. "questions":
+                what was asked, and what was released for it.
 
         Raises:
             ServiceProblem: the job is not completed.
         """
-        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format})
+        return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
+
+    def student(self, job_id: str, path: Path) -> Path:
+        """Download the student that labelled a job's images; waits while it is being trained.
+
+        Raises:
+            ServiceProblem: the job is not completed.
+        """
+        return self._download(f"{_job_path(job_id)}/student", path)
 
     def model(self, job_id: str, path: Path) -> Path:
         """Download the model that a completed job released; the file appears under its name once it is whole.

@@ -150,6 +150,10 @@ LABEL_ROW: dict[str, Any] = {
     "noisy_votes": [3.1, -12.4, 20.9, 88.2],
 }
 
+IMAGE_LABEL_LINE = (
+    '{"source": "photo-1.jpg", "label": 3, "label_name": "mug", "confidence": 0.971, "origin": "inferred", '
+    f'"task_digest": "{TASK_ID}", "job_id": "{JOB_ID}"' + "}\n"
+)
 LABELS: dict[str, Any] = {"job_id": JOB_ID, "state": "completed", "price": PRICE, "labels": [LABEL_ROW]}
 
 LABELS_LATER: dict[str, Any] = {"job_id": JOB_ID, "state": "collecting", "price": PRICE, "labels": []}

@@ -1,4 +1,7 @@
-"""Released labels as files: JSON lines, Parquet, Label Studio tasks, and the metadata.csv of an image folder.
+"""Labels as files: JSON lines, Parquet, Label Studio tasks, and the metadata.csv of an image folder.
+
+Of every image (feature_store.job_files.image_labels), or of the questions that were asked (pseudo_labels): the columns
+of the table say which. Images have a confidence, which Label Studio gets as the score and the CSV as a column.
 
 Every format is a generator of bytes, so that a large job is sent while it is written. Rows stand in the job's order.
 An unanswered query keeps its row (label -1, no name) in JSON lines and Parquet, has no prediction in Label Studio, and
@@ -21,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from api.schema import LabelFormat
+from api.schema import LabelFormat, LabelsOf
 
 ROWS_PER_CHUNK = 1024
 LABEL_STUDIO_CHOICES = "label"
@@ -37,13 +40,14 @@ class Export:
     suffix: str
     write: Callable[[pa.Table], Iterator[bytes]]
 
-    def file_name(self, job_id: str) -> str:
+    def file_name(self, job_id: str, of: LabelsOf) -> str:
         """Name under which a browser saves it."""
-        return f"{job_id}-labels.{self.suffix}" if self.suffix != "csv" else "metadata.csv"
+        what = "labels" if of == "images" else "questions"
+        return f"{job_id}-{what}.{self.suffix}" if self.suffix != "csv" else "metadata.csv"
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """One JSON object per query, with the columns of feature_store.job_files.pseudo_labels.SCHEMA."""
+    """One JSON object per row, with the columns of the table."""
     for rows in _chunks(table):
         yield "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows).encode()
 
@@ -72,12 +76,16 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
 
 
 def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
-    """`file_name,label`: beside the images, as metadata.csv, it is what the imagefolder builder of `datasets` reads."""
+    """`file_name,label` and, of images, `confidence,origin`: beside the images, as metadata.csv, it is what the
+    imagefolder builder of `datasets` reads."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file_name", "label"])
+    more = [name for name in ("confidence", "origin") if name in table.column_names]
+    writer.writerow(["file_name", "label", *more])
     for rows in _chunks(table):
-        writer.writerows([row["source"] or row["query_id"], row["label_name"] or ""] for row in rows)
+        for row in rows:
+            beside = [f"{row['confidence']:.4f}", row["origin"]] if more else []
+            writer.writerow([row["source"] or row["query_id"], row["label_name"] or "", *beside])
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
@@ -103,6 +111,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 def _task(row: dict[str, Any]) -> dict[str, Any]:
     predictions = []
+    score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
     if row["label_name"] is not None:
         choice = {
             "from_name": LABEL_STUDIO_CHOICES,
@@ -110,14 +119,11 @@ def _task(row: dict[str, Any]) -> dict[str, Any]:
             "type": "choices",
             "value": {"choices": [row["label_name"]]},
         }
-        predictions.append({"model_version": f"private-labeler {row['job_id']}", "result": [choice]})
-    data = {
-        "image": row["source"] or row["query_id"],
-        "query_id": row["query_id"],
-        "status": row["status"],
-        "task_digest": row["task_digest"],
-    }
-    return {"data": data, "predictions": predictions}
+        named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
+        predictions.append(named | score)
+    data = {"image": row["source"] or row["query_id"]}
+    data |= {name: row[name] for name in ("query_id", "status", "origin") if name in row}
+    return {"data": data | {"task_digest": row["task_digest"]}, "predictions": predictions}
 
 
 class _Sink(io.RawIOBase):

@@ -23,6 +23,8 @@ from labeler.task import Level, Printable, Training
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
 LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
+LabelsOf = Literal["images", "questions"]
+"""Every public image, asked about or not; or what was asked and what was released for it."""
 
 MAX_SYNCHRONOUS_QUERIES = 64
 MAX_THUMBNAILS = 48

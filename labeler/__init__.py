@@ -20,9 +20,33 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.notebook import EmbeddedImages, LabelledJob, Plan, Service, connect, embed, open_job, plan, run
+    from workers.notebook import (
+        EmbeddedImages,
+        LabelledJob,
+        Plan,
+        Service,
+        TrainedStudent,
+        connect,
+        embed,
+        load_student,
+        open_job,
+        plan,
+        run,
+    )
 
-__all__ = ["EmbeddedImages", "LabelledJob", "Plan", "Service", "connect", "embed", "open_job", "plan", "run"]
+__all__ = [
+    "EmbeddedImages",
+    "LabelledJob",
+    "Plan",
+    "Service",
+    "TrainedStudent",
+    "connect",
+    "embed",
+    "load_student",
+    "open_job",
+    "plan",
+    "run",
+]
 
 _BESIDE = ("workers", "api", "feature_store")
 

@@ -75,6 +75,24 @@ def guarantee(price: Price) -> dict[str, Any]:
     }
 
 
+def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The guarantee of a privacy card in the shape of `guarantee`, for what is made with the file that carries it.
+
+    Raises:
+        KeyError: it is no privacy card.
+    """
+    levels = {level: one["epsilon"] for level, one in card["guarantees"].items()}
+    stated = {level: {"epsilon": epsilon, "method": card["accounting"]} for level, epsilon in levels.items()}
+    if "person" in stated:
+        stated["person"]["records_per_person"] = card.get("records_per_person")
+    return {
+        "delta": card["delta"],
+        **stated,
+        "colluding_agents": card["colluding_agents"],
+        "holds_against": card["holds_against"],
+    }
+
+
 def card_in_words(card: Mapping[str, Any]) -> str:
     """A privacy card as Markdown, for people."""
     lines = ["# Privacy card", ""]

@@ -1,7 +1,9 @@
 """What a job leaves when it has ended, and for how long; see the table in docs/coordinator.md.
 
     ended without labels        its folder goes at once, and whoever works for it stops
-    completed                   its labels are put into one file; upload, features and questions go after `questions_s`
+    completed                   its answers are put into one file; upload, features and questions go after
+    `questions_s`,
+                                and before that the labels of all its images are made (api.coordinator.image_labels)
     older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
     or forgotten on request     (feature_store.journal.forgotten); charges, digests and releases stay for ever
 
@@ -20,27 +22,33 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.coordinator.config import KeepingTable
+from api.coordinator.image_labels import ImageLabeller, is_labelled
 from feature_store.clock import Clock
 from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
+from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
 from feature_store.room import making_room
-from labeler.errors import Gone, LabelerError
+from labeler.errors import BadData, Gone, LabelerError, StorageFull
 
 log = logging.getLogger("labeler.coordinator")
 
-LABELS = "labels.parquet"
 SWEEP_S = 5.0
 ORPHAN_S = 3600.0
 """How old a folder without a job must be: an upload is moved into its folder before its job is written."""
 
+KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
+"""What stays of a completed job when its upload, features and questions go."""
+
 _AT_ONCE = 200
+_Made = TypeVar("_Made")
 
 
 class Keeper:
@@ -51,7 +59,8 @@ class Keeper:
         jobs: all jobs.
         forgotten: which of them are forgotten.
         keeping: for how long.
-        table_of: the label table of a completed job, from its questions and releases.
+        table_of: the table of questions and answers of a completed job, from its questions and releases.
+        labeller: makes the labels of images.
         clock: the time now, with its zone.
     """
 
@@ -63,6 +72,7 @@ class Keeper:
         keeping: KeepingTable,
         *,
         table_of: Callable[[str], pa.Table],
+        labeller: ImageLabeller,
         clock: Clock,
     ) -> None:
         self._folder = home / "jobs"
@@ -71,6 +81,7 @@ class Keeper:
         self._forgotten = forgotten
         self._keeping = keeping
         self._table_of = table_of
+        self._labeller = labeller
         self._clock = clock
         self._bell = threading.Event()
         # One at a time: a label file must not appear in a folder that is being removed.
@@ -123,7 +134,7 @@ class Keeper:
             )
 
     def labels(self, job_id: str) -> pa.Table:
-        """The label table of a completed job: from its file, once there is one.
+        """Questions and answers of a completed job: from their file, once there is one.
 
         Raises:
             Gone: the job was forgotten.
@@ -139,6 +150,40 @@ class Keeper:
             with suppress(FileNotFoundError):
                 return pq.read_table(self._folder / job_id / LABELS)
             raise
+
+    def image_labels(self, job_id: str) -> pa.Table:
+        """The label of every image of a completed job; made now where they were not.
+
+        Raises:
+            Gone: the job was forgotten, or its features went before its images were labelled.
+            NotReady: it is not completed.
+            Unavailable: it takes longer than a request waits.
+            LabelerError: there are none; nothing was answered, for example.
+        """
+        return self._read_made(job_id, IMAGE_LABELS, pq.read_table)
+
+    def student(self, job_id: str) -> bytes:
+        """The student that labelled the images of a completed job; see `image_labels` for what it raises."""
+        return self._read_made(job_id, STUDENT, Path.read_bytes)
+
+    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+        self.check(job_id)
+        folder = self._folder / job_id
+        with suppress(FileNotFoundError):
+            if (folder / IMAGE_LABELS).exists():  # written last
+                return read(folder / name)
+        self.labels(job_id)  # whether it is completed, and readable
+        job = self._jobs.get(job_id)
+        if not is_labelled(folder):
+            if not (folder / QUESTIONS).exists():
+                raise Gone(
+                    f"the features of job {job_id} were deleted before its images were labelled; its questions and "
+                    "answers are there (of=questions)"
+                )
+            self._write_labels(job)
+            self._labeller.want(job, first=True)
+        self._labeller.wait(job)
+        return read(folder / name)
 
     def sweep(self) -> None:
         """Look once at everything that is kept."""
@@ -185,27 +230,45 @@ class Keeper:
     def _compact(self, job: JobRecord) -> None:
         """Put the labels of a completed job into one file, and later remove what they were made of."""
         folder = self._folder / job.job_id
-        if not (folder / LABELS).exists():
-            try:
-                table = self._table_of(job.job_id)
-            except LabelerError as error:
-                # One job that cannot be read must not keep the others; its folder stays for whoever looks into it.
-                if job.job_id not in self._unreadable:
-                    log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
-                self._unreadable.add(job.job_id)
+        try:
+            if not self._write_labels(job):
                 return
-            with self._pen:
-                if self._forgotten.at([job.job_id]):
-                    return
-                with making_room("the labels of a job"), replacing(folder / LABELS, mode=0o600) as path:
-                    pq.write_table(table, path)
+        except StorageFull:
+            raise
+        except LabelerError as error:
+            # One job that cannot be read must not keep the others; its folder stays for whoever looks into it.
+            if job.job_id not in self._unreadable:
+                log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
+            self._unreadable.add(job.job_id)
+            return
         if self._clock() - job.updated_at < timedelta(seconds=self._keeping.questions_s):
             return
+        if (folder / QUESTIONS).exists() and not is_labelled(folder):
+            with suppress(BadData):
+                self._labeller.want(job)
+                return
         with self._pen:
             for entry in list(os.scandir(folder)) if folder.exists() else []:
-                if entry.name != LABELS:
+                if entry.name not in KEPT:
                     _delete(Path(entry.path))
         self._settled.add(job.job_id)
+
+    def _write_labels(self, job: JobRecord) -> bool:
+        """Put questions and answers into their file, unless it is there; False where the job was forgotten meanwhile.
+
+        Raises:
+            LabelerError: as `table_of`; StorageFull.
+        """
+        path = self._folder / job.job_id / LABELS
+        if path.exists():
+            return True
+        table = self._table_of(job.job_id)
+        with self._pen:
+            if self._forgotten.at([job.job_id]):
+                return False
+            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
+                pq.write_table(table, temporary)
+        return True
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
 from api.schema import LabelRow
-from feature_store.job_files.models import model_file
+from feature_store.job_files.image_labelling import LabellingOrder
+from feature_store.job_files.models import LINEAR, model_file
 from feature_store.job_files.naming import QuestionNames, query_rows
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
@@ -77,6 +78,36 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
     return model_label_table(task, stamp, names, first.release, questions.images, ledger_seq=first.ledger_seq)
 
 
+def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabellingOrder:
+    """What is to be known of a completed job to label all its images.
+
+    Raises:
+        LabelerError: what is stored of it cannot be read.
+    """
+    task = stores.tasks.get(job.task_digest).task
+    opened = [
+        release_from_bytes(data)
+        for one in stores.jobs.rounds(job.job_id)
+        if (data := stores.jobs.release(job.job_id, one.number)) is not None
+    ]
+    price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
+    loads = config.backbones.get(task.backbone_fingerprint, "")
+    return LabellingOrder(
+        folder=str(config.home / "jobs" / job.job_id),
+        job_id=job.job_id,
+        task_digest=task.digest,
+        classes=task.classes,
+        contributors=max((len(one.contributors) for one in opened), default=task.agents),
+        card=privacy_card(task, price, is_seeded=is_seeded),
+        privacy=guarantee(price),
+        is_seeded=is_seeded,
+        created_at=job.updated_at.isoformat(),
+        source=job.source,
+        # A file of the operator's would be no help to whoever downloads the student.
+        backbone="" if (config.home / loads).exists() or "/" in loads else loads,
+    )
+
+
 def job_model(job_id: str, *, stores: _Stores) -> bytes:
     """The model that a completed job released, as a safetensors file with its privacy card.
 
@@ -97,7 +128,7 @@ def job_model(job_id: str, *, stores: _Stores) -> bytes:
         )
     card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=release.is_seeded)
     weights = {"weights": released_model(task, release).weights}
-    return model_file(weights, kind="linear", classes=task.classes, card=card)
+    return model_file(weights, kind=LINEAR, classes=task.classes, card=card)
 
 
 def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:

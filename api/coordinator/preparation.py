@@ -117,7 +117,7 @@ class Preparation:
                 "source": job.source,
             }
         )
-        size = _feature_bytes(folder, job)
+        size = feature_bytes(folder, job)
         if size <= AT_ONCE_BYTES and job.strategy in ("all", "random"):
             with making_room("the questions of a job"):
                 write_questions(folder, wanted)
@@ -233,7 +233,7 @@ class _Chooser:
             write_failure(folder, BadData(_TOO_MUCH))
 
 
-def _feature_bytes(folder: Path, job: JobRecord) -> int:
+def feature_bytes(folder: Path, job: JobRecord) -> int:
     """How many bytes of features there are to choose from.
 
     Raises:

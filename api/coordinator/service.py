@@ -29,6 +29,7 @@ from api.coordinator.evidence import signed_evidence
 from api.coordinator.facts import facts_of
 from api.coordinator.home_lock import owning_home
 from api.coordinator.identity import own_keys
+from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.incoming import clear_incoming
 from api.coordinator.invitations import Invitations
 from api.coordinator.keeping import Keeper
@@ -167,12 +168,16 @@ class Coordinator:
         self._stopping = threading.Event()
         self._owned = ExitStack()
         self._forgotten = ForgottenJobs(stores.database, clock=clock)
+        self._labeller = ImageLabeller(
+            config.home, order_of=lambda job: labels.labelling_order(job, stores=stores, config=config)
+        )
         self._keeper = Keeper(
             config.home,
             stores.jobs,
             self._forgotten,
             config.keeping,
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
+            labeller=self._labeller,
             clock=clock,
         )
         self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
@@ -278,6 +283,7 @@ class Coordinator:
         if self._keeping.ident is not None:
             self._keeping.join(timeout=10.0)
         self._preparation.stop()
+        self._labeller.stop()
         self._mailbox.close()
         self.stores.database.close()
         self._owned.close()
@@ -480,7 +486,7 @@ class Coordinator:
         return self.job(job_id, reader=reader)
 
     def label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """The pseudo-label set of a completed job.
+        """Questions and answers of a completed job.
 
         Raises:
             NotFound: there is no such job, or it is another requester's.
@@ -488,6 +494,26 @@ class Coordinator:
         """
         self._owners.job(reader, job_id)
         return self._keeper.labels(job_id)
+
+    def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
+        """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.
+
+        Raises:
+            NotFound: there is no such job, or it is another requester's.
+            NotReady: it is not completed.
+            Unavailable: its images are being labelled.
+        """
+        self._owners.job(reader, job_id)
+        return self._keeper.image_labels(job_id)
+
+    def student(self, job_id: str, *, reader: Reader) -> bytes:
+        """The student that labelled a job's images, as a safetensors file with its privacy card.
+
+        Raises:
+            NotFound, NotReady, Unavailable: see `image_label_table`.
+        """
+        self._owners.job(reader, job_id)
+        return self._keeper.student(job_id)
 
     def model(self, job_id: str, *, reader: Reader) -> bytes:
         """The model that a completed job released, as a safetensors file with its privacy card.

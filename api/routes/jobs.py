@@ -32,6 +32,7 @@ from api.schema import (
     JobState,
     JobView,
     LabelFormat,
+    LabelsOf,
     ThumbnailsRequest,
     ThumbnailsView,
 )
@@ -49,6 +50,9 @@ READERS = 6
 """Looks into the journal at once. More threads than connections to it would only take turns at the interpreter."""
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
+MAX_LABELLING_OF_A_TOKEN = 4
+MAX_LABELLING = 16
+"""Requests at once that may wait until the images of a job are labelled: each holds a thread for some seconds."""
 MAX_PICTURES = 2
 """Requests for pictures at once: each is a process that decodes."""
 _FORM: dict[str, Any] = {
@@ -79,6 +83,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     router = APIRouter(tags=["jobs"], route_class=StrictRoute)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
     pictures = Slots("request for pictures", each=1, total=MAX_PICTURES)
+    labelling = Slots("request for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
     streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
     # Made when the first request asks, because they belong to the event loop that serves.
@@ -225,8 +230,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/jobs/{job_id}/labels",
         summary="Download the labels",
-        description="Streamed as JSON lines, Parquet, Label Studio tasks with predictions, or the metadata.csv of a "
-        "Hugging Face image folder. 409 until the job is completed, 410 once its labels were deleted.",
+        description="The label of every image with a calibrated confidence, asked about or inferred (of=images, "
+        "docs/labels.md); or the questions with what was released for each (of=questions). Streamed as JSON lines, "
+        "Parquet, Label Studio tasks with predictions, or the metadata.csv of a Hugging Face image folder. 409 until "
+        "the job is completed, 503 while its images are being labelled, 410 once its labels were deleted.",
         response_class=Response,
         responses=_label_answers(),
     )
@@ -236,10 +243,15 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         labels_format: Annotated[
             LabelFormat, Query(alias="format", examples=["jsonl"], description="of the file")
         ] = "jsonl",
+        of: Annotated[LabelsOf, Query(examples=["images"], description="every image, or what was asked")] = "images",
     ) -> Response:
         export = EXPORTS[labels_format]
-        table = coordinator.label_table(job_id, reader=who)
-        disposition = f'attachment; filename="{export.file_name(job_id)}"'
+        if of == "images":
+            with labelling.hold(who.token_id):
+                table = coordinator.image_label_table(job_id, reader=who)
+        else:
+            table = coordinator.label_table(job_id, reader=who)
+        disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
         return StreamingResponse(
             export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
         )
@@ -250,13 +262,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         description="What a blind-average job released, as a safetensors file whose metadata holds the privacy card. "
         "404 where the job asked for labels, 409 until it is completed, 410 once it was deleted.",
         response_class=Response,
-        responses={
-            200: {
-                "description": "The model",
-                "content": {MODEL_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}},
-            },
-            **{code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)},
-        },
+        responses=_file_answers("The model"),
     )
     def model(job_id: JobId, who: Who) -> Response:
         disposition = f'attachment; filename="{job_id}-model.safetensors"'
@@ -265,6 +271,21 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             media_type=MODEL_MEDIA_TYPE,
             headers={"Content-Disposition": disposition},
         )
+
+    @router.get(
+        "/v1/jobs/{job_id}/student",
+        summary="Download the student",
+        description="The model that labelled the job's images, to label others: a safetensors file whose metadata "
+        "holds the privacy card (docs/labels.md). 409 until the job is completed, 503 while it is being trained, 410 "
+        "once it was deleted.",
+        response_class=Response,
+        responses=_file_answers("The student"),
+    )
+    def student(job_id: JobId, who: Who) -> Response:
+        disposition = f'attachment; filename="{job_id}-student.safetensors"'
+        with labelling.hold(who.token_id):
+            data = coordinator.student(job_id, reader=who)
+        return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
 
     @router.post(
         "/v1/jobs/{job_id}:thumbnails",
@@ -316,16 +337,23 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     return router
 
 
+def _file_answers(what: str) -> dict[int | str, dict[str, Any]]:
+    example = {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
+    documented: dict[int | str, dict[str, Any]] = {200: {"description": what, "content": {MODEL_MEDIA_TYPE: example}}}
+    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
+    return documented
+
+
 def _label_answers() -> dict[int | str, dict[str, Any]]:
     text = {"type": "string"}
     content = {
-        "application/jsonl": {"schema": text, "example": '{"query_id": "photo-1", "label": 3, "label_name": "mug"}\n'},
+        "application/jsonl": {"schema": text, "example": examples.IMAGE_LABEL_LINE},
         "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"},
         "application/json": {
             "schema": {"type": "array", "items": {"type": "object"}},
             "example": [{"data": {"image": "photo-1.jpg"}, "predictions": []}],
         },
-        "text/csv": {"schema": text, "example": "file_name,label\nphoto-1.jpg,mug\n"},
+        "text/csv": {"schema": text, "example": "file_name,label,confidence,origin\nphoto-1.jpg,mug,0.9712,inferred\n"},
     }
     documented: dict[int | str, dict[str, Any]] = {200: {"description": "The labels", "content": content}}
     documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})

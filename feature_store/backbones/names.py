@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 DEFAULT_BACKBONE = "efficientnet-lite0"
 """What `labeler embed` uses unless told otherwise."""
 
@@ -17,3 +20,19 @@ PACKAGED = tuple(WEIGHTS_OF)
 def packaged_name(weights: str) -> str | None:
     """The backbone whose manifest names this file of weights, if it is one of ours; its fingerprint decides."""
     return next((name for name, file in WEIGHTS_OF.items() if file == weights), None)
+
+
+def loadable_name(description: Mapping[str, Any]) -> str:
+    """What `load_backbone` takes for the backbone of a manifest, where a name is enough; empty where a file is needed.
+
+    Args:
+        description: as `Shard.backbone` has it.
+    """
+    weights, kind = description.get("weights"), description.get("kind")
+    packaged = packaged_name(str(weights)) if weights else None
+    if packaged is not None:
+        return packaged
+    transform = description.get("transform") or {}
+    if kind == "pixels" and len(transform.get("mean", ())) == 1:
+        return f"pixels:{transform.get('resize')}"
+    return f"timm:{description['architecture']}" if kind == "timm" and not weights else ""

@@ -66,7 +66,7 @@ _COLUMNS = (
     ("source", "sc:Text", "Name of the image, as it was sent."),
     ("label", "sc:Integer", "Number of the class, from 0."),
     ("label_name", "sc:Text", "Name of the class."),
-    ("confidence", "sc:Float", "The labelling student's probability of the label."),
+    ("confidence", "sc:Float", "Calibrated probability that the label is right."),
     ("origin", "sc:Text", "asked: a question itself; inferred: the label follows from other answers."),
 )
 

@@ -98,7 +98,7 @@ configs:
 # Privately labelled images
 {seeded}
 {count} public images, labelled with the private images of several owners, none of which is in here. `confidence` is
-the labelling student's probability of `label`; `origin` says whether an image was asked about itself or its label
+the calibrated probability that `label` is right; `origin` says whether an image was asked about itself or its label
 follows from other answers.
 
 **What the labels reveal at most**: {said} per private image at delta {guarantee.get("delta")}, for the integer noise

@@ -22,7 +22,7 @@ class Origin(StrEnum):
     """How an image came by its label."""
 
     ASKED = "asked"
-    """It was a question itself, and its answer was released; the student may say otherwise than noise did."""
+    """It was a question itself, and its answer was released; the other answers may outweigh a noisy one of its own."""
     INFERRED = "inferred"
     """It follows from the answers to other questions."""
 
@@ -38,7 +38,9 @@ IMAGE_SCHEMA = pa.schema(
         ("job_id", pa.string()),
     ]
 )
-"""`source` is the image's name as it was sent; `confidence` the student's probability of `label`."""
+"""`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
+student's,
+together with the released answer about the image itself where it was asked (feature_store.students.calibration)."""
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,46 @@
-"""A released model as a file that travels alone: safetensors, with its privacy card in the metadata."""
+"""A model as a file that travels alone: safetensors, with its privacy card in the metadata.
+
+Of two kinds: a student, which learnt from released answers and public images, and the linear model that a blind-average
+job released. Either labels new images of the same backbone:
+
+    import labeler
+    student = labeler.load_student("student.safetensors")
+    labels = student.predict("new-images.shard")
+
+Every number of a student follows from public features and a release (post-processing), so that the card of the release
+is the student's as well.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from labeler.convex import LinearTerms
+from labeler.errors import BadData
+from labeler.training import Training
+
+LINEAR: Final = "linear"
+"""Kind of the model of a blind average; every other kind is a student's."""
 
 
 def model_file(
-    arrays: Mapping[str, NDArray[np.generic]], *, kind: str, classes: tuple[str, ...], card: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[np.generic]],
+    *,
+    kind: str,
+    classes: tuple[str, ...],
+    card: Mapping[str, Any],
+    backbone: str | None = None,
+    job_id: str | None = None,
 ) -> bytes:
     """The bytes of a safetensors file.
 
@@ -20,9 +48,118 @@ def model_file(
         arrays: what the model consists of, by name.
         kind: what reads it: "linear" for the model of a blind average, else the kind of a student.
         classes: names of the classes, in the order of labels.
-        card: see `labeler.privacy_card`.
+        card: see `labeler.privacy_card`; it names the backbone's fingerprint.
+        backbone: the name that loads the backbone, where one does.
+        job_id: whose answers it learnt from.
     """
     about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
+    about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
     # One entry: several would be written in an order that differs from process to process.
     metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A model of a file, ready to label features of its backbone.
+
+    Attributes:
+        kind: see `model_file`.
+        classes: names in label order.
+        card: what it may have learnt of one private record, at most.
+        backbone: the name that loads its backbone; empty where the file has to be named.
+        job_id: whose answers it learnt from; empty in older files.
+        arrays: what it consists of.
+    """
+
+    kind: str
+    classes: tuple[str, ...]
+    card: Mapping[str, Any]
+    backbone: str
+    job_id: str
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the backbone whose features it reads."""
+        return str(self.card.get("backbone_fingerprint", ""))
+
+    @property
+    def task_digest(self) -> str:
+        """Of the task whose releases it learnt from."""
+        return str(self.card.get("task_digest", ""))
+
+    def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
+        """How sure it is of each class, shape (n, num_classes), rows sum to one.
+
+        For a student calibrated (feature_store.students.calibration); for a linear model the softmax of its scores,
+        which nothing has calibrated.
+
+        Args:
+            features: int16, shape (n, dimension), quantised as in shards, of its backbone.
+
+        Raises:
+            BadData: features of another dimension, or no features.
+        """
+        if self.kind != LINEAR:
+            from feature_store.students import Student
+
+            return Student.of_arrays(self.kind, self.arrays).predict_proba(features)
+        from feature_store.students.projection import softmax
+        from labeler.linear_model import LinearModel
+
+        return softmax(LinearModel(self.arrays["weights"], self._terms()).scores(features))
+
+    def _terms(self) -> LinearTerms:
+        try:
+            training = Training.model_validate(self.card["training"])
+        except (KeyError, ValidationError):
+            raise BadData("the model's card does not say how it was trained; download it again") from None
+        return LinearTerms(
+            learner=training.learner,
+            num_classes=len(self.classes),
+            regularisation=training.regularisation,
+            clip_norm=training.clip_norm,
+            radius=training.radius,
+            iterations=training.iterations,
+            min_records=training.min_records,
+        )
+
+
+def read_model(path: Path | str) -> StoredModel:
+    """Read a file that `model_file` made: of `labeler run`, `labeler student`, or a service.
+
+    Raises:
+        BadData: no such file, damaged, or no model of ours.
+    """
+    where = Path(path)
+    try:
+        data = where.read_bytes()
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["labeler"])
+        model = StoredModel(
+            kind=str(about["kind"]),
+            classes=tuple(map(str, about["classes"])),
+            card=dict(about["privacy_card"]),
+            backbone=str(about.get("backbone", "")),
+            job_id=str(about.get("job_id", "")),
+            arrays=load(data),
+        )
+        _check(model)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise BadData(
+            f"{where.name} is no model of a job ({type(error).__name__}); name the student.safetensors or "
+            "model.safetensors that a job gave"
+        ) from None
+    return model
+
+
+def _check(model: StoredModel) -> None:
+    """Raise KeyError, TypeError or ValueError where arrays do not make a model."""
+    if model.kind == LINEAR:
+        if model.arrays["weights"].shape[1:] != (len(model.classes),):
+            raise ValueError
+        return
+    from feature_store.students import Student
+
+    Student.of_arrays(model.kind, model.arrays)

@@ -22,6 +22,11 @@ QUESTIONS: Final = "questions.safetensors"
 FAILURE: Final = "failed.json"
 UPLOAD: Final = "upload.parquet"
 SHARD: Final = "public.shard"
+LABELS: Final = "labels.parquet"
+IMAGE_LABELS: Final = "image-labels.parquet"
+STUDENT: Final = "student.safetensors"
+IMAGE_FAILURE: Final = "image-labels.json"
+"""Why the images of a job have no labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +110,14 @@ def read_questions(path: Path) -> NDArray[np.int16]:
     return features
 
 
-def write_failure(folder: Path, error: LabelerError) -> None:
-    """Say why a job cannot go on, for the coordinator."""
+def write_failure(folder: Path, error: LabelerError, *, name: str = FAILURE) -> None:
+    """Say why a job cannot go on, or why its images have no labels (`IMAGE_FAILURE`), for the coordinator."""
     content = {"problem_type": error.problem_type, "sentence": str(error)}
-    replace_file(folder / FAILURE, json.dumps(content).encode(), mode=0o600)
+    replace_file(folder / name, json.dumps(content).encode(), mode=0o600)
 
 
 def read_failure(path: Path) -> LabelerError:
-    """Why the questions could not be prepared, as an error of the tree."""
+    """Why the questions could not be prepared, or the images not labelled, as an error of the tree."""
     try:
         found = json.loads(path.read_bytes())
         return _named_error(str(found["problem_type"]), str(found["sentence"]))

@@ -42,7 +42,6 @@ class Anchor:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced_at = -SYNC_EVERY_S
-        self._parsed: tuple[bytes, Head | None] = (b"", None)
 
     def read(self) -> Head | None:
         """What is remembered; None where there is no file.
@@ -52,10 +51,7 @@ class Anchor:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                data = self.path.read_bytes()
-                if data != self._parsed[0]:
-                    self._parsed = (data, _parse(data))
-                return self._parsed[1]
+                return _parse(self.path.read_bytes())
             except FileNotFoundError:
                 return None
             except (InvalidSetting, ValueError, KeyError, TypeError):

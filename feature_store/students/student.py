@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
+from feature_store.students.calibration import fit_temperature, sharpened
 from feature_store.students.choice import Predict, choose
 from feature_store.students.linear_probe import LinearLearner, LinearProbe
 from feature_store.students.projection import Projection, unit_rows
@@ -45,15 +47,17 @@ class Student:
         model: its parameters, made from public features and released answers only.
         contradicted: estimated share of votes that contradict each student `auto` compared; empty if it
             compared none.
+        temperature: by which its probabilities are made calibrated confidences (feature_store.students.calibration).
     """
 
     kind: str
     model: Model
     contradicted: dict[str, float] = field(default_factory=dict)
+    temperature: float = 1.0
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
-        """Class probabilities of features of the task's backbone, shape (n, num_classes)."""
-        return self.model.predict_proba(features)
+        """Calibrated class probabilities of features of the task's backbone, shape (n, num_classes)."""
+        return sharpened(self.model.predict_proba(features), self.temperature)
 
     def predict(self, features: NDArray[np.generic]) -> NDArray[np.int64]:
         """Most probable class, shape (n,); the lowest among equals."""
@@ -63,7 +67,19 @@ class Student:
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """What the student consists of, by name."""
         own = {f"model_{name}": np.asarray(value) for name, value in vars(self.model).items() if name != "projection"}
-        return {"mean": self.model.projection.mean, "components": self.model.projection.components} | own
+        shared = {"mean": self.model.projection.mean, "components": self.model.projection.components}
+        return shared | own | {"temperature": np.array(self.temperature)}
+
+    @classmethod
+    def of_arrays(cls, kind: str, arrays: Mapping[str, NDArray[Any]]) -> Student:
+        """The student of what `arrays` gave; one saved before there was a temperature has none.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no student.
+        """
+        parameters = {key.removeprefix("model_"): one for key, one in arrays.items() if key.startswith("model_")}
+        model = _MODELS[kind](Projection(arrays["mean"], arrays["components"]), **parameters)
+        return cls(kind, model, temperature=float(np.ravel(arrays.get("temperature", 1.0))[0]))
 
     def save(self, path: Path | str) -> None:
         """Write one .npz file, whole or not at all."""
@@ -91,10 +107,7 @@ def load_student(path: Path | str) -> Student:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if str(stored["format"]) != _FORMAT:
                 raise BadData(f"{Path(path).name} is a student of another version; train it again")
-            kind = str(stored["kind"])
-            parameters = {key.removeprefix("model_"): stored[key] for key in stored.files if key.startswith("model_")}
-            projection = Projection(stored["mean"], stored["components"])
-            return Student(kind, _MODELS[kind](projection, **parameters))
+            return Student.of_arrays(str(stored["kind"]), {key: stored[key] for key in stored.files})
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise BadData(f"{Path(path).name} is not a saved student ({type(error).__name__})") from None
 
@@ -128,11 +141,13 @@ def fit_student(
     if num_classes != answers.num_classes:
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     check_features(public_features, "public")
-    assignment = _assignment(answers, public_features)
+    assignment = assignment_of(answers, public_features)
     kinds = list(_LEARNERS) if kind == "auto" else [kind]
     learners = {name: _LEARNERS[name](public_features, num_classes=num_classes, seed=seed) for name in kinds}
     if kind != "auto":
-        return Student(kind, _fit(learners[kind], answers, assignment))
+        return _calibrated(
+            Student(kind, _fit(learners[kind], answers, assignment)), answers, public_features, assignment
+        )
 
     def predictor(learner: Learner) -> Predict:
         return lambda seen: np.asarray(_fit(learner, seen, assignment).predict_proba(public_features).argmax(axis=1))
@@ -140,7 +155,15 @@ def fit_student(
     ladder = {name: predictor(learner) for name, learner in learners.items()}
     chosen, errors = choose(ladder, answers, assignment, seed=seed)
     compared = {name: error for name, error in errors.items() if math.isfinite(error)}
-    return Student(chosen, _fit(learners[chosen], answers, assignment), compared)
+    student = Student(chosen, _fit(learners[chosen], answers, assignment), compared)
+    return _calibrated(student, answers, public_features, assignment)
+
+
+def _calibrated(
+    student: Student, answers: NoisyAnswers, features: NDArray[np.generic], assignment: NDArray[np.int64]
+) -> Student:
+    said = student.model.predict_proba(features)
+    return replace(student, temperature=fit_temperature(student.kind, said, answers, assignment))
 
 
 def _fit(learner: Learner, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
@@ -150,7 +173,12 @@ def _fit(learner: Learner, answers: NoisyAnswers, assignment: NDArray[np.int64])
     return learner.fit(soft_labels(answers)[assignment], weights)
 
 
-def _assignment(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:
+def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:
+    """The answer that stands for each public image, shape (num_images,): the one it was given, else the most similar.
+
+    Raises:
+        BadData: images of another dimension or number.
+    """
     if features.shape[1] != answers.features.shape[1]:
         raise BadData(
             f"the queries have dimension {answers.features.shape[1]}, the public features {features.shape[1]}; "

@@ -34,7 +34,10 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "demo": Entry("jobs", "Run the whole pipeline on real handwritten digits, without any download."),
     "run": Entry("jobs", "Label public images with private shards: a batch labelling job in one process."),
     "student": Entry(
-        "jobs", "Train a student on the pseudo-labels of a job, and score it where truth is known. Costs no privacy."
+        "jobs", "Train a student on the released answers of a job, or fetch a service's; score it where truth is known."
+    ),
+    "predict": Entry(
+        "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
     "bench": Entry("bench", "Reproduce a paper's table or measure speed. Papers need the extra `studies`."),
     "plan": Entry("prices", "Say what a setting costs before anything is asked, or which setting a price buys."),

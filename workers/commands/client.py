@@ -22,6 +22,8 @@ from workers.commands.console import Json, escaped, one_of, print_json
 from workers.commands.following import wait_for
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from api.client import Client
     from api.schema import JobView, Selection
     from workers.progress import ProgressCallback
@@ -43,6 +45,8 @@ ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
 _ABSENT_PATIENCE_S = 1.0
 FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
+LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
+MODELS = ("student", "model")
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +63,7 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job has ended, and tell each change of its state.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Parquet file for the labels; implies --wait.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Parquet file for the labels of all images; implies --wait.")] = None,
     name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
     strategy: Annotated[str | None, typer.Option(help="all, random or clustered; the task file's otherwise.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="How many questions; the task file's otherwise.")] = None,
@@ -172,13 +176,14 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help=f"Of a folder: {', '.join(EXPORT_FORMATS)} (default hf). Of a service: {', '.join(FORMATS)} (default "
-            "parquet), or model: what a blind-average job released."
+            help=f"{', '.join(EXPORT_FORMATS)} (default of a folder: hf). Of a service also {', '.join(FORMATS)} "
+            "(default parquet), student, or model: what a blind-average job released."
         ),
     ] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Of a folder: the images that were embedded, where pictures go along.")
-    ] = None,
+    of: Annotated[
+        str, typer.Option(help="Of a service: images, asked about or not, or the questions that were asked.")
+    ] = "images",
+    images: Annotated[Path | None, typer.Option(help="The images that were labelled, where pictures go along.")] = None,
     image_root: Annotated[
         str, typer.Option(help="label-studio: put before each name, for example /data/local-files/?d=scans/.")
     ] = "",
@@ -196,35 +201,69 @@ def export(
 
     `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
 
-    `labeler export job_5c1e --format model --out model.safetensors --url https://labels.example.org`
+    `labeler export job_5c1e --of questions --format jsonl --out asked.jsonl --url https://labels.example.org`
+
+    `labeler export job_5c1e --format student --out student.safetensors --url https://labels.example.org`
     """
+    what = one_of("of", of, LABELS_OF)
+    wanted = {"images": images, "image_root": image_root, "copy": copy}
     if Path(job).is_dir():
-        from feature_store.exports import Wanted, export_images
         from workers.notebook import open_job
 
+        if what != "images":
+            raise InvalidSetting(f"the questions of a job here are in {Path(job) / 'pseudo_labels.parquet'}")
         kind = one_of("format", format or "hf", EXPORT_FORMATS)
-        labels = open_job(job).labels("arrow")
-        export_images(kind, Wanted(labels, out, images, image_root, copy))
-        if as_json:
-            print_json({"job": job, "format": kind, "images": labels.num_rows, "out": str(out)})
-        else:
-            typer.echo(f"Labels of {labels.num_rows} images are in {out}")
+        _say_exported(_write_images(kind, open_job(job).labels("arrow"), out, wanted), out, job, kind, as_json=as_json)
         return
-    chosen = one_of("format", format or "parquet", (*FORMATS, "model"))
+    chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
     if url is None or token is None:
         raise InvalidSetting(
             f"{job!r} is no folder of a job here; for a job of a service say which: --url and --token (or LABELER_URL "
             "and LABELER_TOKEN)"
         )
     with _connect(url, token, ca_file) as service:
-        if chosen == "model":
-            service.model(job, out)
+        if chosen in MODELS:
+            (service.student if chosen == "student" else service.model)(job, out)
+        elif chosen in EXPORT_FORMATS and what == "images":
+            # As of a folder: made here, from the same table.
+            table = _image_table(service, job)
+            _say_exported(_write_images(chosen, table, out, wanted), out, job, chosen, as_json=as_json)
+            return
         else:
-            service.labels(job, out, format=one_of("format", chosen, FORMATS))
+            service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
     if as_json:
         print_json({"job_id": job, "out": str(out)})
     else:
-        typer.echo(f"{'The model is' if chosen == 'model' else 'Labels are'} in {out}")
+        typer.echo(f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}")
+
+
+def _image_table(service: Client, job: str) -> pa.Table:
+    import tempfile
+
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory() as folder:
+        return pq.read_table(service.labels(job, Path(folder) / "labels.parquet"))
+
+
+def _write_images(kind: str, table: pa.Table, out: Path, wanted: dict[str, Any]) -> int:
+    from feature_store.exports import Wanted, export_images
+
+    export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
+    return int(table.num_rows)
+
+
+def _say_exported(count: int, out: Path, job: str, kind: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"job": job, "format": kind, "images": count, "out": str(out)})
+    else:
+        typer.echo(f"Labels of {count} images are in {out}")
+
+
+def fetch_student(url: str, token: str, ca_file: Path | None, job: str, out: Path) -> Path:
+    """Download the student of a service's job; for `labeler student`."""
+    with _connect(url, token, ca_file) as service:
+        return service.student(job, out)
 
 
 def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Commands that run a whole job in one process: `demo`, `run`, `student`."""
+"""Commands that run a whole job in one process, and use what it gave: `demo`, `run`, `student`, `predict`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
-from workers.commands.console import Json, one_of, print_json
+from labeler.errors import InvalidSetting
+from workers.commands.console import Json, escaped, one_of, print_json
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
@@ -25,7 +26,7 @@ MemoryLimit = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
-    for command in (demo, run, student):
+    for command in (demo, run, student, predict):
         app.command()(command)
 
 
@@ -105,7 +106,9 @@ def run(
 
 
 def student(
-    job: Annotated[Path, typer.Argument(help="Output folder of a finished job.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="Output folder of a finished job; or --job of a service.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="auto, prototypes, spreading, linear-probe or finetune.")] = "auto",
     test: Annotated[
         Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")
@@ -117,24 +120,102 @@ def student(
         str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Public seed.")] = 0,
+    job: Annotated[str | None, typer.Option(help="Of a service: the id of a completed job.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")
+    ] = Path("student.safetensors"),
+    url: Annotated[str | None, typer.Option(envvar="LABELER_URL", help="Of the service.")] = None,
+    token: Annotated[str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a student on the pseudo-labels of a job, and score it where truth is known. Costs no privacy.
+    """Train a student on the released answers of a job, or fetch a service's; score it where truth is known.
 
-    Example: `labeler student job --kind linear-probe --test test.shard`
+    Costs no privacy: it learns from public images and from what was released.
+
+    Examples:
+
+    `labeler student job --kind linear-probe --test test.shard`
+
+    `labeler student --job job_5c1e --url https://labels.example.org --out student.safetensors`
     """
-    from workers.jobs.student import train_student
     from workers.progress import progress_bars
 
-    with progress_bars(quiet=as_json) as progress:
-        result = train_student(
-            job, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
-        )
+    if (folder is None) == (job is None):
+        raise InvalidSetting("name the folder of a finished job, or a service's job with --job and --url; not both")
+    if job is not None:
+        if url is None or token is None:
+            raise InvalidSetting("for a job of a service say which: --url and --token (or LABELER_URL, LABELER_TOKEN)")
+        if kind != "auto" or images is not None or backbone is not None or seed:
+            raise InvalidSetting(
+                "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
+                "--backbone and --seed"
+            )
+        from workers.commands.client import fetch_student
+        from workers.jobs.student import score_student
+
+        result = score_student(fetch_student(url, token, ca_file, job, out), test=test)
+    else:
+        from workers.jobs.student import train_student
+
+        with progress_bars(quiet=as_json) as progress:
+            result = train_student(
+                cast(Path, folder), kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+            )
     if as_json:
         print_json(result)
         return
     score = "no truth to score against" if result.get("accuracy") is None else f"{result['accuracy']:.1%} right"
     typer.echo(f"Student {result['kind']}: {score}; saved to {result['path']}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="student.safetensors or model.safetensors of a job.")],
+    images: Annotated[str, typer.Argument(help="Folder of images, Parquet, torchvision:NAME?root=DIR, or a shard.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Labels as .parquet or .csv, a row per image; only counts when left out.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="What loads the model's backbone, where its file names none.")
+    ] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="timm architecture, where --backbone is a safetensors file of weights.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
+
+    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint.
+
+    Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+    """
+    from feature_store.exports import Wanted, export_images
+    from feature_store.job_files.models import read_model
+    from workers.jobs.predicting import predict_images
+    from workers.jobs.publishing import write_table
+    from workers.progress import progress_bars
+
+    if out is not None and out.suffix not in (".parquet", ".csv"):
+        raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
+    stored = read_model(model)
+    with progress_bars(quiet=as_json) as progress:
+        found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
+    if out is not None and out.suffix == ".csv":
+        export_images("csv", Wanted(found.table, out))
+    elif out is not None:
+        write_table(found.table, out)
+    if as_json:
+        skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
+        told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped}
+        print_json(told | {"out": None if out is None else str(out)})
+        return
+    for one in found.skipped:
+        typer.echo(f"not labelled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
+    for name, count in found.counts.items():
+        typer.echo(f"{count:8d}  {escaped(name)}")
+    typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:

@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.backbones.names import loadable_name
 from feature_store.durable import replace_file, replacing
 from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from feature_store.students import NoisyAnswers, Student, StudentKind, fit_student
+from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
@@ -65,10 +67,17 @@ def publish(
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
-        student = _fit(prepared, answers)
+        labelled = label_images(
+            answers,
+            prepared.public.features,
+            rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
+            kind=prepared.job.file.student.kind,
+            seed=prepared.job.file.student.seed,
+        )
+        student = labelled.student
         student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
-        _write_image_labels(prepared, answers, student, folder.out, created_at=created_at, is_seeded=is_seeded)
+        _write_image_labels(prepared, labelled, folder.out, created_at=created_at, is_seeded=is_seeded)
         progress("Student", 1, 2)
         curve = _accuracy_against_epsilon(prepared, answers, student)
         progress("Student", 2, 2)
@@ -173,13 +182,21 @@ def _write_model(
     card: Mapping[str, object],
     path: Path,
 ) -> None:
-    replace_file(path, model_file(arrays, kind=kind, classes=prepared.task.classes, card=card))
+    data = model_file(
+        arrays,
+        kind=kind,
+        classes=prepared.task.classes,
+        card=card,
+        backbone=loadable_name(prepared.public.shard.backbone),
+        job_id=prepared.job_id,
+    )
+    replace_file(path, data)
 
 
 def _write_image_labels(
-    prepared: PreparedJob, answers: NoisyAnswers, student: Student, out: Path, *, created_at: datetime, is_seeded: bool
+    prepared: PreparedJob, labelled: LabelledImages, out: Path, *, created_at: datetime, is_seeded: bool
 ) -> None:
-    """What the student says of every public image: the labels most users came for."""
+    """The label of every public image: what most users came for."""
     stamp = ImageStamp(
         task_digest=prepared.task.digest,
         job_id=prepared.job_id,
@@ -188,15 +205,8 @@ def _write_image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    asked = np.zeros(len(prepared.public), dtype=np.bool_)
-    if not prepared.task.traits.asks_for_a_model:
-        rows = prepared.queries.rows
-        asked[rows[(rows >= 0) & (answers.labels >= 0)]] = True
     table = image_label_table(
-        stamp,
-        sources=prepared.public.sources,
-        probabilities=student.predict_proba(prepared.public.features),
-        asked=asked,
+        stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked
     )
     write_table(table, out / "student_labels.parquet")
 

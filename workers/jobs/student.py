@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,17 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.backbones.names import loadable_name
 from feature_store.durable import replace_file
+from feature_store.job_files.answered import answers_of, task_of
 from feature_store.job_files.for_students import read_for_students
-from feature_store.job_files.models import model_file
+from feature_store.job_files.models import model_file, read_model
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, StudentKind, fit_student
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
-from labeler.task import Task, parse_task
+from labeler.task import Task
 from workers.jobs.public_images import PublicImages
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, silent
@@ -57,21 +58,15 @@ def read_job(folder: Path) -> FinishedJob:
     """
     try:
         table = pq.read_table(folder / "pseudo_labels.parquet")
-        task = parse_task(json.loads(table.schema.metadata[b"task"]))
-        is_seeded = bool(json.loads(table.schema.metadata[b"seeded"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        task, is_seeded = task_of(table)
+    except (OSError, BadData):
         raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
     left = read_for_students(folder)
     shard = Shard.open(left.public_shard)
     public = PublicImages.of(shard)
     if shard.fingerprint != task.backbone_fingerprint or len(public) != len(left.assignment):
         raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
-    votes = None
-    if task.release == "histogram" and not task.traits.asks_for_a_model:
-        votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
-    answers = NoisyAnswers.of(
-        task, features=left.features, labels=table["label"].to_numpy(), noisy_votes=votes, assignment=left.assignment
-    )
+    answers = answers_of(table, features=left.features, assignment=left.assignment)
     return FinishedJob(task, answers, public, is_seeded)
 
 
@@ -123,7 +118,13 @@ def train_student(
     path = folder / f"student-{kind}.npz"
     student.save(path)
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
-    exported = model_file(student.arrays, kind=student.kind, classes=job.task.classes, card=card)
+    exported = model_file(
+        student.arrays,
+        kind=student.kind,
+        classes=job.task.classes,
+        card=card,
+        backbone=loadable_name(job.public.shard.backbone),
+    )
     replace_file(path.with_suffix(".safetensors"), exported)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
@@ -131,9 +132,36 @@ def train_student(
     return result | {"accuracy": accuracy(student, scored), "test_images": len(scored)}
 
 
+def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
+    """Score a student of a file where truth is known.
+
+    Returns:
+        {"kind", "path"} and, with truth, {"accuracy", "test_images"}.
+
+    Raises:
+        BadData, InvalidSetting, MixedShards: the file or the test images cannot be used.
+    """
+    model = read_model(path)
+    result: dict[str, Any] = {"kind": model.kind, "path": str(path)}
+    if test is None:
+        return result
+    shard = Shard.open(test)
+    if shard.fingerprint != model.fingerprint:
+        raise MixedShards(
+            f"{test} was embedded by backbone {shard.fingerprint[:16]}, and the student reads {model.fingerprint[:16]}"
+        )
+    scored = _truth(shard, test)
+    predicted = model.predict_proba(scored.features).argmax(axis=1)
+    return result | {"accuracy": float((predicted == scored.labels).mean()), "test_images": len(scored)}
+
+
 def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
     shard = Shard.open(path)
     check_compatible([job.public.shard, shard])
+    return _truth(shard, path)
+
+
+def _truth(shard: Shard, path: Path) -> PublicImages:
     if not shard.is_public:
         raise InvalidSetting(f"{path} cannot be scored on: truth that may be read off an accuracy must be public")
     scored = PublicImages.labelled(shard)

@@ -4,6 +4,7 @@
     plan       what a job would cost, or the noise for a price -> Plan
     run        shards and public images -> LabelledJob, in this process
     open_job   the folder of an earlier job -> LabelledJob
+    load_student  a student.safetensors -> TrainedStudent, which labels new images
     connect    a running service -> Service
 
 Importing this loads no learning library; each call loads what it needs.
@@ -16,5 +17,18 @@ from workers.notebook.job import LabelledJob, open_job
 from workers.notebook.planning import Plan, plan
 from workers.notebook.running import run
 from workers.notebook.service import Service, connect
+from workers.notebook.student import TrainedStudent, load_student
 
-__all__ = ["EmbeddedImages", "LabelledJob", "Plan", "Service", "connect", "embed", "open_job", "plan", "run"]
+__all__ = [
+    "EmbeddedImages",
+    "LabelledJob",
+    "Plan",
+    "Service",
+    "TrainedStudent",
+    "connect",
+    "embed",
+    "load_student",
+    "open_job",
+    "plan",
+    "run",
+]

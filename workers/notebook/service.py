@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from api.client import Client
-from api.schema import Selection, TaskRequest
+from api.schema import LabelsOf, Selection, TaskRequest
 from labeler.errors import JobNotCompleted
 from workers.notebook.job import Frame, framed
+from workers.notebook.student import TrainedStudent, load_student
 
 
 class Service:
@@ -78,11 +79,28 @@ class Service:
         return job.job_id
 
     def labels(self, job_id: str, frame: Frame = "pandas") -> Any:
-        """The labels of a completed job as a pandas.DataFrame, a polars.DataFrame or a pyarrow.Table."""
+        """The label of every image of a completed job, asked about or inferred, with a calibrated confidence.
+
+        Args:
+            job_id: the job.
+            frame: "pandas", "polars" or "arrow".
+        """
+        return self._table(job_id, frame, "images")
+
+    def questions(self, job_id: str, frame: Frame = "pandas") -> Any:
+        """What was asked and what was released for it; see `labels` for the arguments."""
+        return self._table(job_id, frame, "questions")
+
+    def student(self, job_id: str) -> TrainedStudent:
+        """The student that labelled the job's images, to label others."""
+        with tempfile.TemporaryDirectory() as folder:
+            return load_student(self.client.student(job_id, Path(folder) / "student.safetensors"))
+
+    def _table(self, job_id: str, frame: Frame, of: LabelsOf) -> Any:
         import pyarrow.parquet as pq
 
         with tempfile.TemporaryDirectory() as folder:
-            return framed(pq.read_table(self.client.labels(job_id, Path(folder) / "labels.parquet")), frame)
+            return framed(pq.read_table(self.client.labels(job_id, Path(folder) / "labels.parquet", of=of)), frame)
 
 
 def connect(url: str, token: str, *, ca_file: str | Path | None = None) -> Service:

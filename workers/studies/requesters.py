@@ -196,7 +196,7 @@ class _Requester:
         if job.state != "completed":
             why = job.problem.detail if job.problem is not None else "no reason given"
             raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
-        self._timed("labels", lambda: client.labels(job.job_id, self._path, format="jsonl"))
+        self._timed("labels", lambda: client.labels(job.job_id, self._path, format="jsonl", of="questions"))
         if quoted.price != job.price:
             raise BadData(f"job {job.job_id} was priced {quoted.price} and then cost {job.price}")
         return PaidJob(
@@ -287,7 +287,7 @@ class WellBehaved:
             why = job.problem.detail if job.problem is not None else "no reason given"
             raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
         if labels is not None and job.state == "completed":
-            self._client.labels(job.job_id, labels, format="jsonl")
+            self._client.labels(job.job_id, labels, format="jsonl", of="questions")
         return time.perf_counter() - started
 
 

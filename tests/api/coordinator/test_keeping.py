@@ -15,20 +15,29 @@ from sqlalchemy.exc import IntegrityError
 
 from api.coordinator import submission
 from api.coordinator.config import KeepingTable
-from api.coordinator.keeping import LABELS, ORPHAN_S, Keeper
+from api.coordinator.image_labels import ImageLabeller
+from api.coordinator.keeping import ORPHAN_S, Keeper
 from feature_store.durable import replace_file
 from feature_store.embed_board import EmbedBoard, EmbedRequest
+from feature_store.job_files.image_labelling import LabellingOrder
+from feature_store.job_files.questions import IMAGE_LABELS, LABELS
 from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import JobRecord
 from feature_store.journal.verification import verify_ledger
 from labeler.errors import BadData, Gone, NotReady, StorageFull
 from tests.api.conftest import House
 
+IMAGES = pa.table({"source": ["a", "b", "c"], "label": pa.array([1, 0, 1], pa.int16())})
 TABLE = pa.table({"query_id": ["a", "b"], "label": pa.array([1, -1], pa.int16())})
 
 
 @pytest.fixture
 def keeper(house: House) -> Keeper:
     return made(house)
+
+
+def never(job: JobRecord) -> LabellingOrder:
+    raise AssertionError(f"job {job.job_id} is labelled already, or is not to be")
 
 
 def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE, **keeping: float) -> Keeper:
@@ -39,17 +48,19 @@ def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE,
         ForgottenJobs(house.database, clock=house.clock),
         KeepingTable(**keeping),
         table_of=table_of,
+        labeller=ImageLabeller(house.config.home, order_of=never),
         clock=house.clock,
     )
 
 
 def completed(house: House) -> str:
-    """A job that has ended as if every round of it had been opened elsewhere."""
+    """A job that has ended as if every round of it had been opened elsewhere, and its images labelled."""
     job_id = house.submit(house.task(), 2).job_id
     folder = house.config.home / "jobs" / job_id
     (folder / "questions.safetensors").write_bytes(b"questions")
     (folder / "public.shard").mkdir()
     (folder / "public.shard" / "features.npy").write_bytes(b"features")
+    pq.write_table(IMAGES, folder / IMAGE_LABELS)
     house.jobs.change(job_id, "completed", expected=("queued",))
     return job_id
 
@@ -59,7 +70,7 @@ def rows(house: House, table: str) -> int:
         return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() or 0)
 
 
-def test_a_completed_job_leaves_one_file_of_labels_and_after_its_time_nothing(house: House) -> None:
+def test_a_completed_job_leaves_its_labels_and_after_its_time_nothing(house: House) -> None:
     keeper = made(house, questions_s=60.0, labels_s=3600.0)
     job_id = completed(house)
     assert keeper.labels(job_id).equals(TABLE, check_metadata=True)
@@ -68,7 +79,8 @@ def test_a_completed_job_leaves_one_file_of_labels_and_after_its_time_nothing(ho
     assert pq.read_table(house.config.home / "jobs" / job_id / LABELS).equals(TABLE, check_metadata=True)
     house.clock.turn(seconds=61)
     keeper.sweep()
-    assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{LABELS}"]
+    assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
+    assert keeper.image_labels(job_id).equals(IMAGES)
     assert keeper.labels(job_id).equals(TABLE, check_metadata=True)
     house.clock.turn(seconds=3600)
     keeper.sweep()
@@ -202,5 +214,5 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     assert f"jobs/{job_id}/upload.parquet" in house.files()
     monkeypatch.setattr(pq, "write_table", write_table)
     keeper.sweep()
-    assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{LABELS}"]
+    assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
     replace_file(house.config.home / "jobs" / job_id / "late", b"")

@@ -20,6 +20,8 @@ from safetensors.numpy import save_file
 
 from api.client import Client
 from api.schema import JobView, LabelsRequest, TaskView
+from feature_store.job_files.image_labels import IMAGE_SCHEMA
+from feature_store.job_files.models import read_model
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_to_bytes
 from feature_store.quantize import quantize
@@ -90,30 +92,62 @@ def completed(service: Service, task: TaskView) -> JobView:
 
 
 def test_a_completed_job_is_downloaded_in_every_format(service: Service, completed: JobView) -> None:
-    path = f"/v1/jobs/{completed.job_id}/labels"
+    path = f"/v1/jobs/{completed.job_id}/labels?of=questions"
     with service.http("requester") as http:
         lines = http.get(path)
         assert lines.headers["Content-Type"] == "application/jsonl"
-        assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
+        assert f'filename="{completed.job_id}-questions.jsonl"' in lines.headers["Content-Disposition"]
         rows = [json.loads(line) for line in lines.text.splitlines()]
         assert [(row["query_id"], row["label_name"]) for row in rows] == list(zip("abc", CLASSES, strict=True))
-        table = pq.read_table(io.BytesIO(http.get(path, params={"format": "parquet"}).content))
+        table = pq.read_table(io.BytesIO(http.get(path + "&format=parquet").content))
         assert table.schema.equals(SCHEMA)
         assert table.column("noisy_votes").to_pylist()[0] == [40.5, -1.25, -1.25]
         assert b"privacy" in table.schema.metadata
-        tasks = http.get(path, params={"format": "label-studio"}).json()
+        tasks = http.get(path + "&format=label-studio").json()
         assert [one["predictions"][0]["result"][0]["value"]["choices"][0] for one in tasks] == list(CLASSES)
-        text = http.get(path, params={"format": "image-folder-csv"})
+        text = http.get(path + "&format=image-folder-csv")
         assert text.headers["Content-Type"] == "text/csv; charset=utf-8"
         assert text.text.splitlines() == ["file_name,label", "a,backpack", "b,keyboard", "c,mug"]
-        assert http.get(path, params={"format": "xml"}).status_code == 422
+        assert http.get(path + "&format=xml").status_code == 422
+
+
+def test_without_further_words_every_image_is_labelled_in_every_format(
+    service: Service, completed: JobView, tmp_path: Path
+) -> None:
+    path = f"/v1/jobs/{completed.job_id}/labels"
+    with Client(service.url, service.tokens["requester"]) as client:
+        table = pq.read_table(client.labels(completed.job_id, tmp_path / "labels.parquet"))
+        student = read_model(client.student(completed.job_id, tmp_path / "student.safetensors"))
+    assert table.schema.equals(IMAGE_SCHEMA)
+    assert table["source"].to_pylist() == ["a", "b", "c"]
+    assert table["label_name"].to_pylist() == list(CLASSES)
+    assert set(table["origin"].to_pylist()) == {"asked"}
+    assert student.fingerprint == FINGERPRINT
+    assert student.job_id == completed.job_id
+    with service.http("requester") as http:
+        lines = http.get(path)
+        assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
+        assert [json.loads(line) for line in lines.text.splitlines()] == table.to_pylist()
+        tasks = http.get(path, params={"format": "label-studio"}).json()
+        assert [one["predictions"][0]["score"] for one in tasks] == [
+            round(x, 4) for x in table["confidence"].to_pylist()
+        ]
+        text = http.get(path, params={"format": "image-folder-csv"}).text.splitlines()
+        assert text[0] == "file_name,label,confidence,origin"
+        assert text[1].startswith("a,backpack,")
+        assert http.get(path, params={"of": "answers"}).status_code == 422
+        sent = http.get(f"/v1/jobs/{completed.job_id}/student")
+        assert sent.content == (tmp_path / "student.safetensors").read_bytes()
+    with service.http("viewer") as http:
+        assert http.get(path).status_code == 403
+        assert http.get(f"/v1/jobs/{completed.job_id}/student").status_code == 403
 
 
 def test_the_client_downloads_a_file_and_what_was_paid_stands_in_the_ledger(
     service: Service, completed: JobView, tmp_path: Path
 ) -> None:
     with Client(service.url, service.tokens["requester"]) as client:
-        target = client.labels(completed.job_id, tmp_path / "labels.parquet")
+        target = client.labels(completed.job_id, tmp_path / "labels.parquet", of="questions")
         assert pq.read_table(target).num_rows == 3
         entries = list(client.ledger(search=completed.job_id))
         assert {"reserve", "post"} <= {entry.kind for entry in entries}

@@ -150,7 +150,7 @@ def test_a_killed_process_costs_time_and_nothing_else(
             if key[1] == "instance":
                 assert balance.posted_nano - before[key].posted_nano == charge
                 assert balance.reserved_nano == 0
-        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
+        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet", of="questions"))
     expected = expected_release(fragile, thief, task.task, QueryBatch(features, first_query=0))
     assert table["label"].to_pylist() == expected.labels.tolist()
     if expected.noisy_votes is not None:

@@ -35,7 +35,7 @@ def test_a_kept_federation_finishes_the_job_that_was_charged_and_charges_no_more
     token = make_token_offline(coordinator, name="the test", role="admin")["token"]
     with running(kept.federation) as service, Client(service.url, token) as client:
         wait_until(lambda: client.job(kept.half_done).state == "completed", seconds=60, what="the half-done job")
-        assert len(pq.read_table(client.labels(kept.half_done, tmp_path / "labels.parquet"))) == 6
+        assert len(pq.read_table(client.labels(kept.half_done, tmp_path / "labels.parquet", of="questions"))) == 6
         accounts = {(one.account, one.level): one for one in client.budget().accounts}
         for account, level, cap, spent, posted in kept.facts["coordinator"]["accounts"]:
             now = accounts[account, level]

@@ -60,7 +60,7 @@ def test_a_job_labels_every_image_and_charges_every_account_once(
         job = submit(client, task, digit_features[:QUERIES])
         done = client.wait(job)
         assert done.state == "completed", done
-        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))
+        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
         charged = {
             one.posted_nano - before[one.account, one.level]
             for one in client.budget().accounts
@@ -83,7 +83,7 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
         job = submit(client, task, digit_features[:50])
         assert client.wait(job).state == "completed"
         path = client.model(job, tmp_path / "model.safetensors")
-        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))["label"].to_numpy()
+        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
         asked = submit(client, make_task(client, "ensemble", max_queries=5), digit_features[:5])
         client.wait(asked)
         with pytest.raises(ServiceProblem, match="there is no model of the agents"):
@@ -133,6 +133,6 @@ def test_an_agent_killed_after_it_stored_its_answer_sends_that(
         assert not learning.faults.exists()
         assert client.wait(job).state == "completed"
         after = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
-        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet"))
+        table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
     assert {after[name] - before[name] for name in after} == {task.price.instance_charge_nano}
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6

@@ -78,7 +78,7 @@ def _published(service: Service, folder: Path) -> dict[str, Any]:
         job_id = client.ask(asked).job_id
         job = client.wait(job_id)
         assert job.state == "completed"
-        client.labels(job_id, folder / "labels.parquet")
+        client.labels(job_id, folder / "labels.parquet", of="questions")
         _collect(client, service, job_id, found)
     found["labels"] = {
         name.decode(): _same(json.loads(text)) if text[:1] in b"{[" else _same(text.decode())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.job_files.pseudo_labels import SCHEMA
+from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from tests.e2e.service.conftest import Service
 
 ROOT = Path(__file__).parents[3]
@@ -58,9 +58,9 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
     assert price["price"]["instance_epsilon"] == pytest.approx(0.5, rel=1e-3)
     assert spent(service) - before == price["price"]["instance_charge_nano"]
     table = pq.read_table(tmp_path / "labels.parquet")
-    assert table.schema.names == SCHEMA.names
+    assert table.schema.names == IMAGE_SCHEMA.names
     assert table.num_rows == 20
-    assert set(table["status"].to_pylist()) == {"answered"}
+    assert set(table["origin"].to_pylist()) == {"asked"}
     events = (tmp_path / "events.txt").read_text()
     assert json.loads(events.split("data: ")[-1].splitlines()[0])["state"] == "completed"
 

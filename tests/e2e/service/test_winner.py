@@ -62,7 +62,7 @@ def expected(service: Service, thief: Thief, task: TaskView, job_id: str) -> lis
 
 
 def labels_of(client: Client, job_id: str, folder: Path) -> Any:
-    return pq.read_table(client.labels(job_id, folder / f"{job_id}.parquet"))
+    return pq.read_table(client.labels(job_id, folder / f"{job_id}.parquet", of="questions"))
 
 
 def posted(client: Client) -> dict[str, int]:

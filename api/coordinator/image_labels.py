@@ -1,0 +1,211 @@
+"""The labels of every image of completed jobs: asked for here, made by processes of their own.
+
+    somebody asks for them          that job, before any other
+    its features are about to go    every job once, some at a time (api.coordinator.keeping)
+
+A process learns from released answers and public features (feature_store.job_files.image_labelling), is bounded in
+memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
+share a process and wait for no large one. A process that ends early is told from a job that cannot be labelled: its
+jobs are tried again one by one, and the one during which it ends alone has a failure written.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.coordinator.preparation import feature_bytes
+from feature_store.job_files.choosing import DISK_IS_FULL
+from feature_store.job_files.image_labelling import LabellingOrder
+from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, read_failure, write_failure
+from feature_store.journal.jobs import JobRecord
+from feature_store.own_process import start_own_process
+from labeler.errors import BadData, LabelerError, Unavailable
+
+log = logging.getLogger("labeler.coordinator")
+
+SMALL_BYTES = 8 * 2**20
+"""Features up to this many bytes make a job a small one."""
+
+TOGETHER = 50
+"""Small jobs that share a process."""
+
+WAIT_S = 10.0
+"""How long a request waits; then it is told to come again."""
+
+_MODULE = "feature_store.job_files.image_labelling"
+_LOOK_S = 0.25
+_TOO_MUCH = (
+    "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
+    "train a student on them with `labeler student`"
+)
+
+
+def is_labelled(folder: Path) -> bool:
+    """Whether a job has labels of its images, or never will."""
+    return (folder / IMAGE_LABELS).exists() or (folder / IMAGE_FAILURE).exists()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A job to label, and how many bytes of features it has."""
+
+    job: JobRecord
+    size: int
+
+
+class ImageLabeller:
+    """See the module. Its threads begin with the first job, and wait for processes.
+
+    Args:
+        home: the coordinator's.
+        order_of: what is to be made of a job.
+    """
+
+    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabellingOrder]) -> None:
+        self._home = home
+        self._order_of = order_of
+        self._bell = threading.Condition()
+        self._waiting: dict[bool, OrderedDict[str, _Wanted]] = {True: OrderedDict(), False: OrderedDict()}
+        self._busy: set[str] = set()
+        self._threads: dict[bool, threading.Thread] = {}
+        self._stopping = False
+
+    def want(self, job: JobRecord, *, first: bool = False) -> None:
+        """See that a completed job is labelled, whose questions and answers are in its folder.
+
+        Args:
+            job: of which it is not known whether it is.
+            first: before those that nobody waits for.
+
+        Raises:
+            BadData: what was sent with it cannot be read.
+        """
+        with self._bell:
+            if self._stopping or job.job_id in self._busy or is_labelled(self._folder(job)):
+                return
+            wanted = _Wanted(job, feature_bytes(self._folder(job), job))
+            is_small = wanted.size <= SMALL_BYTES
+            self._waiting[is_small].setdefault(job.job_id, wanted)
+            if first:
+                self._waiting[is_small].move_to_end(job.job_id, last=False)
+            if is_small not in self._threads:
+                self._threads[is_small] = threading.Thread(
+                    target=self._work, args=(is_small,), name="labelling", daemon=True
+                )
+                self._threads[is_small].start()
+            self._bell.notify_all()
+
+    def wait(self, job: JobRecord) -> Path:
+        """The file of a job's image labels, once it is there.
+
+        Raises:
+            Unavailable: it takes longer than a request waits.
+            LabelerError: there are none, and why.
+        """
+        folder = self._folder(job)
+        with self._bell:
+            self._bell.wait_for(lambda: self._stopping or is_labelled(folder), WAIT_S)
+        with suppress(FileNotFoundError):
+            if (folder / IMAGE_FAILURE).stat().st_size:
+                raise read_failure(folder / IMAGE_FAILURE)
+        if (folder / IMAGE_LABELS).exists():
+            return folder / IMAGE_LABELS
+        raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
+
+    def stop(self) -> None:
+        """End every process that labels; what is missing is made when it is next asked for."""
+        with self._bell:
+            self._stopping = True
+            for waiting in self._waiting.values():
+                waiting.clear()
+            self._bell.notify_all()
+        for thread in self._threads.values():
+            thread.join(timeout=5.0)
+
+    def _folder(self, job: JobRecord) -> Path:
+        return self._home / "jobs" / job.job_id
+
+    def _work(self, is_small: bool) -> None:
+        while taken := self._take(is_small):
+            try:
+                self._label(taken)
+            except Exception:
+                # A defect that one job meets must not stop the others.
+                log.exception("images could not be labelled", extra={"jobs": len(taken)})
+            finally:
+                with self._bell:
+                    self._busy.difference_update(one.job.job_id for one in taken)
+                    self._bell.notify_all()
+
+    def _take(self, is_small: bool) -> list[_Wanted]:
+        """The next jobs for one process: one of each requester in turn; none at the end."""
+        with self._bell:
+            waiting = self._waiting[is_small]
+            while not self._stopping and not waiting:
+                self._bell.wait()
+            if self._stopping:
+                return []
+            taken = _in_turns(list(waiting.values()))[: TOGETHER if is_small else 1]
+            for one in taken:
+                del waiting[one.job.job_id]
+            self._busy.update(one.job.job_id for one in taken)
+            return taken
+
+    def _label(self, taken: list[_Wanted]) -> None:
+        """Label some jobs in one process; where it ends early, those that are left one by one."""
+        code = self._run(taken)
+        left = [one for one in taken if not is_labelled(self._folder(one.job)) and self._folder(one.job).exists()]
+        if not left or self._stopping:
+            return
+        if code == DISK_IS_FULL:
+            log.warning("labels of images wait for room on the disk", extra={"jobs": len(left)})
+        elif len(taken) > 1:
+            for one in left:
+                self._label([one])
+        else:
+            log.warning("the images of a job cannot be labelled", extra={"job_id": left[0].job.job_id})
+            with suppress(OSError):
+                write_failure(self._folder(left[0].job), BadData(_TOO_MUCH), name=IMAGE_FAILURE)
+
+    def _run(self, taken: list[_Wanted]) -> int:
+        largest, images = max(one.size for one in taken), max(one.job.images for one in taken)
+        with tempfile.TemporaryFile() as orders:
+            for one in taken:
+                try:
+                    orders.write(self._order_of(one.job).model_dump_json().encode() + b"\n")
+                except LabelerError as error:
+                    write_failure(self._folder(one.job), error, name=IMAGE_FAILURE)
+            orders.seek(0)
+            process = start_own_process(_MODULE, str(largest), str(images), stdin=orders)
+            try:
+                while process.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_S)
+                    with self._bell:
+                        # Whoever waits for one of these jobs looks again: its files may be there.
+                        self._bell.notify_all()
+                        if self._stopping:
+                            return 0
+            finally:
+                process.kill()
+                process.wait()
+        return process.returncode
+
+
+def _in_turns(waiting: list[_Wanted]) -> list[_Wanted]:
+    """The jobs in their order, but the second of a requester after the first of everybody, and so on."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for place, one in enumerate(waiting):
+        rank = seen.get(one.job.created_by, 0)
+        seen[one.job.created_by] = rank + 1
+        ranked.append((rank, place, one))
+    return [one for _, _, one in sorted(ranked, key=lambda ranks: ranks[:2])]

@@ -1,0 +1,167 @@
+"""Labels of every image of a service's jobs, and their students: from files of a job to files of a job.
+
+    jobs/JOB/labels.parquet          questions and released answers  \\        image-labels.parquet
+    jobs/JOB/questions.safetensors   what was asked                   }-->    student.safetensors
+    jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
+
+Run as a program it reads orders from its input, a line of JSON each, labels one job after the other, and ends. It is a
+process of its own, bounded in memory and time by the system, so that neither of a coordinator follows the size of its
+jobs; one process for many small jobs, because loading its libraries takes longer than they do. All it reads is public
+or released: what it makes is post-processing, and costs no privacy. The same files give the same labels.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from feature_store.durable import replace_file, replacing
+from feature_store.job_files.choosing import DISK_IS_FULL, given_features
+from feature_store.job_files.image_labels import ImageStamp, image_label_table
+from feature_store.job_files.models import model_file
+from feature_store.job_files.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    QUESTIONS,
+    SHARD,
+    STUDENT,
+    UPLOAD,
+    read_stored_questions,
+    write_failure,
+)
+from feature_store.room import is_full
+from feature_store.shard import Shard
+from labeler.errors import BadData, LabelerError
+
+CPU_S: Final = 1800
+ROOM_BYTES: Final = 2**30
+COPIES: Final = 24
+"""Copies of the features, as they were sent, that learning may hold at once: as float64, projected, and per student."""
+
+BYTES_PER_IMAGE: Final = 32 * 2**10
+"""Beside them: a block of similarities to every image, its order, and labels."""
+
+
+class LabellingOrder(BaseModel):
+    """A job to label, with what the journal knows of it.
+
+    Attributes:
+        folder: of the job.
+        job_id, task_digest, classes: whose.
+        contributors: how many agents' noise is in the answers, at most.
+        card: see `labeler.privacy_card.privacy_card`.
+        privacy: see `labeler.privacy_card.guarantee`.
+        is_seeded: whether any noise came from a known seed.
+        created_at: ISO 8601, UTC.
+        source: whether the embedder made the features, or the requester sent them.
+        backbone: the name that loads the backbone, where one does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    folder: str
+    job_id: str
+    task_digest: str
+    classes: tuple[str, ...]
+    contributors: Annotated[int, Field(ge=1)]
+    card: dict[str, Any]
+    privacy: dict[str, Any]
+    is_seeded: bool
+    created_at: str
+    source: Literal["images", "features"]
+    backbone: str = ""
+
+
+def label_job(order: LabellingOrder) -> None:
+    """Write the labels of every image of a job, and its student; the labels last.
+
+    Raises:
+        BadData: nothing was answered, or a file cannot be read.
+    """
+    # Here: whoever only makes orders loads no learning library.
+    from feature_store.job_files.answered import answers_of, task_of
+    from feature_store.students.labelling import label_images
+
+    folder = Path(order.folder)
+    questions = read_stored_questions(folder / QUESTIONS)
+    features = questions.images if questions.images is not None else _features(folder, order.source)
+    try:
+        table = pq.read_table(folder / LABELS)
+        sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+    except (OSError, pa.ArrowException, KeyError):
+        raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
+    asks_for_a_model = task_of(table)[0].traits.asks_for_a_model
+    answers = answers_of(
+        table,
+        features=features if asks_for_a_model else questions.features,
+        assignment=questions.assignment,
+        contributors=order.contributors,
+    )
+    labelled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
+    stamp = ImageStamp(
+        task_digest=order.task_digest,
+        job_id=order.job_id,
+        classes=order.classes,
+        privacy=order.privacy,
+        is_seeded=order.is_seeded,
+        created_at=order.created_at,
+    )
+    student = model_file(
+        labelled.student.arrays,
+        kind=labelled.student.kind,
+        classes=order.classes,
+        card=order.card,
+        backbone=order.backbone,
+        job_id=order.job_id,
+    )
+    replace_file(folder / STUDENT, student, mode=0o600)
+    rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
+    with replacing(folder / IMAGE_LABELS, mode=0o600) as temporary, temporary.open("wb") as file:
+        pq.write_table(rows, file)
+
+
+def _features(folder: Path, source: str) -> NDArray[np.int16]:
+    if source == "features":
+        return given_features(folder / UPLOAD)
+    return np.asarray(Shard.open(folder / SHARD, verify=False).features)
+
+
+# The program.
+
+
+def main(most_feature_bytes: int, most_images: int) -> int:
+    """Label every job that is ordered; the exit code says whether there was room on the disk."""
+    room = ROOM_BYTES + COPIES * most_feature_bytes + BYTES_PER_IMAGE * most_images
+    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    for line in sys.stdin:
+        order = LabellingOrder.model_validate(json.loads(line))
+        try:
+            label_job(order)
+        except LabelerError as error:
+            write_failure(Path(order.folder), error, name=IMAGE_FAILURE)
+        except FileNotFoundError:
+            continue  # forgotten meanwhile
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return DISK_IS_FULL
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

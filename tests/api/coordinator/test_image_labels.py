@@ -1,0 +1,227 @@
+"""Labels of every image of a service's job: made by real processes from real files, once, and kept while the job is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.datasets import load_digits
+
+from api.coordinator import image_labels
+from api.coordinator.config import KeepingTable
+from api.coordinator.image_labels import ImageLabeller, is_labelled
+from api.coordinator.keeping import Keeper
+from feature_store.job_files.choosing import QuestionRequest, write_questions
+from feature_store.job_files.image_labelling import LabellingOrder
+from feature_store.job_files.image_labels import IMAGE_SCHEMA, stamp_of
+from feature_store.job_files.models import read_model
+from feature_store.job_files.naming import QuestionNames
+from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table
+from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
+from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import JobRecord
+from feature_store.quantize import quantize
+from feature_store.students import NoisyAnswers
+from feature_store.students.labelling import label_images
+from labeler.errors import BadData, Gone, Unavailable
+from labeler.planning import price
+from labeler.privacy_card import guarantee, privacy_card
+from labeler.release import Release
+from labeler.task import Task
+from tests.api.conftest import FINGERPRINT, House
+
+IMAGES, CLUSTERS, AGENTS = 200, 9, ("east", "north", "west")
+_ALL = load_digits()
+PICTURES, TRUTH = _ALL.data[_ALL.target < 3] - 8.0, _ALL.target[_ALL.target < 3]
+"""Zeros, ones and twos, which the agents of the house call cat, dog and owl."""
+
+
+class Job:
+    """A job about digits, ended as if its rounds had been opened elsewhere.
+
+    Attributes:
+        record: the job.
+        table: its questions and answers.
+        features: of its images.
+        release: what was opened.
+    """
+
+    def __init__(self, house: House, *, start: int = 0, abstains: bool = False) -> None:
+        self.house = house
+        self.features = quantize(PICTURES[start : start + IMAGES])
+        self.task: Task = house.task(
+            max_queries=CLUSTERS, name=f"t{start}", method="reverse-knn", k=1, sigma_votes=1.0
+        ).task
+        upload = self._upload(start)
+        job_id = house.submit(house.tasks.get(self.task.digest), CLUSTERS).job_id
+        self.folder = house.config.home / "jobs" / job_id
+        upload.replace(self.folder / "upload.parquet")
+        wanted = {"strategy": "clustered", "count": CLUSTERS, "seed": 0, "fingerprint": FINGERPRINT}
+        write_questions(self.folder, QuestionRequest.model_validate(wanted | {"source": "features"}))
+        self.questions = read_stored_questions(self.folder / QUESTIONS)
+        votes = np.zeros((CLUSTERS, 3))
+        np.add.at(votes, (self.questions.assignment, TRUTH[start : start + IMAGES]), 1.0)
+        votes += np.random.default_rng(start).normal(0, 1.0, votes.shape)
+        labels = np.full(CLUSTERS, -1, np.int16) if abstains else votes.argmax(axis=1).astype(np.int16)
+        self.release = Release("histogram", labels, votes, frozenset(AGENTS), is_seeded=False)
+        house.jobs.change(job_id, "completed", expected=("queued",))
+        self.record: JobRecord = house.jobs.get(job_id)
+        names = QuestionNames.of(np.zeros(CLUSTERS, np.int64), ["x"], kind="cluster")
+        stamp = JobStamp(job_id, "pixels", self.record.updated_at, guarantee(price(self.task)), False)
+        self.table: pa.Table = label_table(self.task, stamp, names, [AnsweredRound(0, CLUSTERS, 1, self.release)])
+
+    def order(self) -> LabellingOrder:
+        return LabellingOrder(
+            folder=str(self.folder),
+            job_id=self.record.job_id,
+            task_digest=self.task.digest,
+            classes=self.task.classes,
+            contributors=len(AGENTS),
+            card=privacy_card(self.task, price(self.task), is_seeded=False),
+            privacy=guarantee(price(self.task)),
+            is_seeded=False,
+            created_at=self.record.updated_at.isoformat(),
+            source="features",
+            backbone="pixels:8",
+        )
+
+    def _upload(self, start: int) -> Path:
+        path = self.house.config.home / f"upload-{start}.parquet"
+        column = pa.FixedSizeListArray.from_arrays(pa.array(self.features.ravel()), self.features.shape[1])
+        pq.write_table(pa.table({"name": [f"{start + n}.png" for n in range(IMAGES)], "feature": column}), path)
+        return path
+
+
+class Desk:
+    """A keeper and its labeller over some jobs."""
+
+    def __init__(self, house: House, *jobs: Job, questions_s: float = 600.0) -> None:
+        known = {job.record.job_id: job for job in jobs}
+        self.labeller = ImageLabeller(house.config.home, order_of=lambda job: known[job.job_id].order())
+        self.keeper = Keeper(
+            house.config.home,
+            house.jobs,
+            ForgottenJobs(house.database, clock=house.clock),
+            KeepingTable(questions_s=questions_s),
+            table_of=lambda job_id: known[job_id].table,
+            labeller=self.labeller,
+            clock=house.clock,
+        )
+
+
+@pytest.fixture
+def job(house: House) -> Job:
+    return Job(house)
+
+
+@pytest.fixture
+def desk(house: House, job: Job) -> Iterator[Desk]:
+    made = Desk(house, job, questions_s=60.0)
+    yield made
+    made.labeller.stop()
+
+
+def test_every_image_gets_the_label_that_the_same_release_gives_in_a_run(desk: Desk, job: Job) -> None:
+    table = desk.keeper.image_labels(job.record.job_id)
+    answers = NoisyAnswers.of(
+        job.task,
+        features=job.questions.features,
+        labels=job.release.labels,
+        noisy_votes=job.release.noisy_votes,
+        assignment=job.questions.assignment,
+        contributors=len(AGENTS),
+    )
+    ours = label_images(answers, job.features, rows=job.questions.rows)
+    assert table.schema.equals(IMAGE_SCHEMA)
+    assert table["source"].to_pylist() == [f"{number}.png" for number in range(IMAGES)]
+    assert table["label"].to_numpy().tolist() == ours.probabilities.argmax(axis=1).tolist()
+    assert np.allclose(table["confidence"].to_numpy(), ours.probabilities.max(axis=1))
+    assert set(table["origin"].to_pylist()) == {"inferred"}
+    assert (table["label"].to_numpy() == TRUTH[:IMAGES]).mean() > 0.7
+    assert stamp_of(table).privacy["instance"] == guarantee(price(job.task))["instance"]
+
+
+def test_the_student_labels_other_images_and_says_what_it_may_have_learnt(desk: Desk, job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "student.safetensors"
+    path.write_bytes(desk.keeper.student(job.record.job_id))
+    student = read_model(path)
+    assert (student.classes, student.job_id, student.backbone) == (job.task.classes, job.record.job_id, "pixels:8")
+    assert student.fingerprint == FINGERPRINT
+    assert student.card["guarantees"]["instance"]["epsilon"] == price(job.task).instance.epsilon
+    others = quantize(PICTURES[IMAGES : 2 * IMAGES])
+    assert (student.predict_proba(others).argmax(axis=1) == TRUTH[IMAGES : 2 * IMAGES]).mean() > 0.6
+
+
+def test_features_do_not_go_before_the_images_are_labelled(desk: Desk, job: Job, house: House) -> None:
+    desk.keeper.sweep()
+    assert not is_labelled(job.folder), "nobody has asked, and there is time"
+    house.clock.turn(seconds=61)
+    desk.keeper.sweep()
+    assert (job.folder / QUESTIONS).exists()
+    desk.labeller.wait(job.record)
+    desk.keeper.sweep()
+    kept = {path.name for path in job.folder.iterdir()}
+    assert kept == {"labels.parquet", IMAGE_LABELS, STUDENT}
+    assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+
+
+@pytest.mark.long
+def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house: House) -> None:
+    jobs = [Job(house, start=0, abstains=True), Job(house, start=200)]
+    desk = Desk(house, *jobs)
+    try:
+        with pytest.raises(BadData, match="no query was answered"):
+            desk.keeper.image_labels(jobs[0].record.job_id)
+        with pytest.raises(BadData, match="no query was answered"):
+            desk.keeper.student(jobs[0].record.job_id)
+        assert len(desk.keeper.image_labels(jobs[1].record.job_id)) == IMAGES
+    finally:
+        desk.labeller.stop()
+
+
+@pytest.mark.long
+def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both share a process; the order of the first is one that its process cannot read, so it ends there."""
+    bad, good = Job(house, start=0), Job(house, start=200)
+    desk = Desk(house, bad, good)
+    broken = bad.order().model_copy(update={"folder": "\0"})
+    monkeypatch.setattr(bad, "order", lambda: broken)
+    for job in (bad, good):
+        desk.keeper.labels(job.record.job_id)
+        desk.keeper._write_labels(job.record)
+    two = [image_labels._Wanted(job.record, 10_000) for job in (bad, good)]
+    desk.labeller._label(two)
+    assert (bad.folder / IMAGE_FAILURE).exists()
+    assert (good.folder / IMAGE_LABELS).exists()
+    with pytest.raises(BadData, match="more memory or time"):
+        desk.labeller.wait(bad.record)
+
+
+@pytest.mark.long
+def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_labels, "WAIT_S", 0.0)
+    with pytest.raises(Unavailable, match="ask again in a moment"):
+        desk.keeper.image_labels(job.record.job_id)
+    monkeypatch.setattr(image_labels, "WAIT_S", 60.0)
+    assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
+
+
+def test_where_features_went_with_an_earlier_version_the_questions_are_still_there(desk: Desk, job: Job) -> None:
+    desk.keeper._write_labels(job.record)
+    (job.folder / QUESTIONS).unlink()
+    with pytest.raises(Gone, match="of=questions"):
+        desk.keeper.image_labels(job.record.job_id)
+    assert desk.keeper.labels(job.record.job_id).num_rows == CLUSTERS
+
+
+def test_requesters_take_turns(house: House) -> None:
+    records = [Job(house, start=start).record for start in (0, 30, 60)]
+    waiting = [
+        image_labels._Wanted(record.__class__(**{**vars(record), "created_by": who}), 1)
+        for record, who in zip(records, ("a", "a", "b"), strict=True)
+    ]
+    assert [one.job.created_by for one in image_labels._in_turns(waiting)] == ["a", "b", "a"]

@@ -1,0 +1,187 @@
+"""Confidence: closed forms against numerical integration and simulation, and what must hold whatever the votes are.
+
+Statistical bounds are far beyond chance for the fixed seeds; each says by how many standard errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import integrate
+
+from feature_store.students import NoisyAnswers, fit_student
+from feature_store.students.calibration import (
+    USUAL,
+    asked_posterior,
+    fit_temperature,
+    log_density,
+    majority_posterior,
+    mean_votes,
+    sharpened,
+    vote_agreement,
+)
+from feature_store.students.labelling import label_images
+
+Matrix = NDArray[np.float64]
+
+
+def answers(votes: Matrix, sigma: float, assignment: NDArray[np.int64] | None = None) -> NoisyAnswers:
+    return NoisyAnswers(
+        features=np.ones((len(votes), 2), np.int16),
+        labels=votes.argmax(axis=1),
+        total_sigma_votes=sigma,
+        num_classes=votes.shape[1],
+        noisy_votes=votes,
+        assignment=assignment,
+    )
+
+
+@pytest.mark.parametrize(("count", "mean", "sigma"), [(3.0, 20.0, 5.0), (-40.0, 4.0, 9.0), (250.0, 30.0, 2.0)])
+def test_the_density_of_a_noisy_count_is_the_integral_over_the_count(count: float, mean: float, sigma: float) -> None:
+    def density(votes: float) -> float:
+        noise = math.exp(-0.5 * ((count - votes) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+        return math.exp(-votes / mean) / mean * noise
+
+    peak = max(count, 0.0)
+    found, _ = integrate.quad(density, 0, peak + 12 * sigma, points=[peak], limit=400, epsabs=0, epsrel=1e-9)
+    assert math.exp(log_density(np.array([count]), mean, sigma)[0]) == pytest.approx(found, rel=1e-6)
+
+
+@pytest.mark.parametrize("noisy", [(22.0, 9.0), (4.0, -3.0), (60.0, 55.0)])
+def test_the_posterior_of_two_classes_is_that_of_brute_integration(noisy: tuple[float, float]) -> None:
+    """Over both counts on a fine grid, with neither closed form nor cancellation."""
+    most, others, sigma = 30.0, 6.0, 8.0
+    votes = np.linspace(0, 400, 40_001)
+
+    def weight(count: float, mean: float) -> float:
+        values = np.exp(-votes / mean) / mean * np.exp(-0.5 * ((count - votes) / sigma) ** 2)
+        return float(integrate.trapezoid(values, votes))
+
+    first = weight(noisy[0], most) * weight(noisy[1], others)
+    second = weight(noisy[0], others) * weight(noisy[1], most)
+    found = majority_posterior(np.array([noisy]), sigma, most=most, others=others)
+    assert found[0, 0] == pytest.approx(first / (first + second), rel=1e-4)
+
+
+def test_of_simulated_counts_as_many_lead_as_the_posterior_says() -> None:
+    """40,000 draws, 4 classes: in bins of a tenth the share that leads is the mean posterior, to 5 standard errors."""
+    rng = np.random.default_rng(0)
+    draws, classes, sigma = 40_000, 4, 10.0
+    lead = rng.integers(0, classes, draws)
+    votes = rng.exponential(5.0, (draws, classes))
+    votes[np.arange(draws), lead] = rng.exponential(40.0, draws)
+    noisy = votes + rng.normal(0, sigma, votes.shape)
+    posterior = majority_posterior(noisy, sigma, most=40.0, others=5.0)
+    said, right = posterior.max(axis=1), posterior.argmax(axis=1) == lead
+    for low in np.arange(0.3, 1.0, 0.1):
+        within = (said >= low) & (said < low + 0.1)
+        error = math.sqrt(0.25 / within.sum())
+        assert abs(said[within].mean() - right[within].mean()) < 5 * error
+
+
+def world(temperature: float, sigma: float, *, seed: int = 0) -> tuple[Matrix, NoisyAnswers, NDArray[np.int64]]:
+    """What a student says of 4,000 images whose truth is drawn from its sharpened probabilities, and their votes."""
+    rng = np.random.default_rng(seed)
+    images, groups, classes = 4000, 40, 5
+    assignment = np.sort(rng.integers(0, groups, images))
+    centre = rng.normal(0, 2.0, (groups, classes))[assignment]
+    scores = centre + rng.normal(0, 1.5, (images, classes))
+    said = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    truth = np.array([rng.choice(classes, p=row) for row in sharpened(said, temperature)])
+    votes = np.zeros((groups, classes))
+    np.add.at(votes, (assignment, truth), 1.0)
+    noisy = votes + rng.normal(0, sigma, votes.shape)
+    return said, answers(noisy, sigma, assignment), truth
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.8])
+def test_a_student_that_is_too_sure_or_not_enough_is_found_out_by_the_votes(temperature: float) -> None:
+    said, release, truth = world(temperature, sigma=8.0)
+    assert release.assignment is not None
+    found = fit_temperature("prototypes", said, release, release.assignment)
+    probabilities = sharpened(said, found)
+    before = abs(said.max(axis=1).mean() - (said.argmax(axis=1) == truth).mean())
+    after = abs(probabilities.max(axis=1).mean() - (probabilities.argmax(axis=1) == truth).mean())
+    # SMEAR takes some impurity for the voters' own, so that the answer is a little too sure: by at most that.
+    assert after < 0.06
+    assert temperature == 1.0 or after < before
+
+
+def test_noise_that_drowns_the_votes_and_winners_leave_what_is_usual() -> None:
+    said, release, _ = world(1.8, sigma=5000.0)
+    assert release.assignment is not None
+    for kind, usual in USUAL.items():
+        found = fit_temperature(kind, said, release, release.assignment)
+        assert abs(math.log(found / usual)) < 0.25
+        winners = dataclasses.replace(release, noisy_votes=None)
+        assert fit_temperature(kind, said, winners, release.assignment) == usual
+
+
+rows = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=1, max_size=6)
+
+
+@given(rows, st.floats(0.05, 20.0))
+@settings(deadline=None)
+def test_sharpening_keeps_order_impossibility_and_sums(found: list[list[float]], temperature: float) -> None:
+    raw = np.array(found) + np.array([1e-3, 0.0, 0.0])
+    said = raw / raw.sum(axis=1, keepdims=True)
+    sharp = sharpened(said, temperature)
+    assert np.allclose(sharp.sum(axis=1), 1.0)
+    assert (sharp[said == 0] == 0).all()
+    for before, after in zip(said, sharp, strict=True):
+        order = np.argsort(before, kind="stable")
+        assert (np.diff(after[order]) >= -1e-12).all()
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=1, max_size=5), st.floats(1e-2, 1e4))
+@settings(deadline=None)
+def test_whatever_the_counts_are_a_posterior_is_one_and_grows_with_its_count(
+    found: list[list[float]], sigma: float
+) -> None:
+    noisy = sigma * np.array(found)  # beyond a thousand sigma differences of logarithms lose digits
+    posterior = majority_posterior(noisy, sigma, most=50.0, others=2.0)
+    assert np.isfinite(posterior).all()
+    assert np.allclose(posterior.sum(axis=1), 1.0)
+    more = noisy + np.array([sigma, 0.0, 0.0])
+    assert (majority_posterior(more, sigma, most=50.0, others=2.0)[:, 0] >= posterior[:, 0] - 1e-7).all()
+
+
+def test_an_answer_about_the_image_itself_counts_as_much_as_noise_and_agreement_let_it() -> None:
+    unsure = np.array([[0.5, 0.3, 0.2]])
+    clear, drowned = answers(np.array([[0.0, 90.0, 0.0]]), 5.0), answers(np.array([[0.0, 90.0, 0.0]]), 5000.0)
+    assert clear.noisy_votes is not None
+    said = asked_posterior(unsure, clear.noisy_votes, clear, 0.9)
+    assert said[0, 1] > 0.8
+    doubted = asked_posterior(unsure, clear.noisy_votes, clear, 1 / 3)
+    assert np.allclose(doubted, unsure, atol=1e-6), "where votes agree no more than by chance they say nothing"
+    assert np.allclose(asked_posterior(unsure, clear.noisy_votes, drowned, 0.9), unsure, atol=0.02)
+
+
+def test_agreement_and_mean_votes_are_those_without_noise_where_there_is_none() -> None:
+    votes = np.array([[30.0, 10.0], [0.0, 20.0]])
+    release = answers(votes, 0.0, np.array([0, 0, 1]))
+    assert mean_votes(release) == 30.0
+    assert vote_agreement(np.array([0, 0, 1]), release, np.array([0, 0, 1])) == pytest.approx(50 / 60)
+
+
+def test_every_kind_of_student_says_its_label_with_the_probability_that_its_file_keeps() -> None:
+    rng = np.random.default_rng(3)
+    features = rng.integers(-900, 900, (60, 12)).astype(np.int16)
+    votes = rng.normal(3.0, 4.0, (60, 3))
+    release = NoisyAnswers(
+        features=features, labels=votes.argmax(axis=1), total_sigma_votes=2.0, num_classes=3, noisy_votes=votes
+    )
+    for kind in ("prototypes", "linear-probe", "spreading"):
+        labelled = label_images(release, features, rows=np.arange(60), kind=kind)  # type: ignore[arg-type]
+        assert labelled.asked.all()
+        assert np.allclose(labelled.probabilities.sum(axis=1), 1.0)
+        student = fit_student(kind, release, features, num_classes=3)  # type: ignore[arg-type]
+        again = type(student).of_arrays(student.kind, student.arrays)
+        assert again.temperature == student.temperature != 1.0 or kind == "prototypes"
+        assert np.allclose(again.predict_proba(features), student.predict_proba(features))
