@@ -151,9 +151,13 @@ export class Api {
     });
   }
 
-  /** A job's labels as bytes. */
-  async labels(id, format) {
-    const path = `/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format })}`;
+  /** A job's labels as bytes: of every image, or of the questions alone. */
+  labels = (id, format, of = "images") => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format, of })}`);
+
+  /** Signed evidence of a task or a period: as a file to check, or a page to print. */
+  evidence = (wanted) => this.#blob(`/v1/evidence?${query(wanted)}`);
+
+  async #blob(path) {
     const response = await this.#ask(path, { headers: { Accept: "*/*" } });
     if (!response.ok) await this.#refuse(response);
     return response.blob();

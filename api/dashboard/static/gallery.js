@@ -1,9 +1,9 @@
 // A job's labels with the images they belong to: filters by class and by confidence, the doubtful ones first.
 
-import { Problem } from "./api.js";
+import { Problem, Unreachable } from "./api.js";
 import { byId, el, fill, icon, setText } from "./dom.js";
 import { Pictures } from "./pictures.js";
-import { count, whole } from "./words.js";
+import { count, sentence, whole } from "./words.js";
 
 const AT_ONCE = 24;
 const LEVELS = {
@@ -46,15 +46,26 @@ export class Gallery {
     this.#place.hidden = false;
     this.#pictures.open(job.job_id);
     setText(byId("gallery-words"), "Reading the labels ...");
-    try {
-      const rows = (await this.#api.labelRows(job.job_id)).map(rowOf);
-      if (this.#jobId !== job.job_id) return;
-      this.#rows = rows;
-      this.#fillFilters();
-      this.#restart();
-    } catch (error) {
-      if (this.#jobId === job.job_id) setText(byId("gallery-words"), `The labels did not come: ${error.message}`);
-      if (!(error instanceof Problem)) throw error;
+    await this.#read(job.job_id);
+  }
+
+  /** Asks for the labels until they are there: the service may still be labelling the images that were not asked about. */
+  async #read(jobId) {
+    while (this.#jobId === jobId) {
+      try {
+        const rows = (await this.#api.labelRows(jobId)).map(rowOf);
+        if (this.#jobId !== jobId) return;
+        this.#rows = rows;
+        this.#fillFilters();
+        this.#restart();
+        return;
+      } catch (error) {
+        if (this.#jobId !== jobId) return;
+        const isBusy = error instanceof Unreachable || (error instanceof Problem && (error.status === 503 || error.status === 429));
+        setText(byId("gallery-words"), isBusy ? `${sentence(error.message)}. Trying again ...` : `The labels did not come: ${error.message}`);
+        if (!isBusy) return;
+        await new Promise((resolve) => setTimeout(resolve, 1000 * Math.max(2, error.retryAfterS ?? 0)));
+      }
     }
   }
 

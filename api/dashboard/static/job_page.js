@@ -8,10 +8,11 @@ import { cell, head, row, table } from "./tables.js";
 import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, time, whole, worth, worthNode } from "./words.js";
 
 const FORMATS = [
-  ["jsonl", "JSON lines", "jsonl"],
-  ["parquet", "Parquet", "parquet"],
-  ["label-studio", "Label Studio", "json"],
-  ["image-folder-csv", "CSV for an image folder", "csv"],
+  ["jsonl", "JSON lines", "jsonl", "images"],
+  ["parquet", "Parquet", "parquet", "images"],
+  ["label-studio", "Label Studio", "json", "images"],
+  ["image-folder-csv", "CSV for an image folder", "csv", "images"],
+  ["parquet", "Questions alone", "parquet", "questions"],
 ];
 
 const ROUND_WORDS = {
@@ -46,6 +47,7 @@ const ENDINGS = {
 export class JobPage {
   #api;
   #jobs;
+  #evidence;
   #maySee;
   #id = "";
   #bar = progress("Questions answered");
@@ -53,8 +55,9 @@ export class JobPage {
   #asking = null;
 
   /** `maySee()` says whether the reader's role reaches a job's labels; the service decides it again. */
-  constructor(api, jobs, maySee) {
+  constructor(api, jobs, evidence, maySee) {
     this.#api = api;
+    this.#evidence = evidence;
     this.#jobs = jobs;
     this.#maySee = maySee;
     this.#gallery = new Gallery(api, byId("job-gallery"));
@@ -100,6 +103,7 @@ export class JobPage {
     const problem = job.problem;
     fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta)) : null));
     fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
+    this.#evidence.ofJob(job);
     this.#renderEnding(job);
     fill(byId("job-facts"), JSON.stringify(job), () => facts(job, this.#jobs.by(job)));
     fill(byId("job-rounds"), JSON.stringify([job.rounds, job.declined, job.state]), () => rounds(job));
@@ -118,14 +122,14 @@ export class JobPage {
       "div",
       { class: "buttons", role: "group", "aria-label": "Download the labels" },
       el("span", { class: "small" }, "Download"),
-      FORMATS.map(([format, name, ending]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending) }, name)),
+      FORMATS.map(([format, name, ending, of]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending, of) }, name)),
     );
   }
 
-  async #download(job, format, ending) {
+  async #download(job, format, ending, of) {
     this.#say("Downloading ...");
     try {
-      save(await this.#api.labels(job.job_id, format), `${job.job_id}.${ending}`);
+      save(await this.#api.labels(job.job_id, format, of), `${job.job_id}${of === "questions" ? "-questions" : ""}.${ending}`);
       this.#say("");
     } catch (error) {
       this.#say(`The labels did not come: ${error.message}`);

@@ -323,6 +323,39 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     assert visit.failed_loads == []
 
 
+def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
+    open_page: OpenPage, federation: Federation, client: Client, tmp_path: Path
+) -> None:
+    job = client.wait(submit(client, federation, "to be proved", epsilon=0.2).job_id)
+    made = client.create_token("data protection", "viewer")
+    visit = open_page(f"{federation.url}/dashboard#token={made.token}")
+    page = visit.page
+    page.evaluate("(id) => { location.hash = `#jobs/${id}`; }", job.job_id)
+    with page.expect_download(timeout=SLOW_MS) as download:
+        page.get_by_role("button", name="Evidence, signed file").click(timeout=SLOW_MS)
+    signed = tmp_path / "evidence.json"
+    download.value.save_as(signed)
+    (task,) = json.loads(signed.read_text())["evidence"]["facts"]["tasks"]
+    assert job.task_id in json.dumps(task)
+    command = [sys.executable, "-m", "workers.cli", "evidence", "verify", str(signed)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    expect(page.locator("#job-message")).to_contain_text("labeler evidence verify")
+
+    goto(page, "Ledger")
+    page.get_by_text("Evidence of a period, signed").click()
+    page.get_by_label("From (UTC)").fill("2020-01-01")
+    page.get_by_label("To the end of (UTC)").fill("2100-01-01")
+    assert visit.axe_problems() == []
+    with page.expect_download(timeout=SLOW_MS) as printed:
+        page.get_by_role("button", name="Evidence, page to print").last.click()
+    text = printed.value.path().read_text()
+    assert job.task_id[:12] in text
+    assert "<script" not in text
+    assert visit.script_errors == []
+    assert visit.failed_loads == []
+
+
 def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
 ) -> None:
