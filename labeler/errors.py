@@ -39,6 +39,7 @@
         ├── OutputInUse         another process works in the output folder
         ├── JournalInUse        another process holds the journal
         ├── AwaitingApproval    a person at the site has to approve first
+        ├── SiteStopped         the site has stopped answering for now
         ├── RateLimited         too many requests for one token
         └── Unavailable         a part of the service cannot be reached now
             └── StorageFull     there is no room left to keep it
@@ -330,6 +331,12 @@ class AwaitingApproval(TryAgain):
     """A person at the site has to approve the task first."""
 
     problem_type = "awaiting-approval"
+
+
+class SiteStopped(TryAgain):
+    """The people of a site have stopped their agent from answering anything new, until they let it go on."""
+
+    problem_type = "site-stopped"
 
 
 class RateLimited(TryAgain):

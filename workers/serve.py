@@ -1,6 +1,7 @@
-"""The processes of the coordinator's own domain: the coordinator behind its server, and the embedder beside it.
+"""What serves over HTTP: the coordinator behind its server, with the embedder beside it, and a hospital's desk.
 
-This is the one module of `workers` that may import the coordinator: both processes share its home and its settings.
+This is the one module of `workers` that may import `api`: coordinator and embedder share a home and settings, and the
+desk's page is an application like the coordinator's.
 It loads no learning library, so the process that everybody talks to stays small; a test starts a fresh interpreter
 and looks. The embedder loads what its backbones need, when they are needed.
 """
@@ -98,6 +99,21 @@ def stepwise_coordinator(
     from api.coordinator.stepwise import StepwiseCoordinator
 
     return StepwiseCoordinator(home, mailbox, clock=clock, steady=steady)
+
+
+def run_desk(
+    home: Path, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
+) -> None:
+    """Open the desk of an agent's home for this machine, until told to stop; beside the agent, or without it.
+
+    Raises:
+        InvalidSetting: the folder is no agent's home, or the address is not this machine's alone.
+        Unavailable: the address is taken.
+    """
+    from api.desk.server import serve_desk
+    from workers.agent.desk_site import DeskSite
+
+    serve_desk(DeskSite(home), host=host, port=port, stop=stop, on_ready=on_ready)
 
 
 def run_home_embedder(home: Path, *, stop: threading.Event) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import (
@@ -49,6 +50,9 @@ MAX_WAITING = 100
 
 WAITING_KEPT = timedelta(days=7)
 """How long a task waits; one that is still asked for after it waits anew."""
+
+MAX_DECIDED = 500
+"""Most decisions that are listed, the last ones."""
 
 answered_rounds = Table(
     "answered_rounds",
@@ -92,6 +96,22 @@ task_approvals = Table(
     sqlite_strict=True,
 )
 stay(task_approvals, ("digest", "body", "requested_at"))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A task about which a person has decided.
+
+    Attributes:
+        task: which.
+        state: "approved", or "revoked" where it was refused or an approval taken back.
+        requested_at, decided_at: when it was first asked for, and decided.
+    """
+
+    task: Task
+    state: str
+    requested_at: datetime
+    decided_at: datetime
 
 
 def _charged_round() -> ClauseElement:
@@ -258,6 +278,21 @@ class AgentMemory:
             if self._approval(task.digest, joined) is None:
                 self._write_request(task, at, joined)
             self._decide(task.digest, "approved" if is_approved else "revoked", joined)
+
+    def decide_against(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Write down that a person has refused a task, where the journal does not say so yet."""
+        with reading(self._database, connection) as joined:
+            if self._approval(task.digest, joined) == "revoked":
+                return
+        self.follow(task, at, is_approved=False, connection=connection)
+
+    def decided(self, *, connection: Connection | None = None) -> list[Decided]:
+        """Tasks about which a person has decided, the last decision first."""
+        is_decided = task_approvals.c.state != "waiting"
+        query = select(task_approvals).where(is_decided).order_by(task_approvals.c.decided_at.desc())
+        with reading(self._database, connection) as joined:
+            rows = joined.execute(query.limit(MAX_DECIDED)).all()
+        return [Decided(parse_task(json.loads(row.body)), row.state, row.requested_at, row.decided_at) for row in rows]
 
     def approve(self, digest: str, *, connection: Connection | None = None) -> None:
         """Let the agent answer a task.

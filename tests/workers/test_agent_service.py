@@ -236,8 +236,12 @@ def test_a_task_waits_for_approval_and_is_answered_after_it(site: Site) -> None:
     approve(site.home, ask.task.digest)
     site.send(ask)
     site.shares(ask, 1)
+    # Taken back after the charge, it is about what comes: the stored bytes are sent again.
     revoke_approval(site.home, ask.task.digest)
     site.send(ask)
+    first, second = site.shares(ask, 2)
+    assert same(first, second)
+    site.send(site.ask(nonce="another task"))
     assert not site.refusals(2)[1].is_final
     running.end()
 

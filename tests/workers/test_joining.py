@@ -138,7 +138,7 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
         assert max(map(len, screen.splitlines())) <= 80, screen
     for word in (service.coordinator.config.public_url, phrase[0], "t0", "t1", "t2", "approval of a person"):
         assert word in joined.out
-    assert "labeler agent waiting --home a" in joined.out
+    assert "labeler agent desk --home a" in joined.out
     # Everything is pinned, without a key copied by hand.
     policy = read_policy(tmp_path / "a" / "policy.toml")
     keys = {number: PartyKeys.load(tmp_path / f"t{number}" / "keys.json").public for number in range(3)}

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
-from labeler.errors import AwaitingApproval, ProtocolViolation
+from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
+from workers.agent.decisions import objection
 from workers.agent.policy import Policy
 from workers.party.home import is_approved
 
@@ -47,12 +48,18 @@ class Admission:
         self._clock = clock
         self._followed: dict[str, bool] = {}
 
-    def check(self, asked: Ask | Proposal) -> None:
-        """Refuse what the policy does not allow, and what nobody has approved where somebody has to.
+    def check(self, asked: Ask | Proposal, *, is_charged: bool = False) -> None:
+        """Refuse what the policy does not allow, what people have refused, and what nobody has approved who has to.
+
+        Args:
+            asked: what is asked or proposed.
+            is_charged: its price was taken before. Then people were asked before, and what they decide since is about
+                what comes: after a charge the agent answers.
 
         Raises:
             ProtocolViolation: it has expired.
-            PolicyRefusal: see Policy.check.
+            PolicyRefusal: see Policy.check; or a person has refused the task.
+            SiteStopped: the site answers nothing new for now.
             AwaitingApproval: a person has to approve the task; it waits for one from now on.
         """
         task = asked.task
@@ -66,8 +73,14 @@ class Admission:
             if len(self._followed) >= _MOST_FOLLOWED:
                 self._followed.clear()
             self._followed[task.digest] = approved
+        no = None if is_charged else objection(self._home, task.digest)
+        if isinstance(no, PolicyRefusal):
+            self._memory.decide_against(task, self._clock())
+        if no is not None:
+            raise no
         try:
-            self._read_policy().check(asked, coordinator_key=self._coordinator_key, is_approved=approved)
+            policy = self._read_policy()
+            policy.check(asked, coordinator_key=self._coordinator_key, is_approved=approved or is_charged)
         except AwaitingApproval:
             self._memory.request(task, self._clock())
             raise

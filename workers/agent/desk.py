@@ -304,7 +304,7 @@ class AgentDesk:
                 if not effect.is_charged:
                     # Before a person is asked, and the task kept for it: what does not fit these records never waits.
                     self._records.agent().check(ask.task, ask.batch)
-                self._admission.check(ask)
+                self._admission.check(ask, is_charged=effect.is_charged)
                 self._ledger.check_price(ask.task, ask.sizes)
                 fault_point("agent.asked")
             except (JournalBroken, JournalBehind):

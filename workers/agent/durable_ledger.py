@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.answer_history import AnsweredTasks
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
@@ -78,6 +79,7 @@ class DurableLedger:
         self._account = account
         self._read_policy = read_policy
         self._clock = clock
+        self._tasks = AnsweredTasks(database)
         self._opened: Policy | None = None
 
     def open_accounts(self) -> Policy:
@@ -163,7 +165,7 @@ class DurableLedger:
             if promised is None:
                 # What was promised was counted at the yes.
                 self._check_day(policy, num_queries, connection)
-        return self._memory.charge(
+        is_new = self._memory.charge(
             round_digest=round_digest,
             shard_version=shard_version,
             reservation_id=paid_by or promised or reservation_id,
@@ -175,6 +177,9 @@ class DurableLedger:
             is_promised=promised is not None,
             connection=connection,
         )
+        if is_new:
+            self._tasks.note(task, self._clock(), connection=connection)
+        return is_new
 
     def kept_until(self, expires_at: float | None) -> datetime:
         """Until when a round is kept whose ask states this deadline, in unix seconds."""

@@ -59,7 +59,7 @@ releases = {_list(RELEASES)}    # "winner" shows ballots to all talliers togethe
 max_queries_per_day = {toml_value(chosen["max_queries_per_day"])}
 # Agents known to be real and honest, this one included.
 max_noise_contributors = {toml_value(chosen["max_noise_contributors"])}
-approval = true    # a person approves each task: labeler agent approve TASK
+approval = true    # a person approves each task: labeler agent desk, or agent approve TASK
 
 [talliers]
 # Whom this site trusts with one share of its noised votes each, from the invitation: id = public sealing key.

@@ -1,25 +1,33 @@
-"""What the people of a site see of their agent: its own ledger, and the tasks that wait for them.
+"""What the people of a site see of their agent: its own ledger, what waits for them, what was ever answered.
 
-Both are read from the agent's journal without disturbing an agent that runs.
+All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
+disturbing an agent that runs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.answer_history import AnsweredRound, answered
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
 from feature_store.journal.unpriced import accounts_charged_without
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.batching import LEVELS
 from labeler.budget import NANO, UNBOUNDED_NANO
-from labeler.errors import NotReady
+from labeler.errors import InvalidSetting, LabelerError, NotReady
 from labeler.planning import price
+from labeler.task import Task
+from workers.agent.decisions import refused, stopped
 from workers.agent.policy import read_policy
+from workers.agent.policy_words import policy_in_words
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
 
 _MARGIN = 1e-7
@@ -69,32 +77,177 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     """
     read_agent_config(home)
     with closing(_look(home)) as database:
-        waiting = AgentMemory(database, Ledger(database, clock=_now)).waiting()
-    found = []
-    for digest, task, asked_at in waiting:
-        if is_approved(home, digest):
-            continue
-        cost = price(task)
-        found.append(
-            {
-                "task_id": digest,
-                "name": task.name,
-                "method": task.method,
-                "queries": task.max_queries,
-                "agents": task.agents,
-                "colluding_agents": task.colluding_agents,
-                "holds_against": cost.holds_against,
-                "noise_contributors": task.noise_contributors,
-                "sigma_votes": task.sigma_votes,
-                "instance_epsilon": cost.instance.to_json()["epsilon"],
-                "person_epsilon": None if cost.person is None else cost.person.to_json()["epsilon"],
-                "records_per_person": task.records_per_person,
-                "agent_epsilon": cost.agent.to_json()["epsilon"],
-                "delta": task.delta,
-                "asked_at": asked_at.isoformat(timespec="seconds"),
+        waiting = _memory(database).waiting()
+    open_ones = [one for one in waiting if not is_approved(home, one[0]) and refused(home, one[0]) is None]
+    return [_described(task) | {"asked_at": _moment(asked_at)} for _, task, asked_at in open_ones]
+
+
+def decided_tasks(home: Path) -> list[dict[str, Any]]:
+    """Tasks about which a person has decided, the last decision first, with what was decided and the reason.
+
+    Raises:
+        NotReady: the agent has not run yet, so it has been asked nothing.
+    """
+    read_agent_config(home)
+    with closing(_look(home)) as database:
+        memory = _memory(database)
+        decided, waiting = memory.decided(), memory.waiting()
+    found = [_decision(home, one.task, one.requested_at, one.decided_at) for one in decided]
+    # Decided a moment ago: the agent has not looked yet.
+    new = [_decision(home, task, asked_at, None) for _, task, asked_at in waiting]
+    return [one for one in new if one["decision"] != "withdrawn"] + found
+
+
+def answered_rounds(home: Path) -> list[dict[str, Any]]:
+    """Every round that was ever charged, oldest first: when, for which task and job, and at which price.
+
+    The epsilons are of each round by itself at the policy's delta; what several cost together is in `site_budget`.
+
+    Raises:
+        NotReady: the agent has not run yet, so it has answered nothing.
+        PolicyRefusal: the policy, which says at which delta, cannot be read.
+    """
+    read_agent_config(home)
+    delta = read_policy(home / POLICY_FILE).budget.delta
+    with closing(_look(home)) as database:
+        _memory(database, with_answers=True)
+        rounds, tasks = answered(database)
+    return [_answered(one, tasks.get(one.task_digest), delta) for one in rounds]
+
+
+def ledger_head(home: Path) -> tuple[int, str]:
+    """How far the agent's ledger is: who has seen this head knows everything that was answered.
+
+    Raises:
+        NotReady: the agent has not run yet.
+    """
+    with closing(_look(home)) as database:
+        head = Ledger(database, clock=_now).head()
+    return head.seq, head.hash
+
+
+def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same by job, the newest first; rounds that were asked without a job stand for themselves by task."""
+    jobs: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in rounds:
+        key = (one["task_id"], one["job_id"])
+        known = jobs.get(key)
+        if known is None:
+            fields = ("task_id", "name", "method", "classes", "job_id", "delta")
+            jobs[key] = known = {name: one[name] for name in fields} | {
+                "first_at": one["at"],
+                "queries": 0,
+                "rounds": 0,
+                "instance_nano": 0,
+                "agent_nano": 0,
             }
-        )
+        known["last_at"] = one["at"]
+        known["rounds"] += 1
+        for name in ("queries", "instance_nano", "agent_nano"):
+            known[name] += one[name]
+    for job in jobs.values():
+        for level in LEVELS:
+            job[f"{level}_epsilon"] = _epsilon(job[f"{level}_nano"], job["delta"])
+    return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
+
+
+def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = None) -> dict[str, Any]:
+    """What the desk shows: who we are, whether we answer, what waits, what was decided, what is left.
+
+    What cannot be read is said in `problems`, and the rest is shown.
+
+    Args:
+        home: of the agent.
+        jobs: gives what was answered, for whoever remembers it; read from the journal where absent.
+    """
+    config = read_agent_config(home)
+    no = stopped(home)
+    found: dict[str, Any] = {
+        "agent_id": config.agent_id,
+        "coordinator_url": config.coordinator_url,
+        "stopped": None if no is None else {"reason": no.reason, "at": no.at},
+        "policy": [],
+        "waiting": [],
+        "decided": [],
+        "budget": [],
+        "jobs": [],
+        "problems": [],
+    }
+    parts: dict[str, Callable[[], Any]] = {
+        "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
+        "waiting": lambda: waiting_tasks(home),
+        "decided": lambda: decided_tasks(home),
+        "budget": lambda: site_budget(home),
+        "jobs": jobs or (lambda: answered_jobs(answered_rounds(home))),
+    }
+    for name, read in parts.items():
+        try:
+            found[name] = read()
+        except LabelerError as error:
+            if str(error) not in found["problems"]:
+                found["problems"].append(str(error))
     return found
+
+
+def _described(task: Task) -> dict[str, Any]:
+    """What is public of a task, with its price as stated in it (None: no finite price)."""
+    cost = price(task)
+    return {
+        "task_id": task.digest,
+        "name": task.name,
+        "classes": list(task.classes),
+        "method": task.method,
+        "release": task.release,
+        "queries": task.max_queries,
+        "agents": task.agents,
+        "colluding_agents": task.colluding_agents,
+        "holds_against": cost.holds_against,
+        "noise_contributors": task.noise_contributors,
+        "sigma_votes": task.sigma_votes,
+        "instance_epsilon": cost.instance.to_json()["epsilon"],
+        "person_epsilon": None if cost.person is None else cost.person.to_json()["epsilon"],
+        "records_per_person": task.records_per_person,
+        "agent_epsilon": cost.agent.to_json()["epsilon"],
+        "delta": task.delta,
+    }
+
+
+def _decision(home: Path, task: Task, asked_at: datetime, decided_at: datetime | None) -> dict[str, Any]:
+    no = refused(home, task.digest)
+    decision = "refused" if no else "approved" if is_approved(home, task.digest) else "withdrawn"
+    at = no.at if no and no.at else "" if decided_at is None else _moment(decided_at)
+    return _described(task) | {
+        "decision": decision,
+        "reason": no.reason if no else "",
+        "asked_at": _moment(asked_at),
+        "decided_at": at,
+    }
+
+
+def _answered(one: AnsweredRound, task: Task | None, delta: float) -> dict[str, Any]:
+    charges = {level: one.charges.get(level, 0) for level in LEVELS}
+    return {
+        "at": _moment(one.at),
+        "task_id": one.task_digest,
+        "name": "" if task is None else task.name,
+        "method": "" if task is None else task.method,
+        "classes": [] if task is None else list(task.classes),
+        "job_id": one.job_id,
+        "round": one.round_digest,
+        "queries": one.num_queries,
+        "talliers": list(one.talliers),
+        "delta": delta,
+        **{f"{level}_nano": amount for level, amount in charges.items()},
+        **{f"{level}_epsilon": _epsilon(amount, delta) for level, amount in charges.items()},
+    }
+
+
+def _epsilon(nano: int, delta: float) -> float | None:
+    return None if nano >= UNBOUNDED_NANO else epsilon_of(nano, delta)
+
+
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def epsilon_of(nano: int, delta: float) -> float:
@@ -109,6 +262,21 @@ def _look(home: Path) -> Database:
     if not (home / JOURNAL_FILE).exists():
         raise NotReady(f"the agent of {home} has no journal yet; start it once")
     return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, read_only=True)
+
+
+def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
+    """What the agent remembers, from a journal that is only looked at.
+
+    Raises:
+        NotReady: nothing is there: the home has joined and its agent never ran.
+    """
+    ledger = Ledger(database, clock=_now)
+    try:
+        if with_answers:
+            PromiseStore(database, ledger)
+        return AgentMemory(database, ledger)
+    except InvalidSetting:
+        raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
 
 
 def _now() -> datetime:

@@ -14,11 +14,12 @@ from labeler.errors import (
     MixedShards,
     PrivacyRefusal,
     ProtocolViolation,
+    SiteStopped,
     TryAgain,
     Unavailable,
 )
 
-PUBLIC_ERRORS = (PrivacyRefusal, InvalidSetting, MixedShards, ProtocolViolation, AwaitingApproval)
+PUBLIC_ERRORS = (PrivacyRefusal, InvalidSetting, MixedShards, ProtocolViolation, AwaitingApproval, SiteStopped)
 """Errors raised before a record is touched whose sentences follow from the ask, the policy and the ledger."""
 
 

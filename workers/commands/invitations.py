@@ -140,7 +140,7 @@ def agent_join(
     typer.echo("")
     typer.echo("Next:")
     typer.echo(f"  labeler agent --home {home}            answers, until it is stopped")
-    typer.echo(f"  labeler agent waiting --home {home}    what waits for you to decide")
+    typer.echo(f"  labeler agent desk --home {home}       what was asked, and what you decide")
     _wrapped(
         f"Talliers that name their agents need {home / 'keys.public.json'}: send it to them, and read out the "
         "fingerprint (labeler tallier agents)."

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from labeler.errors import InvalidSetting, NotFound
-from workers.commands.console import Json, cell, print_json
+from labeler.errors import InvalidSetting
+from workers.commands.console import Json, print_json
 from workers.commands.federation import stop_signal
 
 Home = Annotated[Path, typer.Option(help="Home folder of this party.")]
@@ -23,10 +21,12 @@ tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
+    from workers.commands import site
     from workers.commands.invitations import agent_join, tallier_join
 
     agent_app.command("join")(agent_join)
     tallier_app.command("join")(tallier_join)
+    site.register(agent_app)
     app.add_typer(agent_app, name="agent")
     app.add_typer(tallier_app, name="tallier")
 
@@ -73,93 +73,6 @@ def agent_init(
     public = make_agent_home(home, agent_id=agent_id, coordinator_url=coordinator, shard=shard, engine=engine)
     next_step = f"Fill in {home / 'policy.toml'}; until then it refuses everything."
     _tell_made(home, public, next_step=next_step, as_json=as_json)
-
-
-@agent_app.command("waiting")
-def agent_waiting(home: Home, as_json: Json = False) -> None:
-    """List the tasks that wait for a person's approval, with what one of them would cost.
-
-    Example: `labeler agent waiting --home hospital-a`
-    """
-    from workers.agent.site import waiting_tasks
-
-    waiting = waiting_tasks(home)
-    if as_json:
-        print_json(waiting)
-        return
-    if not waiting:
-        typer.echo("No task waits for approval.")
-        return
-    table = Table(show_edge=False)
-    headings = (
-        "task",
-        "name",
-        "method",
-        "queries",
-        "agents",
-        "colluding",
-        "sigma",
-        "epsilon per image",
-        "per person",
-        "per agent",
-        "asked at",
-    )
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for task in waiting:
-        table.add_row(
-            task["task_id"],
-            cell(task["name"]),
-            task["method"],
-            str(task["queries"]),
-            str(task["agents"]),
-            str(task["colluding_agents"]),
-            f"{task['sigma_votes']:.4g}",
-            _epsilon(task["instance_epsilon"]),
-            "not stated" if task["records_per_person"] is None else _epsilon(task["person_epsilon"]),
-            _epsilon(task["agent_epsilon"]),
-            task["asked_at"],
-        )
-    Console(highlight=False).print(table)
-
-
-@agent_app.command("approve")
-def agent_approve(
-    digest: Annotated[str, typer.Argument(help="The task, or as many of its first digits as tell it apart.")],
-    home: Home,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take an approval back.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Approve a task, so that the agent answers it. Works while the agent runs.
-
-    Example: `labeler agent approve 3f9c0a12 --home hospital-a`
-    """
-    from workers.agent.site import waiting_tasks
-    from workers.party.home import approve, revoke_approval
-
-    whole = digest if len(digest) == 64 else _only_one(digest, [str(task["task_id"]) for task in waiting_tasks(home)])
-    (revoke_approval if revoke else approve)(home, whole)
-    if as_json:
-        print_json({"task_id": whole, "approved": not revoke})
-    else:
-        typer.echo(f"Task {whole} is {'no longer approved' if revoke else 'approved'}.")
-
-
-@agent_app.command("budget")
-def agent_budget(home: Home, as_json: Json = False) -> None:
-    """Show what this agent has spent and what is left, from its own ledger: the site's own eyes.
-
-    Example: `labeler agent budget --home hospital-a`
-    """
-    from workers.agent.site import site_budget
-
-    accounts = site_budget(home)
-    if as_json:
-        print_json(accounts)
-        return
-    from workers.commands.bars import budget_table
-
-    Console(highlight=False).print(budget_table(accounts))
 
 
 @tallier_app.callback(invoke_without_command=True)
@@ -308,14 +221,3 @@ def _needed(home: Path | None) -> Path:
     if home is None:
         raise InvalidSetting("name the home: --home DIR")
     return home
-
-
-def _only_one(start: str, known: list[str]) -> str:
-    found = [digest for digest in known if start and digest.startswith(start)]
-    if len(found) != 1:
-        raise NotFound(f"{len(found)} waiting tasks begin with {start!r}; see `labeler agent waiting`")
-    return found[0]
-
-
-def _epsilon(value: object) -> str:
-    return "no bound" if value is None else f"{value:.3g}"

@@ -30,6 +30,7 @@ from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
+from workers.agent.decisions import STOPPED_FILE
 from workers.homes.keys import journal_of
 from workers.homes.new import PUBLIC_FILE
 from workers.homes.settings_file import COORDINATOR_FILE
@@ -48,7 +49,7 @@ from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
-    *(PUBLIC_FILE, CA_FILE, IDENTITY_FILE, PEERS_FILE),
+    *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE),
 )
 """What a journal is useless without, in the order in which it is copied."""
 

@@ -1,0 +1,86 @@
+// What is left, what was answered, what was decided, what is allowed.
+
+import { el, fill } from "./dom.js";
+import { epsilon, many, method, moment, names, small } from "./words.js";
+
+const LOW = 0.1;
+
+/** One card for each account. A budget adds up in units, so its parts are shares of it; the epsilons stand below. */
+export function accounts(parent, budget) {
+  fill(parent, JSON.stringify(budget), () => [...budget].sort((one, other) => other.level.localeCompare(one.level)).map(account));
+}
+
+function account(one) {
+  const what = one.level === "instance" ? "About one private image" : "About this site as a whole";
+  const none = one.spent_epsilon === null;
+  const worth = none
+    ? "Something was answered that has no finite price at this level, so nothing bounds what it told."
+    : `Everything answered and promised so far is worth epsilon ${epsilon(one.spent_epsilon)} (delta ${small(one.delta)}).`;
+  if (one.cap_nano === null) {
+    return el("div", { class: "card account" }, el("h3", {}, what), el("p", { class: "total" }, el("span", { class: none ? "figure none" : "figure" }, none ? "no bound" : `epsilon ${epsilon(one.spent_epsilon)}`)), el("p", { class: "standing" }, "No limit is set: it is recorded, and nothing is refused."), el("p", { class: "small" }, worth));
+  }
+  const used = one.cap_nano ? one.spent_nano / one.cap_nano : 1;
+  const left = 1 - used;
+  const percent = `${(100 * left).toFixed(left > 0.1 || left === 0 ? 0 : 1)} %`;
+  return el(
+    "div",
+    { class: left < LOW ? "card account low" : "card account" },
+    el("h3", {}, what),
+    el("p", { class: "total" }, el("span", { class: "figure" }, percent), el("span", { class: "of" }, " of the budget is left")),
+    el("progress", { class: "share", max: "1000", value: String(Math.round(1000 * used)), "aria-label": `${what}: used part of the budget` }),
+    el("p", { class: "small" }, `${worth} The whole budget is epsilon ${epsilon(one.cap_epsilon)}. Budgets add up in units of mu squared, of which the share is stated; epsilons do not add up.`),
+  );
+}
+
+/** Every job that was answered. */
+export function jobs(parent, list) {
+  fill(parent, JSON.stringify(list), () => {
+    if (!list.length) return el("p", { class: "card empty" }, "Nothing was answered yet.");
+    const rows = list.map((job) =>
+      el("tr", {},
+        el("th", { scope: "row", class: "name" }, job.name || "a task of an earlier version", el("span", { class: "small block" }, job.job_id || job.task_id.slice(0, 16))),
+        cell("When", moment(job.last_at)),
+        cell("Classes", names(job.classes, 6) || "not kept"),
+        cell("Answered", `${many(job.queries, "question", "questions")}`, el("span", { class: "small" }, method(job.method))),
+        cell("Epsilon per image", epsilon(job.instance_epsilon), null, "num"),
+        cell("For this site", epsilon(job.agent_epsilon), null, "num"),
+      ),
+    );
+    return table("Every job, the newest first. The epsilon is of each job by itself.", ["Task", "When", "Classes", "Answered", "Epsilon per image", "For this site"], rows);
+  });
+}
+
+/** What people decided, with the way back. */
+export function decisions(parent, list, decide) {
+  fill(parent, JSON.stringify(list), () => {
+    if (!list.length) return el("p", { class: "card empty" }, "Nothing was decided yet.");
+    const rows = list.map((one) => {
+      const words = { approved: "approved", refused: "refused", withdrawn: "approval taken back" }[one.decision];
+      const again = one.decision === "approved"
+        ? el("button", { type: "button", class: "quiet danger", onclick: () => decide(`/v1/tasks/${one.task_id}/refuse`, { reason: "the approval was taken back" }, `${one.name} is refused`) }, `Refuse from now on`)
+        : el("button", { type: "button", class: "quiet", onclick: () => decide(`/v1/tasks/${one.task_id}/approve`, {}, `${one.name} is approved`) }, "Approve after all");
+      again.setAttribute("aria-label", `${again.textContent}: ${one.name}`);
+      return el("tr", {},
+        el("th", { scope: "row", class: "name" }, one.name, el("span", { class: "small block" }, one.task_id.slice(0, 16))),
+        cell("Decision", el("span", { class: `decision is-${one.decision}` }, words), one.reason ? el("span", { class: "small name" }, one.reason) : null),
+        cell("When", moment(one.decided_at)),
+        cell("Epsilon per image", epsilon(one.instance_epsilon), null, "num"),
+        cell("", again),
+      );
+    });
+    return table("The last decision first. What was charged before a refusal is still answered.", ["Task", "Decision", "When", "Epsilon per image", ""], rows);
+  });
+}
+
+export function policy(parent, words) {
+  fill(parent, JSON.stringify(words), () => (words.length ? words : ["It cannot be read, so everything is refused."]).map((line) => el("li", {}, line)));
+}
+
+function cell(label, content, more = null, kind = null) {
+  return el("td", { "data-label": label, class: kind }, el("div", {}, content, more));
+}
+
+function table(caption, headings, rows) {
+  const head = headings.map((words) => (words ? el("th", { scope: "col", class: words.startsWith("Epsilon") || words.startsWith("For") ? "num" : null }, words) : el("th", { scope: "col" }, el("span", { class: "visually-hidden" }, "Change"))));
+  return el("div", { class: "card scroll as-cards" }, el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}

@@ -1,0 +1,284 @@
+"""What people of a hospital look at and decide: what was asked, approve, refuse, stop, what is left and was answered.
+
+The same functions as behind the desk in the browser (workers.agent.site, workers.agent.decisions), at 80 columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from labeler.errors import InvalidSetting, NotFound
+from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.federation import stop_signal
+
+Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]
+Named = Annotated[
+    str, typer.Argument(help="The task, or as many of its first digits as tell it apart.", metavar="TASK")
+]
+_WIDTH = 80
+_LABEL = 12
+FORMATS = ("table", "json", "csv")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `labeler agent`."""
+    app.command("waiting")(waiting)
+    app.command("approve")(approve)
+    app.command("refuse")(refuse)
+    app.command("stop")(stop)
+    app.command("resume")(resume)
+    app.command("budget")(budget)
+    app.command("history")(history)
+    app.command("desk")(desk)
+
+
+def waiting(home: Home, as_json: Json = False) -> None:
+    """List the tasks that wait for a person's approval, with what each would cost.
+
+    Example: `labeler agent waiting --home hospital-a`
+    """
+    from workers.agent.decisions import stopped
+    from workers.agent.site import waiting_tasks
+
+    found = waiting_tasks(home)
+    if as_json:
+        print_json(found)
+        return
+    if no := stopped(home):
+        _say(f"This agent has stopped answering since {_minute(no.at)}. To go on: labeler agent resume --home {home}")
+    if not found:
+        typer.echo("No task waits for approval.")
+    for task in found:
+        typer.echo("")
+        _say_task(task, home)
+
+
+def approve(
+    digest: Named,
+    home: Home,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take an approval back.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Approve a task, so that the agent answers it. Works while the agent runs.
+
+    Example: `labeler agent approve 3f9c0a12 --home hospital-a`
+    """
+    from workers.agent import decisions
+
+    whole = _known(digest, home)
+    (decisions.revoke_approval if revoke else decisions.approve)(home, whole)
+    if as_json:
+        print_json({"task_id": whole, "approved": not revoke})
+    else:
+        typer.echo(f"Task {whole}")
+        typer.echo("is no longer approved." if revoke else "is approved; the agent answers it from now on.")
+
+
+def refuse(
+    digest: Named,
+    home: Home,
+    reason: Annotated[str, typer.Option(help="Why, in a few words; whoever asks is told.")],
+    as_json: Json = False,
+) -> None:
+    """Refuse a task, with a reason. What was charged before is still answered. Works while the agent runs.
+
+    Example: `labeler agent refuse 3f9c0a12 --reason "no ethics vote yet" --home hospital-a`
+    """
+    from workers.agent import decisions
+
+    whole = _known(digest, home)
+    decisions.refuse(home, whole, reason)
+    if as_json:
+        print_json({"task_id": whole, "refused": True, "reason": reason})
+    else:
+        typer.echo(f"Task {whole}")
+        _say(f"is refused: {reason}. Approving it takes this back.")
+
+
+def stop(
+    home: Home,
+    reason: Annotated[str, typer.Option(help="Why, in a few words; whoever asks is told.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Answer nothing new from now on. What was charged before is still answered. Works while the agent runs.
+
+    Example: `labeler agent stop --reason "maintenance" --home hospital-a`
+    """
+    from workers.agent import decisions
+
+    no = decisions.stop(home, reason)
+    if as_json:
+        print_json({"stopped": True, "reason": no.reason, "at": no.at})
+    else:
+        _say(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
+
+
+def resume(home: Home, as_json: Json = False) -> None:
+    """Answer again after a stop; jobs whose deadline has not passed go on.
+
+    Example: `labeler agent resume --home hospital-a`
+    """
+    from workers.agent import decisions
+
+    decisions.resume(home)
+    if as_json:
+        print_json({"stopped": False})
+    else:
+        typer.echo("Answering again, within the policy.")
+
+
+def budget(home: Home, as_json: Json = False) -> None:
+    """Show what this agent has spent and what is left, from its own ledger: the site's own eyes.
+
+    Example: `labeler agent budget --home hospital-a`
+    """
+    from workers.agent.site import site_budget
+
+    accounts = site_budget(home)
+    if as_json:
+        print_json(accounts)
+        return
+    from workers.commands.bars import budget_table
+
+    Console(highlight=False).print(budget_table(accounts))
+
+
+def history(
+    home: Home,
+    format: Annotated[
+        str, typer.Option(help="table: one line per job. json, csv: every round, as machines want it.")
+    ] = "table",
+    out: Annotated[Path | None, typer.Option(help="File to write json or csv to; the screen otherwise.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what this agent has ever answered, and at which price.
+
+    Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
+    """
+    from workers.agent.history_csv import as_csv
+    from workers.agent.site import answered_jobs, answered_rounds
+
+    chosen = "json" if as_json else one_of("format", format, FORMATS)
+    rounds = answered_rounds(home)
+    if chosen == "table":
+        if out is not None:
+            raise InvalidSetting("--out needs --format json or csv")
+        _say_history(answered_jobs(rounds))
+        return
+    text = as_csv(rounds) if chosen == "csv" else _json(rounds)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        typer.echo(f"{_rounds(len(rounds))} written to {out}")
+
+
+def desk(
+    home: Home,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="An address of this machine alone: 127.0.0.1 or ::1.")] = "127.0.0.1",
+    as_json: Json = False,
+) -> None:
+    """Open this site's own page, for this machine alone: what was asked, approve or refuse, what is left, stop.
+
+    Works beside the agent that runs. From another machine, forward the port: `ssh -L 8600:127.0.0.1:8600 HOST`.
+
+    Example: `labeler agent desk --home hospital-a --port 8600`
+    """
+    from workers.serve import run_desk
+
+    def tell(address: str) -> None:
+        if as_json:
+            print_json({"url": address})
+            return
+        typer.echo("The desk is open, until Ctrl-C, for whoever has this address:")
+        typer.echo(f"  {address}")
+
+    run_desk(home, host=host, port=port, stop=stop_signal(), on_ready=tell)
+
+
+def _json(rounds: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(list(rounds), indent=1, allow_nan=False) + "\n"
+
+
+def _known(digest: str, home: Path) -> str:
+    """The whole digest of a task that was asked for."""
+    if len(digest) == 64:
+        return digest
+    from workers.agent.site import decided_tasks, waiting_tasks
+
+    asked = {str(task["task_id"]) for task in (*waiting_tasks(home), *decided_tasks(home))}
+    found = [one for one in asked if digest and one.startswith(digest)]
+    if len(found) != 1:
+        raise NotFound(f"{len(found)} tasks that were asked for begin with {digest!r}; see `labeler agent waiting`")
+    return found[0]
+
+
+def _say_task(task: Mapping[str, Any], home: Path) -> None:
+    typer.echo(f"task {task['task_id']}")
+    classes = task["classes"]
+    shown = ", ".join(classes[:8]) + (f", ... ({len(classes)} in all)" if len(classes) > 8 else "")
+    person = (
+        "no price per person"
+        if task["records_per_person"] is None
+        else f"{_epsilon(task['person_epsilon'])} per person (at most {task['records_per_person']} images of one)"
+    )
+    _line("name", task["name"])
+    _line("asks", f"{task['queries']} questions, answered by {task['method']}; the {task['release']} is opened")
+    _line("classes", shown)
+    _line("epsilon", f"{_epsilon(task['instance_epsilon'])} per image, {person}")
+    _line("", f"{_epsilon(task['agent_epsilon'])} for this site as a whole (delta {task['delta']:g})")
+    _line(
+        "noise", f"sigma {task['sigma_votes']:.4g} votes, from {task['noise_contributors']} of {task['agents']} agents"
+    )
+    _line("", f"{task['colluding_agents']} may collude. {task['holds_against']}")
+    _line("asked", _minute(task["asked_at"]))
+    _line("decide", f"labeler agent approve {task['task_id'][:12]} --home {home}")
+    _line("", f"labeler agent refuse {task['task_id'][:12]} --reason WHY --home {home}")
+
+
+def _say_history(jobs: Sequence[Mapping[str, Any]]) -> None:
+    if not jobs:
+        typer.echo("Nothing was answered yet.")
+    for job in jobs:
+        _say(f"{_minute(job['last_at'])}  {job['name'] or 'a task of an earlier version'}")
+        _line("job", job["job_id"] or "not told")
+        _line("task", str(job["task_id"]))
+        _line(
+            "answered",
+            f"{job['queries']} questions in {_rounds(job['rounds'])}, by {job['method'] or 'not kept'}",
+        )
+        per_site = _epsilon(job["agent_epsilon"])
+        _line(
+            "epsilon",
+            f"{_epsilon(job['instance_epsilon'])} per image, {per_site} for this site (delta {job['delta']:g})",
+        )
+
+
+def _line(label: str, text: str) -> None:
+    start = f"  {label}".ljust(_LABEL)
+    words = fill(escaped(text), _WIDTH, initial_indent=start, subsequent_indent=" " * _LABEL, break_on_hyphens=False)
+    typer.echo(words)
+
+
+def _say(text: str) -> None:
+    typer.echo(fill(escaped(text), _WIDTH, break_on_hyphens=False))
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def _minute(moment: object) -> str:
+    return f"{str(moment)[:16].replace('T', ' ')} UTC" if moment else "an unknown time"
+
+
+def _epsilon(value: object) -> str:
+    return "no bound" if value is None else f"{value:.3g}"
