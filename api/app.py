@@ -14,6 +14,7 @@ from api import refusals
 from api.access import Gate
 from api.crowding import PerClient
 from api.documentation import document
+from api.front import Front
 from api.lingering import Lingering
 from api.metrics import Metrics
 from api.rate_limit import RateLimits
@@ -71,7 +72,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.limits = limits
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
-    for router in (
+    routers = (
         task_routes(coordinator),
         job_routes(coordinator),
         label_routes(coordinator),
@@ -82,9 +83,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         token_routes(coordinator),
         message_routes(coordinator),
         operation_routes(coordinator, metrics),
-    ):
+    )
+    for router in routers:
         app.include_router(router)
     refusals.install(app)
+    app.add_middleware(Front, routers=routers, gate=app.state.gate)
     app.add_middleware(PerClient, most=coordinator.config.limits.max_connections_per_address)
     app.add_middleware(Lingering)
     app.add_middleware(RequestContext, metrics=metrics)

@@ -33,11 +33,21 @@ _BY_STATUS = {
 MAX_FIELDS = 20
 
 
+REFUSED = (LabelerError, RequestValidationError, HTTPException)
+"""What says why a request is refused; anything else is a mistake of ours."""
+
+
 def install(app: FastAPI) -> None:
     """Render every refusal of an app as a problem document."""
-    app.add_exception_handler(LabelerError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _of_the_router)
+    for kind in REFUSED:
+        app.add_exception_handler(kind, answer)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The problem document of a refusal."""
+    if isinstance(error, LabelerError):
+        return refusal(error, instance=request.url.path, delta=request.app.state.delta)
+    return await (_invalid if isinstance(error, RequestValidationError) else _of_the_router)(request, error)
 
 
 def render(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
@@ -101,11 +111,6 @@ def unexpected(error: Exception, *, instance: str) -> Response:
         "incident": incident,
     }
     return render(problem)
-
-
-async def _ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LabelerError)  # noqa: S101 - installed for this type only
-    return refusal(error, instance=request.url.path, delta=request.app.state.delta)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

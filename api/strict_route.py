@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from api.access import Gate
 from api.form_parts import chunks, refuse_length
@@ -81,12 +81,20 @@ class StrictRequest(Request):
         super().__init__(request.scope, request.receive)
         self._max_body_bytes = max_body_bytes
         self._read: bytes | None = None
+        self._is_told = False
 
     async def body(self) -> bytes:
         if self._read is None:
             refuse_length(self, max_bytes=self._max_body_bytes)
             self._read = b"".join([chunk async for chunk in chunks(self, max_bytes=self._max_body_bytes)])
         return self._read
+
+    async def receive_again(self) -> Message:
+        """What comes, for whoever reads this request anew: a body that was read comes once more."""
+        if self._read is None or self._is_told:
+            return await self._receive()
+        self._is_told = True
+        return {"type": "http.request", "body": self._read, "more_body": False}
 
     async def json(self) -> Any:
         body = await self.body()
@@ -96,14 +104,17 @@ class StrictRequest(Request):
 
 
 AtOnce = Callable[[Request], Coroutine[Any, Any, Response | None]]
+ENTERED = "labeler.entered"
+"""Key of a request's scope: it was let in before the router was asked."""
+
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 def at_once(answer: AtOnce) -> Callable[[Endpoint], Endpoint]:
-    """Give an endpoint a short way: an answer on the event loop, out of what is in memory, or None.
+    """Give an endpoint a short way, which is taken before the router is asked (api.front).
 
-    Where it is None, the endpoint answers as if there were no short way: everything unusual, refusals among it, has one
-    place. Of an error of ours that the short way raises, the endpoint would say the same.
+    It answers, or returns None: then the endpoint answers as if there were no short way, so that everything unusual has
+    one place. What the short way raises is refused as it would be there.
     """
 
     def mark(endpoint: Endpoint) -> Endpoint:
@@ -118,21 +129,33 @@ class StrictRoute(APIRoute):
 
     max_body_bytes = MAX_JSON_BYTES
 
+    @property
+    def short(self) -> AtOnce | None:
+        """The short way of its endpoint, where it has one."""
+        return getattr(self.endpoint, "at_once", None)
+
+    async def enter(self, request: Request, gate: Gate) -> Request:
+        """Let a request in, or raise why not; the request as it is to be read.
+
+        Raises:
+            LabelerError, HTTPException: it is refused.
+        """
+        await gate.admit(request, self.path)
+        _refuse_nul(request.scope)
+        if self.body_field is None:
+            return request
+        media_type(request, _JSON)
+        return StrictRequest(request, max_body_bytes=self.max_body_bytes)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        takes_json = self.body_field is not None
-        short: AtOnce | None = getattr(self.endpoint, "at_once", None)
 
         async def guarded(request: Request) -> Response:
-            gate: Gate = request.app.state.gate
-            await gate.admit(request, request.scope["route"].path)
-            _refuse_nul(request.scope)
-            if takes_json:
-                media_type(request, _JSON)
+            if ENTERED not in request.scope:
+                request = await self.enter(request, request.app.state.gate)
+            elif self.body_field is not None:
                 request = StrictRequest(request, max_body_bytes=self.max_body_bytes)
             try:
-                if short is not None and (answer := await short(request)) is not None:
-                    return answer
                 return await handle(request)
             except HTTPException as error:
                 # FastAPI turns whatever happens while a body is read into "400"; ours says what it was.

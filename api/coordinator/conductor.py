@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
 _MOST_ASKED = 10_000
+_KEPT_BYTES = 4 * 2**20
+"""Of questions in memory; of more, those read first are read again."""
 
 
 class PreparedQuestions:
@@ -60,6 +63,8 @@ class PreparedQuestions:
         self._ask_again_s = ask_again_s
         self._steady = steady
         self._asked: dict[str, tuple[str, float]] = {}
+        self._known: OrderedDict[str, NDArray[np.int16]] = OrderedDict()
+        self._known_bytes = 0
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
         """The questions of a job; None while there are none.
@@ -84,7 +89,7 @@ class PreparedQuestions:
         if not path.exists():
             return None
         self._asked.pop(job.job_id, None)
-        return read_questions(path)
+        return self.read(job.job_id)
 
     def read(self, job_id: str) -> NDArray[np.int16]:
         """The questions of a job that has them.
@@ -92,7 +97,22 @@ class PreparedQuestions:
         Raises:
             BadData: they cannot be read.
         """
-        return read_questions(self._home / "jobs" / job_id / QUESTIONS)
+        known = self._known.get(job_id)
+        if known is None:
+            known = read_questions(self._home / "jobs" / job_id / QUESTIONS)
+            self._remember(job_id, known)
+        return known
+
+    def _remember(self, job_id: str, features: NDArray[np.int16]) -> None:
+        """For the moment between their making and their asking: they never change."""
+        if features.nbytes > _KEPT_BYTES:
+            return
+        features.flags.writeable = False
+        self._known[job_id] = features
+        self._known_bytes += features.nbytes
+        while self._known_bytes > _KEPT_BYTES:
+            _, dropped = self._known.popitem(last=False)
+            self._known_bytes -= dropped.nbytes
 
 
 class Conductor:

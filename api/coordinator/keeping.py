@@ -35,6 +35,7 @@ from feature_store.embed_board import EmbedBoard
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
+from feature_store.parquet_file import read_parquet
 from feature_store.room import making_room
 from labeler.errors import BadData, Gone, LabelerError, StorageFull
 
@@ -142,13 +143,13 @@ class Keeper:
         """
         self.check(job_id)
         with suppress(FileNotFoundError):
-            return pq.read_table(self._folder / job_id / LABELS)
+            return read_parquet(self._folder / job_id / LABELS)
         try:
             return self._table_of(job_id)
         except LabelerError:
             # The file may have appeared, and the questions gone, while we looked.
             with suppress(FileNotFoundError):
-                return pq.read_table(self._folder / job_id / LABELS)
+                return read_parquet(self._folder / job_id / LABELS)
             raise
 
     def image_labels(self, job_id: str) -> pa.Table:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from api.coordinator.config import CoordinatorConfig
@@ -25,6 +24,7 @@ from feature_store.job_files.releases import release_from_bytes
 from feature_store.job_files.releases import release_to_bytes as release_to_bytes
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.tasks import TaskStore
+from feature_store.parquet_file import read_parquet
 from feature_store.shard import Shard
 from labeler.errors import BadData, NotFound, NotReady
 from labeler.linear_model import released_model
@@ -145,7 +145,7 @@ def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionN
     """
     try:
         questions = read_stored_questions(folder / QUESTIONS)
-        sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+        sources = read_parquet(folder / UPLOAD, columns=["name"])["name"].to_pylist()
         rows = query_rows(
             questions.rows,
             questions.assignment,
@@ -168,7 +168,7 @@ def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionN
 def _image_features(folder: Path, job: JobRecord) -> NDArray[np.int16] | None:
     """Features of all images, where they are still there: sent, or kept by the embedder."""
     if job.source == "features":
-        column = pq.read_table(folder / UPLOAD, columns=["feature"])["feature"].combine_chunks()
+        column = read_parquet(folder / UPLOAD, columns=["feature"])["feature"].combine_chunks()
         entries: NDArray[np.int16] = column.flatten().to_numpy(zero_copy_only=False)
         return entries.reshape(len(column), -1)
     shard = folder / SHARD

@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -27,6 +26,7 @@ from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
 from feature_store.job_files.questions import UPLOAD
 from feature_store.journal.jobs import JobRecord
+from feature_store.parquet_file import read_parquet
 from labeler.errors import BadData, Gone, NotFound, TooLarge
 
 SIDE: Final = 128
@@ -55,7 +55,7 @@ def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: Pix
     if job.source != "images":
         raise NotFound(f"job {job.job_id} was sent as feature vectors, so there are no pictures of it")
     try:
-        names = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+        names = read_parquet(folder / UPLOAD, columns=["name"])["name"].to_pylist()
     except (OSError, pa.ArrowException):
         raise Gone(
             f"the images of job {job.job_id} are not kept any more: they are deleted soon after a job has ended; "

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from api.access import client_address
 from api.documentation import Answers, problem
 from api.message_intake import MessageIntake
 from api.patience import unless_stopping
-from api.strict_route import StrictRoute, media_type
+from api.strict_route import StrictRoute, at_once, media_type
 from labeler.errors import Forged, NotEnrolled, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES
 
@@ -34,6 +35,23 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
     router = APIRouter(tags=["messages"], route_class=StrictRoute)
     intake = MessageIntake(coordinator.check_sender)
 
+    async def take_now(request: Request) -> Response:
+        media_type(request, OCTETS)
+        with _counting_failures(request):
+            async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
+                return JSONResponse({"taken": await coordinator.take(data)}, 202)
+
+    async def poll_now(request: Request) -> Response:
+        media_type(request, OCTETS)
+        with _counting_failures(request):
+            async with intake.receive(request, max_bytes=MAX_POLL_BYTES) as received:
+                data = received
+            # A poll is small and may wait long: it is no longer counted.
+            frames = await unless_stopping(request, coordinator.poll(data))
+        if frames is None:
+            raise Unavailable("the coordinator is stopping; ask again in a moment")
+        return Response(frames, media_type=OCTETS)
+
     @router.post(
         "/v1/messages",
         status_code=202,
@@ -44,11 +62,9 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         ),
         openapi_extra=_BODY,
     )
-    async def take(request: Request) -> dict[str, int]:
-        media_type(request, OCTETS)
-        with _counting_failures(request):
-            async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
-                return {"taken": await coordinator.take(data)}
+    @at_once(take_now)
+    async def take(request: Request) -> Response:
+        return await take_now(request)
 
     @router.post(
         "/v1/messages:poll",
@@ -58,16 +74,9 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         response_class=Response,
         openapi_extra=_BODY,
     )
+    @at_once(poll_now)
     async def poll(request: Request) -> Response:
-        media_type(request, OCTETS)
-        with _counting_failures(request):
-            async with intake.receive(request, max_bytes=MAX_POLL_BYTES) as received:
-                data = received
-            # A poll is small and may wait long: it is no longer counted.
-            frames = await unless_stopping(request, coordinator.poll(data))
-        if frames is None:
-            raise Unavailable("the coordinator is stopping; ask again in a moment")
-        return Response(frames, media_type=OCTETS)
+        return await poll_now(request)
 
     return router
 

@@ -17,12 +17,12 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file
 from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, write_failure
+from feature_store.parquet_file import read_parquet
 from feature_store.query_selection import select_queries
 from feature_store.room import is_full
 from feature_store.shard import Shard, check_features
@@ -87,7 +87,7 @@ def given_features(upload: Path) -> NDArray[np.int16]:
         BadData: they are not, or cannot be read.
     """
     try:
-        column = pq.read_table(upload, columns=["feature"])["feature"]
+        column = read_parquet(upload, columns=["feature"])["feature"]
     except (pa.ArrowException, KeyError, OSError):
         raise BadData("the uploaded features cannot be read; submit the job again") from None
     kind = column.type

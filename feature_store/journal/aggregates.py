@@ -46,8 +46,7 @@ class AggregateStore:
                     "once, so the second is refused for ever. Find out why its journal forgot the first"
                 )
             asked = prepared(sql.state_of_digest, joined.dialect).first(joined, digest=round_digest)
-            waits = select(rounds.c.state).where(live_round(round_digest))
-            state = joined.execute(waits).scalar() if asked is None else asked[0]
+            state = _state_of_planned(joined, round_digest) if asked is None else asked[0]
             if state is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             if state != "posted":
@@ -85,6 +84,10 @@ class AggregateStore:
         """Drop the sums of a round; which they were stays known."""
         with writing(self._database, connection) as joined:
             drop_sums(joined, round_digest)
+
+
+def _state_of_planned(connection: Connection, round_digest: str) -> str | None:
+    return connection.execute(select(rounds.c.state).where(live_round(round_digest))).scalar()
 
 
 def drop_sums(connection: Connection, round_digest: str) -> None:

@@ -30,7 +30,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -184,13 +184,23 @@ class RedisMailbox:
             check_mail(letter.recipient, letter.data, letter.message_id)
         if not letters and not tell:
             return
-        with _reaching(), self._redis.pipeline(transaction=False) as steps:
+        with _reaching():
+            try:
+                self._pipe(letters, tell)
+            except NoScriptError:
+                # A server that was started anew knows no script; what was sent before it said so is not sent twice.
+                self._redis.script_load(_SEND)
+                self._pipe(letters, tell)
+
+    def _pipe(self, letters: Sequence[Letter], tell: Collection[str]) -> None:
+        with self._redis.pipeline(transaction=False) as steps:
             for letter in letters:
                 who = letter.recipient
                 # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
                 seen = MAIL_SEEN_KEY.format(length=len(who), recipient=who, message_id=letter.message_id)
                 args: list[bytes | int] = [letter.data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
-                self._send(keys=[MAIL_KEY.format(recipient=who), seen], args=args, client=steps)
+                # Not by way of the script's object, which asks the server each time whether it knows the script.
+                steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
             for job_id in tell:
                 _publish(steps, job_id, CHANGED)
             steps.execute()

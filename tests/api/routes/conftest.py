@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
+from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
@@ -56,6 +57,10 @@ class Service:
         record = self.coordinator.tokens.find(self.tokens[role])
         assert record is not None
         return record.token_id
+
+    def reader(self, role: Role) -> Reader:
+        """Whoever holds the token of a role."""
+        return Reader(self.holder(role), role)
 
     def task(self, *, by: str | None = None, **changes: object) -> TaskView:
         """A task, of the requester unless another token's id is given."""
