@@ -112,6 +112,7 @@ class CoordinatorConfig(_Table):
         public_url: where agents, talliers and people reach the coordinator.
         metrics: who may read /metrics: whoever shows a "token", or anybody ("open"), where nothing but a scraper on a
             closed network reaches the port.
+        telemetry: whether spans of jobs and rounds go to OpenTelemetry ("otlp"); see api.coordinator.telemetry.
         delta: the failure probability at which every budget is stated.
         talliers: parties that hold one secret share of each ballot: 3, or 2.
         classes: class names of tasks that name none; what the agents report when absent.
@@ -128,6 +129,7 @@ class CoordinatorConfig(_Table):
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")]
     delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA, allow_inf_nan=False)] = 1e-5
     metrics: Literal["token", "open"] = "token"
+    telemetry: Literal["off", "otlp"] = "off"
     talliers: Literal[2, 3] = 3
     classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
     federation: CapsTable

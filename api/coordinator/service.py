@@ -41,6 +41,7 @@ from api.coordinator.readiness import Probe, agents_live, embedder_there, readin
 from api.coordinator.room import RoomProbe
 from api.coordinator.seen_jobs import Seen, SeenJobs
 from api.coordinator.tasks import create_task, describe_task, task_view
+from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
 from api.coordinator.views import job_view
@@ -205,6 +206,8 @@ class Coordinator:
             clock=clock,
             preparation=self._preparation,
         )
+        if config.telemetry == "otlp":
+            self.conductor.driver.observe = spans_of_environment(clock=clock)
         self.mailroom = Mailroom(
             keys=keys,
             database=stores.database,

@@ -221,6 +221,8 @@ class CoordinatorDriver:
         self._loader = Loader(database, tasks, jobs, aggregates, patience)
         self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
         self._sender = Sender(post_office, questions)
+        self.observe: Callable[[JobRun, JobRun], None] | None = None
+        """Told of each job's step, as it was before and is now, once it is durable."""
         self.relays = Relays()
         self._live: dict[str, _Live] = {}
         self._of_round: dict[str, str] = {}
@@ -791,6 +793,8 @@ class CoordinatorDriver:
             errand.settle(plan.refused.get(errand))
         for job_id, run in plan.runs.items():
             live = self._live[job_id]
+            if self.observe is not None:
+                self.observe(live.run, run)
             live.run = run
             if job_id not in plan.retries and live.pause_s and job_id in plan.looks:
                 live.pause_s = live.not_before_s = 0.0
