@@ -17,6 +17,7 @@ PLANTED = {
     "labeler imports feature_store": ("labeler/task.py", "import feature_store", "Arrows point down"),
     "feature_store imports workers": ("feature_store/shard.py", "import workers", "Arrows point down"),
     "api imports workers": ("api/__init__.py", "import workers", "Arrows point down"),
+    "a circle in the report": ("workers/report/words.py", "import workers.report.page", "the report is built upwards"),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
     "faiss outside its door": ("workers/agent/desk.py", "import faiss", "faiss has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),

@@ -33,7 +33,9 @@ from workers.jobs.preparation import PreparedJob
 from workers.jobs.report import job_report
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.report import CurvePoint, StudentOutcome, report_json, write_report
+from workers.report.model import CurvePoint, StudentOutcome
+from workers.report.publish import write_report
+from workers.report.summary import report_json
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""
@@ -77,7 +79,8 @@ def publish(
         student = labelled.student
         student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
-        _write_image_labels(prepared, labelled, folder.out, created_at=created_at, is_seeded=is_seeded)
+        labels = _image_labels(prepared, labelled, created_at=created_at, is_seeded=is_seeded)
+        write_table(labels, folder.out / "student_labels.parquet")
         progress("Student", 1, 2)
         curve = _accuracy_against_epsilon(prepared, answers, student)
         progress("Student", 2, 2)
@@ -87,6 +90,7 @@ def publish(
             answers,
             _outcome(prepared, student),
             curve,
+            labels,
             created_at=created_at,
             is_seeded=is_seeded,
             contributors=min(len(release.contributors) for release in releases),
@@ -193,9 +197,9 @@ def _write_model(
     replace_file(path, data)
 
 
-def _write_image_labels(
-    prepared: PreparedJob, labelled: LabelledImages, out: Path, *, created_at: datetime, is_seeded: bool
-) -> None:
+def _image_labels(
+    prepared: PreparedJob, labelled: LabelledImages, *, created_at: datetime, is_seeded: bool
+) -> pa.Table:
     """The label of every public image: what most users came for."""
     stamp = ImageStamp(
         task_digest=prepared.task.digest,
@@ -205,10 +209,9 @@ def _write_image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    table = image_label_table(
+    return image_label_table(
         stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked
     )
-    write_table(table, out / "student_labels.parquet")
 
 
 def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:

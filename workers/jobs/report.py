@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from datetime import datetime
 from fractions import Fraction
 from importlib.metadata import version
 
 import numpy as np
+import pyarrow as pa
 
+from feature_store.job_files.image_labels import Origin
 from feature_store.students import NoisyAnswers
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
@@ -17,8 +20,9 @@ from labeler.jobs import AnswerStatus
 from labeler.planning import METHOD, PrivacyStatement, price
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
-from workers.report import (
-    MAX_PER_QUERY,
+from workers.report.coverage import map_public_set
+from workers.report.images import ImageLabels
+from workers.report.model import (
     AnsweredQuery,
     CurvePoint,
     JobReport,
@@ -26,9 +30,8 @@ from workers.report import (
     PriceRow,
     Privacy,
     StudentOutcome,
-    map_public_set,
-    shown_queries,
 )
+from workers.report.thumbnails import MAX_PER_QUERY, places_to_show
 
 POINTS_OF_SPENDING = 100
 PACKAGES = ("private-labeler", "torch", "timm", "numpy")
@@ -39,12 +42,17 @@ def job_report(
     answers: NoisyAnswers,
     student: StudentOutcome,
     curve: tuple[CurvePoint, ...],
+    labels: pa.Table,
     *,
     created_at: datetime,
     is_seeded: bool,
     contributors: int,
 ) -> JobReport:
-    """Everything the report of a job shows, but for the seconds it took."""
+    """Everything the report of a job shows, but for the seconds it took.
+
+    Args:
+        labels: of every public image, as `student_labels.parquet` holds them.
+    """
     is_about_a_model = prepared.task.traits.asks_for_a_model
     return JobReport(
         task=prepared.task,
@@ -54,6 +62,7 @@ def job_report(
         public_images=len(prepared.public),
         student=student,
         curve=curve,
+        images=_image_labels(prepared, labels),
         coverage=map_public_set(
             prepared.public.features,
             prepared.answered_features,
@@ -84,10 +93,7 @@ def finite(value: float) -> float | None:
 def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[AnsweredQuery, ...]:
     names = prepared.query_names
     truths, groups = _truths(prepared), _groups(prepared)
-    shown = [groups[number][:MAX_PER_QUERY] for number in shown_queries(len(groups)).tolist()]
-    pictures = prepared.public.thumbnails(sorted({row for rows in shown for row in rows}))
-    shown_rows = {rows[0] for rows in shown}
-    return tuple(
+    found = [
         AnsweredQuery(
             query_id=names.query_ids[number],
             source=names.sources[number],
@@ -95,13 +101,30 @@ def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[Ans
             status=AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED,
             truth=truths[number],
             noisy_votes=None if answers.noisy_votes is None else answers.noisy_votes[number],
-            thumbnails=tuple(
-                pictures[row] for row in group[:MAX_PER_QUERY] if group[0] in shown_rows and row in pictures
-            ),
             group_size=len(group),
         )
         for number, (label, group) in enumerate(zip(answers.labels.tolist(), groups, strict=True))
+    ]
+    shown = {place: groups[place][:MAX_PER_QUERY] for place in places_to_show(found)}
+    pictures = prepared.public.thumbnails(sorted({row for rows in shown.values() for row in rows}))
+    return tuple(
+        replace(query, thumbnails=tuple(pictures[row] for row in shown.get(place, ()) if row in pictures))
+        for place, query in enumerate(found)
     )
+
+
+def _image_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
+    """What the student says of every public image, with the truth where the requester knows it."""
+    public = prepared.public
+    has_truth = public.classes == prepared.task.classes
+    found = ImageLabels(
+        sources=labels["source"].to_pylist(),
+        labels=labels["label"].to_numpy(),
+        confidences=np.clip(labels["confidence"].to_numpy().astype(np.float64), 0.0, 1.0),
+        asked=np.asarray(labels["origin"].to_numpy(zero_copy_only=False) == str(Origin.ASKED)),
+        truth=public.labels if has_truth else np.full(len(public), -1, dtype=np.int16),
+    )
+    return replace(found, thumbnails=public.thumbnails(found.numbers_to_show()))
 
 
 def _truths(prepared: PreparedJob) -> list[int | None]:

@@ -19,6 +19,7 @@ from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
 from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
+from workers.report.images import ImageLabels
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -228,6 +229,7 @@ class JobReport:
         student: None where none was trained.
         curve, references: accuracy against instance epsilon, where truth is known. The curve must cost
             nothing: students of this job's answers with more noise added, or data that need no protection.
+        images: the labels of all public images; None where there are none.
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
         notes: more lines on the price, in plain words.
@@ -247,6 +249,7 @@ class JobReport:
     student: StudentOutcome | None = None
     curve: tuple[CurvePoint, ...] = ()
     references: tuple[ReferencePoint, ...] = ()
+    images: ImageLabels | None = None
     coverage: Coverage | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -278,6 +281,10 @@ class JobReport:
             raise InvalidSetting(f"{self.contributors} contributors of {self.task.agents} agents are not possible")
         if self.coverage is not None and len(self.coverage.query_points) != len(self.queries):
             raise InvalidSetting("the coverage map and the report must hold the same queries")
+        if self.images is not None and not (
+            0 <= self.images.labels.min() <= self.images.labels.max() < classes and self.images.truth.max() < classes
+        ):
+            raise InvalidSetting(f"a label or truth of an image lies outside the {classes} classes of the task")
         if any("/" in name or ":" in name or "\\" in name for name, _ in self.downloads):
             raise InvalidSetting("a download must be the bare name of a file beside the page")
 
@@ -309,6 +316,11 @@ class JobReport:
         """Share of the released labels that are right, among those whose truth is known."""
         right, known = self.scored
         return right / known if known else None
+
+    @property
+    def image_accuracy(self) -> float | None:
+        """Share of the public images that are labelled right, among those whose truth is known."""
+        return None if self.images is None else self.images.accuracy
 
     @property
     def student_accuracy(self) -> float | None:

@@ -13,21 +13,15 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.jobs import AnswerStatus
-from workers.report import thumbnails, words
+from workers.report import words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors
-from workers.report.model import AnsweredQuery, JobReport
+from workers.report.confused import confusion_table
+from workers.report.images import MAX_FIRST, MAX_PER_BAND, ImageLabels, bands, evenly_of
+from workers.report.model import JobReport
+from workers.report.tiles import image_tiles, question_tiles
 
-_MOST_BARS = 12
 _MOST_CLASSES = 30
-_OPEN_TILES = 48
-
-STATUS_WORDS = {
-    AnswerStatus.ANSWERED: "answered",
-    AnswerStatus.ABSTAINED: "too unclear",
-    AnswerStatus.REFUSED_BUDGET: "budget spent",
-    AnswerStatus.FAILED_QUORUM: "agents missing",
-}
+_OPEN_TILES = 12
 
 
 def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
@@ -41,21 +35,26 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"percent": words.say_percent, "count": words.count}
-    shown = thumbnails.choose(report)
-    tallest = _tallest(report, [query for _, query in shown])
-    tiles = [_tile(report, number, query, tallest) for number, query in shown]
+    questions = question_tiles(report)
+    images = report.images
     return environment.get_template("report.html.j2").render(
         report=report,
         pictures=pictures,
         headline=words.headline(report),
+        guarantee=words.guarantee(report),
         warnings=words.all_warnings(report),
         cards=_cards(report),
-        tiles=tiles,
-        open_tiles=tiles[:_OPEN_TILES],
-        folded_tiles=tiles[_OPEN_TILES:],
-        has_truth=report.label_accuracy is not None,
+        questions=questions,
+        open_questions=questions[:_OPEN_TILES],
+        folded_questions=questions[_OPEN_TILES:],
+        has_truth=report.label_accuracy is not None or report.image_accuracy is not None,
         has_groups=any(query.group_size > 1 for query in report.queries),
-        has_bars=tallest > 0,
+        has_bars=any(tile["bars"] for tile in questions),
+        wrong=[] if images is None else image_tiles(report, images.wrong()[:MAX_FIRST].tolist()),
+        wrong_count=0 if images is None else len(images.wrong()),
+        unclear=[] if images is None else image_tiles(report, images.unclear()[:MAX_FIRST].tolist()),
+        sure=[] if images is None else _bands(report, images),
+        confusion=None if report.image_accuracy is None else confusion_table(report),
         delta=words.say_delta(report.privacy.delta),
         classes=_class_rows(report),
         meaning=words.what_epsilon_means(report),
@@ -74,94 +73,65 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
     )
 
 
+def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
+    """How sure the labels are, band by band, with some images of each; the least sure band first."""
+    return [
+        {
+            "name": f"{100 * band.low:g} to {100 * band.high:g} %",
+            "count": band.count,
+            "width": round(100 * band.count / len(images), 1),
+            "stated": words.say_percent(band.stated) if band.count else "–",
+            "right": "–" if band.share_right is None else words.say_percent(band.share_right),
+            "known": band.known,
+            "tiles": image_tiles(report, evenly_of(images.band_of(band.low, band.high), MAX_PER_BAND)),
+        }
+        for band in bands(images)
+    ]
+
+
 def _cards(report: JobReport) -> list[dict[str, str]]:
     price, agent = report.privacy.instance, report.privacy.agent
+    delta = words.say_delta(report.privacy.delta)
     cards = [
-        {
-            "name": "epsilon, one image",
-            "figure": say_epsilon(price.epsilon),
-            "unit": f"at delta {words.say_delta(report.privacy.delta)}" if price.epsilon is not None else price.reason,
-        },
-        {
-            "name": "questions labelled",
-            "figure": f"{report.answered:,}",
-            "unit": f"of {len(report.queries):,} asked about {words.count(report.public_images, 'public image')}",
-        },
+        _card(
+            "epsilon, one image",
+            say_epsilon(price.epsilon) if price.epsilon is not None else "no bound",
+            f"at delta {delta}" if price.epsilon is not None else price.reason,
+        )
     ]
-    if report.label_accuracy is not None:
-        right, known = report.scored
-        unit = f"{right:,} of {known:,} with a known truth"
-        cards.append({"name": "labels right", "figure": words.say_percent(report.label_accuracy), "unit": unit})
+    if report.images is not None:
+        asked = int(report.images.asked.sum())
+        unit = f"{asked:,} of them asked about, {len(report.images) - asked:,} inferred"
+        cards.append(_card("images labelled", f"{len(report.images):,}", unit))
+    cards.append(
+        _card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{_right(report)}")
+    )
     if report.student is not None and report.student.accuracy is not None:
         tested = f" on {words.count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
         figure = words.say_percent(report.student.accuracy)
-        cards.append({"name": "student right", "figure": figure, "unit": f"{report.student.kind}{tested}"})
-    cards.append(
-        {
-            "name": "agents took part",
-            "figure": f"{report.contributors:,}",
-            "unit": f"of {report.task.agents:,}; {report.task.quorum:,} needed",
-        }
-    )
+        cards.append(_card("student right", figure, f"{report.student.kind}{tested}"))
     if (person := report.privacy.person) is not None:
         most = words.count(report.privacy.records_per_person or 1, "image")
         unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
-        cards.append({"name": "epsilon, one person", "figure": say_epsilon(person.epsilon), "unit": unit})
+        cards.append(_card("epsilon, one person", say_epsilon(person.epsilon), unit))
     cards.append(
-        {
-            "name": "epsilon, whole agent",
-            "figure": say_epsilon(agent.epsilon),
+        _card(
+            "epsilon, whole agent",
+            say_epsilon(agent.epsilon) if agent.epsilon is not None else "no bound",
             # The first half says what is missing; the whole of it stands where the price is explained.
-            "unit": agent.reason.split(";")[0] or "everything one agent sent",
-        }
+            agent.reason.split(";")[0] or f"of {report.contributors:,} that took part; {report.task.quorum:,} needed",
+        )
     )
     return cards
 
 
-def _tile(report: JobReport, number: int, query: AnsweredQuery, tallest: float) -> dict[str, Any]:
-    images = [thumbnails.open_picture(png, query.query_id) for png in query.thumbnails[: thumbnails.MAX_PER_QUERY]]
-    answered = query.status is AnswerStatus.ANSWERED
-    mark = {True: "right", False: "wrong", None: "unmarked" if answered else "none"}[query.is_right]
-    name = report.class_name(query.label) if answered else "no label"
-    said = f"answered {name}" if answered else STATUS_WORDS[query.status]
-    truth = report.class_name(query.truth) if query.truth is not None and mark in ("wrong", "none") else None
-    what = "image asked about" if query.group_size == 1 else f"one of {query.group_size:,} images asked about"
-    return {
-        "number": number,
-        "images": [
-            {
-                "uri": thumbnails.data_uri(image),
-                "alt": f"Question {number}, {what}, {query.source}: {said}",
-                "is_tiny": thumbnails.is_tiny(image),
-                "width": image.width,
-                "height": image.height,
-            }
-            for image in images
-        ],
-        "mark": mark,
-        "name": name,
-        "truth": truth,
-        "source": query.source,
-        "group_size": query.group_size,
-        "why": None if answered else STATUS_WORDS[query.status],
-        "bars": _bars(query, tallest) if tallest else [],
-        "answer_place": query.label,
-    }
+def _card(name: str, figure: str, unit: str) -> dict[str, str]:
+    return {"name": name, "figure": figure, "unit": unit}
 
 
-def _tallest(report: JobReport, queries: list[AnsweredQuery]) -> float:
-    """The most votes any class has in the released sums shown, the common scale of all bars; 0 for no bars."""
-    if report.task.num_classes > _MOST_BARS:
-        return 0.0
-    return max([0.0, *(float(query.noisy_votes.max()) for query in queries if query.noisy_votes is not None)])
-
-
-def _bars(query: AnsweredQuery, tallest: float) -> list[float]:
-    """Heights in percent of the released noisy votes; noise below zero shows as none."""
-    if query.noisy_votes is None:
-        return []
-    heights: list[float] = np.round(4 + 96 * np.clip(query.noisy_votes / tallest, 0, 1), 1).tolist()
-    return heights
+def _right(report: JobReport) -> str:
+    right, known = report.scored
+    return f"; {right:,} of {known:,} that can be checked are right" if known else ""
 
 
 def _class_rows(report: JobReport) -> dict[str, Any]:

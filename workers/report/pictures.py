@@ -29,14 +29,20 @@ from workers.report.canvas import (
     new_figure,
     plain_axes,
 )
+from workers.report.images import bands
 from workers.report.model import JobReport, PriceRow
 from workers.report.thumbnails import choose, is_tiny, open_picture
 from workers.report.words import count, say_number, say_percent
 
 PICTURE_FILES = (
     "accuracy_vs_epsilon.png", "budget.png", "price.png", "coverage.png", "vote_margins.png", "answers.png",
+    "calibration.png",
 )  # fmt: skip
 """Every file this module may make; a report removes those an earlier one left behind."""
+
+CALIBRATION = ((0.0, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.85), (0.85, 0.95), (0.95, 1.0))
+LEAST_IN_A_BAND = 10
+"""Of fewer labels the share that is right tells nothing."""
 
 _MAX_TILES = 60
 _NAME_SIZE = np.array([0.3, 0.06])
@@ -46,7 +52,10 @@ _MARKS = "osD^vP"
 
 def draw_pictures(report: JobReport) -> dict[str, Picture]:
     """Draw every picture that this report has data for, by file name without `.png`."""
-    drawn = (accuracy(report), budget(report), price(report), coverage(report), vote_margins(report), answers(report))
+    drawn = (
+        accuracy(report), calibration(report), budget(report), price(report), coverage(report), vote_margins(report),
+        answers(report),
+    )  # fmt: skip
     return {picture.file_name.removesuffix(".png"): picture for picture in drawn if picture is not None}
 
 
@@ -56,7 +65,7 @@ def accuracy(report: JobReport) -> Picture | None:
     references = report.references[:_MOST_REFERENCES]
     if not report.curve or (len(report.curve) < 2 and here[0] is None):
         return None
-    figure = new_figure(4.4, 3.7)
+    figure = new_figure(3.6, 3.0)
     axes = plain_axes(figure, grid="y")
     points = sorted(report.curve, key=lambda point: point.epsilon)
     epsilons = np.array([point.epsilon for point in points])
@@ -89,9 +98,35 @@ def accuracy(report: JobReport) -> Picture | None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10], min_n_ticks=4))
-    _label(axes, x="epsilon for one private image (left is more private)")
+    _label(axes, x="epsilon for one image (left: more private)")
     _legend(axes)
     return finish(figure, "accuracy_vs_epsilon.png", alt)
+
+
+def calibration(report: JobReport) -> Picture | None:
+    """How often labels are right that are stated with one confidence; on the diagonal they mean what they say."""
+    if report.images is None or report.image_accuracy is None:
+        return None
+    found = [band for band in bands(report.images, CALIBRATION) if band.known >= LEAST_IN_A_BAND]
+    if len(found) < 2:
+        return None
+    figure = new_figure(3.6, 3.0)
+    axes = plain_axes(figure, grid="y")
+    stated = [band.stated for band in found]
+    shares = [band.right / band.known for band in found]
+    reach = np.array([band.interval() for band in found])
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=1.2, ls=(0, (4, 3)), label="means what it says")
+    axes.vlines(stated, reach[:, 0], reach[:, 1], color=ACCENT, lw=1.6)
+    axes.plot(stated, shares, "o", color=ACCENT, ms=6, label="labels of similar confidence")
+    low = max(0.0, min(*stated, *reach[:, 0].tolist()) - 0.04)
+    axes.set(xlim=(low, 1.02), ylim=(low, 1.02))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    _label(axes, x="confidence stated", y="are right")
+    _legend(axes)
+    told = "; ".join(f"{say_percent(band.stated)} stated, {say_percent(band.share_right)} right" for band in found)
+    return finish(figure, "calibration.png", f"Chart of stated confidence against the share that is right: {told}.")
 
 
 def budget(report: JobReport) -> Picture | None:
@@ -99,7 +134,7 @@ def budget(report: JobReport) -> Picture | None:
     spent = report.privacy.spent
     if len(spent) < 2:
         return None
-    figure = new_figure(4.4, 3.2)
+    figure = new_figure(3.6, 2.7)
     axes = plain_axes(figure, grid="y")
     asked, epsilons = np.array(spent, dtype=np.float64).T
     axes.fill_between(asked, epsilons, color=ACCENT, alpha=0.14, lw=0)
@@ -155,7 +190,7 @@ def coverage(report: JobReport) -> Picture | None:
         return None
     labels = np.array([query.label for query in report.queries])
     colors = class_colors(labels.tolist(), report.task.num_classes)
-    figure = new_figure(5.2, 4.4)
+    figure = new_figure(4.4, 3.6)
     axes = plain_axes(figure)
     axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal", adjustable="datalim")
@@ -223,7 +258,7 @@ def vote_margins(report: JobReport) -> Picture | None:
         "answered": np.array([query.label >= 0 and query.is_right is None for query in asked]),
         "no label": np.array([query.label < 0 for query in asked]),
     }
-    figure = new_figure(4.4, 3.2)
+    figure = new_figure(3.6, 2.7)
     axes = plain_axes(figure, grid="y")
     edges = np.linspace(0, max(float(gaps.max()), 1e-9), min(24, 6 + math.isqrt(len(gaps))) + 1)
     looks = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labeler.jobs import AnswerStatus
+from workers.report.images import bands
 from workers.report.model import JobReport, LevelPrice, Privacy
 from workers.report.words import all_warnings
 
@@ -21,6 +22,19 @@ def report_json(report: JobReport) -> dict[str, Any]:
     }
     if report.label_accuracy is not None:
         labels["accuracy"] = report.label_accuracy
+    images: dict[str, Any] = {}
+    if report.images is not None:
+        images = {"labelled": len(report.images), "median_confidence": round(report.images.median_confidence, 6)}
+        if report.images.accuracy is not None:
+            images |= {
+                "accuracy": report.images.accuracy,
+                "checked": int(report.images.known.sum()),
+                "calibration": [
+                    {"from": band.low, "to": band.high, "labels": band.count, "stated": band.stated}
+                    | {"checked": band.known, "right": band.right}
+                    for band in bands(report.images)
+                ],
+            }
     student: dict[str, Any] = {}
     if report.student is not None:
         student = {"kind": report.student.kind, "public_images": report.student.public_images}
@@ -29,6 +43,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
     document: dict[str, Any] = {
         "task": task.model_dump(mode="json") | {"digest": task.digest},
         "labels": labels,
+        "images": images,
         "student": student,
         "privacy": {
             "delta": report.privacy.delta,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from labeler.errors import UnreadableImage
+from labeler.jobs import AnswerStatus
 from workers.report.coverage import evenly
 from workers.report.model import AnsweredQuery, JobReport
 
-MAX_SHOWN = 120
-"""Questions shown with pictures; of more, evenly chosen ones."""
+MAX_SHOWN = 60
+"""Questions shown with pictures; of more, those that went wrong first, then evenly chosen ones."""
+
+MAX_WRONG = 24
+"""Questions that went wrong and are shown as such, at most."""
 
 MAX_PER_QUERY = 3
 """Pictures shown of the group behind one question."""
@@ -25,16 +29,36 @@ SIDE = 112
 _SMOOTH_FROM = 40
 
 
-def shown_queries(num_queries: int, *, most: int = MAX_SHOWN) -> NDArray[np.int64]:
-    """Numbers of the queries that a page has room for, so that a caller reads no picture in vain."""
-    return evenly(num_queries, most)
+def places_to_show(queries: Sequence[AnsweredQuery], *, most: int = MAX_SHOWN) -> list[int]:
+    """Which queries a page has room for, in the order in which to look at them: a caller reads no picture in vain.
+
+    Wrong answers come first, then questions without one, then the others, the least clear first where votes were
+    released.
+    """
+    order = sorted(range(len(queries)), key=lambda place: _urgency(queries[place]))
+    gone_wrong = [place for place in order if _urgency(queries[place])[0] < _FINE][:MAX_WRONG]
+    rest = [place for place in order if _urgency(queries[place])[0] == _FINE]
+    room = max(0, most - len(gone_wrong))
+    return gone_wrong + [rest[number] for number in evenly(len(rest), room).tolist()]
 
 
 def choose(report: JobReport) -> list[tuple[int, AnsweredQuery]]:
-    """The (number, query) pairs to show: those with pictures first, evenly chosen if they are too many."""
-    numbered = list(enumerate(report.queries, start=1))
-    pictured = [pair for pair in numbered if pair[1].thumbnails] or numbered
-    return [pictured[place] for place in shown_queries(len(pictured)).tolist()]
+    """The (number, query) pairs to show, what went wrong first; numbers begin with 1."""
+    return [(place + 1, report.queries[place]) for place in places_to_show(report.queries)]
+
+
+_FINE = 2
+
+
+def _urgency(query: AnsweredQuery) -> tuple[int, float]:
+    if query.is_right is False:
+        return 0, 0.0
+    if query.status is not AnswerStatus.ANSWERED:
+        return 1, 0.0
+    if query.noisy_votes is None:
+        return _FINE, 0.0
+    first, second = np.sort(query.noisy_votes)[:-3:-1]
+    return _FINE, float(first - second)
 
 
 def open_picture(png: bytes, query_id: str) -> Image.Image:

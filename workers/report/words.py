@@ -40,28 +40,36 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def headline(report: JobReport) -> str:
-    """The whole job in one sentence: who, how many, how good, how private."""
-    asked = len(report.queries)
-    labelled = (
-        count(asked, "question") if report.answered == asked else f"{report.answered:,} of {count(asked, 'question')}"
-    )
-    sentence = f"{count(report.contributors, 'agent')} labelled {labelled}"
-    if report.student_accuracy is not None:
-        sentence += (
-            f"; a student trained on the answers is right on {say_percent(report.student_accuracy)} of unseen images"
+    """One claim about the labels: the best that is known of how good they are."""
+    images, unseen = report.images, report.student_accuracy
+    if images is not None and images.accuracy is not None:
+        known = int(images.known.sum())
+        whom = f"all {known:,}" if known == len(images) else f"{known:,} of {len(images):,}"
+        checked = "" if known == len(images) else " that can be checked"
+        return f"{say_percent(images.accuracy)} of {whom} public images{checked} are labelled right."
+    if unseen is not None:
+        return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
+    if images is not None:
+        return (
+            f"{count(len(images), 'public image')} labelled, half of them with a confidence of "
+            f"{say_percent(images.median_confidence)} or more."
         )
-    elif report.label_accuracy is not None:
-        sentence += f"; {say_percent(report.label_accuracy)} of the labels with a known truth are right"
-    elif report.student is not None:
-        sentence += "; a student was trained on the answers"
+    if report.label_accuracy is not None:
+        return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
+    return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
+
+
+def guarantee(report: JobReport) -> str:
+    """What stands below the claim: what it cost, in one sentence."""
     price = report.privacy.instance
-    delta = say_delta(report.privacy.delta)
+    who = f"the {count(report.contributors, 'agent')} that answered"
     if price.epsilon is None:
-        return f"{sentence}; there is no guarantee for a single private image: {price.reason.rstrip('.')}."
-    bound = f"epsilon {say_epsilon(price.epsilon)} about any one private image (delta {delta})"
+        return f"There is no guarantee for a single private image of {who}: {price.reason.rstrip('.')}."
+    bound = f"epsilon {say_epsilon(price.epsilon)} about any one private image of {who}"
+    delta = say_delta(report.privacy.delta)
     if report.is_seeded:
-        return f"{sentence}; with noise nobody can predict, nobody outside could learn more than {bound}."
-    return f"{sentence}; nobody outside can learn more than {bound}."
+        return f"With noise nobody can predict, nobody outside could learn more than {bound} (delta {delta})."
+    return f"Nobody outside can learn more than {bound} (delta {delta})."
 
 
 def best_guess(epsilon: float, delta: float) -> float:

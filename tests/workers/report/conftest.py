@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 
 from labeler.task import Task
-from workers.report import (
+from workers.report.coverage import map_public_set
+from workers.report.images import ImageLabels
+from workers.report.model import (
     AnsweredQuery,
     CurvePoint,
     JobReport,
@@ -21,7 +23,6 @@ from workers.report import (
     Privacy,
     ReferencePoint,
     StudentOutcome,
-    map_public_set,
 )
 
 ReportMaker = Callable[..., JobReport]
@@ -33,6 +34,20 @@ def png(side: int = 8, *, mode: str = "L", shade: int = 90) -> bytes:
     color: Any = shade if mode == "L" else (shade,) * len(mode)
     Image.new(mode, (side, side), color).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def image_labels(num_classes: int, *, count: int = 80, has_truth: bool = True, source: str = "image") -> ImageLabels:
+    """Labels of drawn images, surer the later they come; of every tenth image the truth is another class."""
+    truth = np.arange(count) % num_classes
+    labels = np.where(np.arange(count) % 10 == 3, (truth + 1) % num_classes, truth)
+    found = ImageLabels(
+        sources=[f"{source} image {number:03}" for number in range(count)],
+        labels=labels.astype(np.int16),
+        confidences=np.linspace(0.3, 1.0, count),
+        asked=np.arange(count) % 8 == 0,
+        truth=(truth if has_truth else np.full(count, -1)).astype(np.int16),
+    )
+    return replace(found, thumbnails={number: png() for number in found.numbers_to_show()})
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +109,7 @@ def make_report() -> ReportMaker:
             student=StudentOutcome("nearest prototype", 80, *((0.961, 300) if has_truth else ())),
             curve=(CurvePoint(0.5, 0.8, 0.02), CurvePoint(1.0, 0.95), CurvePoint(4.0, 0.97)) if has_truth else (),
             references=(ReferencePoint("paper", 2.8, 0.863),) if has_truth else (),
+            images=image_labels(len(classes), has_truth=has_truth, source=source),
             coverage=map_public_set(features, features[:num_queries], np.array([q.label >= 0 for q in queries])),
             versions={"private-labeler": "0.1.0"},
         )

@@ -11,12 +11,15 @@ import pytest
 from PIL import Image
 
 from labeler.errors import InvalidSetting, UnreadableImage
-from workers.report import AnsweredQuery, LevelPrice, map_public_set, report_json, shown_queries, write_report
-from workers.report.model import PNG_SIGNATURE
+from workers.report.coverage import map_public_set
+from workers.report.model import PNG_SIGNATURE, AnsweredQuery, LevelPrice
 from workers.report.page import render_page
+from workers.report.publish import write_report
+from workers.report.summary import report_json
+from workers.report.thumbnails import MAX_SHOWN, places_to_show
 from workers.report.words import what_epsilon_means
 
-PICTURES = {"accuracy_vs_epsilon", "budget", "price", "coverage", "vote_margins", "answers"}
+PICTURES = {"accuracy_vs_epsilon", "budget", "price", "coverage", "vote_margins", "answers", "calibration"}
 
 
 def names(folder):
@@ -144,11 +147,18 @@ def test_a_report_that_contradicts_its_task_is_refused(make_report):
             LevelPrice(epsilon, "m")
 
 
-def test_shown_queries_are_even_and_keep_both_ends():
-    assert shown_queries(5).tolist() == [0, 1, 2, 3, 4]
-    chosen = shown_queries(1000)
-    assert (len(chosen), chosen[0], chosen[-1]) == (120, 0, 999)
-    assert np.ptp(np.diff(chosen)) <= 1
+def test_questions_are_shown_by_urgency_and_never_too_many(make_report):
+    report = make_report(num_queries=300, classes=("a", "b"), coverage=None)
+    places = places_to_show(report.queries)
+    assert len(places) == len(set(places)) == MAX_SHOWN
+    assert places[:2] == [0, 299], "the wrong answer, then the one without a label"
+    gaps = [float(abs(np.diff(report.queries[place].noisy_votes)[0])) for place in places[2:]]
+    assert gaps == sorted(gaps), "then the least clear first"
+    assert places_to_show(report.queries[:3]) == [0, *sorted((1, 2), key=lambda place: _gap(report.queries[place]))]
+
+
+def _gap(query):
+    return float(abs(np.diff(query.noisy_votes)[0]))
 
 
 def test_the_map_covers_cells_of_answered_queries_only():

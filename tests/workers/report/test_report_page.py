@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workers.report import JobReport, LevelPrice, Privacy
+from workers.report.confused import confusion_table
+from workers.report.model import JobReport, LevelPrice, Privacy
 from workers.report.page import render_page
 from workers.report.pictures import draw_pictures
+from workers.report.words import headline
 
 VOID = {"meta", "img", "link", "br", "hr", "input", "circle", "rect", "path"}
 
@@ -90,7 +92,7 @@ def test_the_page_loads_nothing_and_runs_nothing(html):
 
 def test_pictures_inside_the_page_are_svg_without_scripts_that_follow_the_color_scheme(html):
     found = svgs(html)
-    assert len(found) == 5
+    assert len(found) == 6
     for svg in found:
         root = ElementTree.fromstring(svg)
         assert not [element for element in root.iter() if element.tag.endswith("script")]
@@ -139,13 +141,31 @@ def test_names_from_strangers_are_shown_and_never_obeyed(make_report):
         ElementTree.fromstring(svg)
 
 
-def test_the_headline_says_it_all_in_one_sentence(make_report):
+def test_one_claim_is_the_headline_and_the_guarantee_stands_below_it(make_report):
     text = " ".join(Page(render_words(make_report())).text.split())
     assert (
-        "5 agents labelled 11 of 12 questions; a student trained on the answers is right on 96.1 % of unseen images; "
-        "nobody outside can learn more than epsilon 0.976 about any one private image (delta 1e-4)."
+        "90.0 % of all 80 public images are labelled right. Nobody outside can learn more than epsilon 0.976 about any "
+        "one private image of the 5 agents that answered (delta 1e-4)."
     ) in text
     assert "1 question got no label: too unclear to label." in text
+
+
+@pytest.mark.parametrize(
+    ("change", "claim"),
+    [
+        ({}, "90.0 % of all 80 public images are labelled right."),
+        ({"images": None}, "A student of the answers is right on 96.1 % of unseen images."),
+        ({"images": None, "student": None}, "90.9 % of the answers with a known truth are right."),
+    ],
+)
+def test_the_claim_is_the_best_that_is_known(make_report, change, claim):
+    assert headline(make_report(**change)) == claim
+
+
+def test_without_any_truth_the_claim_is_how_sure_the_labels_are(make_report):
+    report = make_report(has_truth=False)
+    assert headline(report) == "80 public images labelled, half of them with a confidence of 65.0 % or more."
+    assert headline(replace(report, images=None)) == "11 of 12 questions answered."
 
 
 def test_without_truth_the_page_speaks_of_no_accuracy(make_report):
@@ -153,6 +173,8 @@ def test_without_truth_the_page_speaks_of_no_accuracy(make_report):
     page = Page(render(report))
     assert "labels right" not in page.text
     assert "student right" not in page.text
+    assert "Confused" not in page.text
+    assert "calibration.png" not in [attributes.get("href") for attributes in page.all("a")]
     assert "wrong" not in page.text
     assert "truly" not in page.text
     assert "accuracy_vs_epsilon.png" not in [attributes.get("href") for attributes in page.all("a")]
@@ -161,36 +183,84 @@ def test_without_truth_the_page_speaks_of_no_accuracy(make_report):
 
 def test_right_and_wrong_are_told_by_words_as_well_as_colors(make_report):
     page = Page(render_words(make_report()))
-    assert page.text.count("right: ") == 10
-    assert page.text.count("wrong: ") == 1
+    tiles = [attributes["class"] for attributes in page.all("li") if "tile" in (attributes.get("class") or "")]
+    assert page.text.count("right: ") == sum("right" in kind.split() for kind in tiles)
+    assert page.text.count("wrong: ") == sum("wrong" in kind.split() for kind in tiles)
+    assert page.text.count("wrong: ") > 8
     assert "truly dog" in page.text
+
+
+def test_wrong_labels_come_first_and_the_surest_of_them_before_the_others(make_report):
+    report = make_report()
+    text = Page(render_words(report)).text
+    wrong = [report.images.sources[number] for number in report.images.wrong()]
+    assert len(wrong) == 8
+    assert report.images.confidences[report.images.wrong()[0]] == max(report.images.confidences[report.images.wrong()])
+    places = [text.index(source) for source in wrong]
+    assert places == sorted(places)
+    assert text.index("Look at these first") < places[0] < text.index("The least sure of the others")
+    assert text.index("How sure the labels are") < text.index("What was asked") < text.index("What the guarantee says")
+
+
+def test_questions_that_went_wrong_come_before_the_others(make_report):
+    text = Page(render_words(make_report())).text
+    asked = text[text.index("What was asked") :]
+    assert asked.index("truly dog") < asked.index("too unclear") < asked.index("group 5")
+
+
+def test_the_bars_of_a_question_name_their_classes(make_report):
+    report = make_report(classes=tuple(f"class {number}" for number in range(40)), coverage=None, images=None)
+    page = Page(render_words(report))
+    bars = [attributes for attributes in page.all("ul") if attributes.get("class") == "bars"]
+    assert len(bars) == 12
+    assert page.text.count("class 7") >= 2
+
+
+def test_the_matrix_counts_every_image_whose_truth_is_known(make_report):
+    report = make_report()
+    table = confusion_table(report)
+    cells = [cell["count"] for row in table["rows"] for cell in row["cells"]]
+    assert sum(cells) == 80
+    assert sum(row["total"] for row in table["rows"]) == 80
+    assert sum(cell["count"] for row in table["rows"] for cell in row["cells"] if cell["is_right"]) == 72
+    assert sum(pair["count"] for pair in table["pairs"]) == 8
+    many = make_report(classes=tuple(f"c{number}" for number in range(13)), coverage=None)
+    assert confusion_table(many)["rows"] == [], "a table of many classes is wider than a page"
+    assert confusion_table(many)["pairs"]
+
+
+def test_the_accountants_table_and_the_settings_are_folded(html):
+    folded = html.split("<details>")
+    [priced] = [part for part in folded if "How it is priced" in part]
+    assert "The accountant's table" in priced
+    assert "settings, all of them public" in folded[-1]
 
 
 def test_a_winner_release_shows_no_votes(make_report):
     page = Page(render(make_report(release="winner")))
     assert "vote_margins.png" not in [attributes.get("href") for attributes in page.all("a")]
-    assert not [1 for attributes in page.all("div") if attributes.get("class") == "bars"]
+    assert not [1 for attributes in page.all("ul") if attributes.get("class") == "bars"]
     assert "how close any question was" in page.text
     assert "noisy sum" not in page.text
 
 
 def test_many_questions_are_shown_in_part_and_the_page_says_so(make_report):
-    page = Page(render_words(make_report(num_queries=500, classes=("a", "b"), coverage=None)))
+    page = Page(render_words(make_report(num_queries=500, classes=("a", "b"), coverage=None, images=None)))
     tiles = [1 for attributes in page.all("li") if (attributes.get("class") or "").startswith("tile")]
-    assert len(tiles) == 120
-    assert "120 of 500 questions are shown, chosen evenly." in page.text
+    assert len(tiles) == 60
+    assert "60 of 500 questions are shown." in page.text
 
 
 def test_a_seeded_job_says_first_that_it_was_a_simulation(make_report):
     page = Page(render_words(make_report(is_seeded=True)))
-    assert "with noise nobody can predict, nobody outside could learn" in page.text
+    assert "With noise nobody can predict, nobody outside could learn" in page.text
     assert page.text.index("This was a simulation") < page.text.index("What was asked")
 
 
 def test_a_missing_epsilon_is_given_with_its_reason(make_report):
     privacy = Privacy(1e-5, LevelPrice(None, "", "the index is unsafe"), LevelPrice(None, "", "not stated"))
     page = Page(render_words(make_report(privacy=privacy, curve=())))
-    assert "there is no guarantee for a single private image: the index is unsafe." in page.text
+    assert "There is no guarantee for a single private image of the 5 agents that answered: the index is" in page.text
     assert "not stated" in page.text
 
 
@@ -199,7 +269,7 @@ def test_epsilons_of_any_size_are_shown(make_report, epsilon):
     report = make_report()
     privacy = replace(report.privacy, instance=LevelPrice(epsilon, "bound"), agent=LevelPrice(epsilon, "bound"))
     text = Page(render_words(replace(report, privacy=privacy))).text
-    assert "nobody outside can learn more than epsilon" in text
+    assert "Nobody outside can learn more than epsilon" in text
     assert "nan" not in text.lower().split()
 
 
@@ -207,5 +277,5 @@ def test_sums_that_noise_made_negative_draw_no_bars(make_report):
     report = make_report()
     queries = tuple(replace(query, noisy_votes=query.noisy_votes - 1000) for query in report.queries)
     assert "bars" not in [
-        attributes.get("class") for attributes in Page(render_words(replace(report, queries=queries))).all("div")
+        attributes.get("class") for attributes in Page(render_words(replace(report, queries=queries))).all("ul")
     ]
