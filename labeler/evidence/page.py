@@ -25,7 +25,7 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; } p { margin: .3rem 0 .6rem; }
 table { border-collapse: collapse; width: 100%; margin: .4rem 0; font-size: .92rem; }
 caption { text-align: left; color: var(--muted); padding-bottom: .2rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .5rem; border: 1px solid var(--line); }
-thead th { background: var(--tint); } td.n, th.n { text-align: right; white-space: nowrap; }
+thead th { background: var(--tint); } td.n, th.n { text-align: right; } td.n { white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(9rem, 12rem) 1fr; gap: .25rem .8rem; margin: .4rem 0; }
 dt { font-weight: 700; } dd { margin: 0; } code { font: .88em "Liberation Mono", Consolas, monospace; }
 .scroll { overflow-x: auto; } .scroll td, .scroll th { overflow-wrap: normal; }
@@ -34,7 +34,8 @@ dt { font-weight: 700; } dd { margin: 0; } code { font: .88em "Liberation Mono",
 @page { size: A4; margin: 16mm 15mm 18mm; @bottom-right { content: counter(page) " / " counter(pages); } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2, h3 { break-after: avoid; }
   tr, .box, dl > * { break-inside: avoid; } thead { display: table-header-group; } thead th { background: none; }
-  .scroll { overflow: visible; } section.task { break-before: page; }
+  table { font-size: 9pt; } .scroll code { word-break: break-all; } .scroll { overflow: visible; }
+  section.task { break-before: page; }
   section.task:first-of-type { break-before: auto; } }
 """
 
@@ -171,17 +172,20 @@ def _guarantees(found: TaskFindings) -> str:
     rows = "".join(
         f"<tr><th scope=row>{_UNITS[one.unit]}</th><td class=n>{_epsilon(promised.get(one.unit))}</td>"
         f"<td class=n>{_text(one.participant_epsilon or '')}</td>"
-        f"<td class=n>{_epsilon(spent[one.unit]) if one.unit in spent else ''}</td><td class=n>{_text(one.delta)}</td>"
-        f"<td>{_text(one.neighbours)}</td></tr>"
+        f"<td class=n>{_epsilon(spent[one.unit]) if one.unit in spent else ''}</td>"
+        f"<td class=n>{_text(one.delta)}</td></tr>"
         for one in found.promised or found.spent
     )
-    reasons = sorted({one.reason for one in found.promised if one.reason})
+    stated = found.promised or found.spent
+    neighbours = "; ".join(f"{_UNITS[one.unit]}: {one.neighbours}" for one in stated)
+    reasons = sorted({one.reason for one in stated if one.reason})
     return (
         "<h3>What is guaranteed</h3><div class=scroll tabindex=0 role=region aria-label=Guarantees><table><thead><tr>"
         "<th scope=col>Protected</th><th scope=col class=n>Epsilon of the whole task, at most</th>"
         "<th scope=col class=n>if a participant reads it</th><th scope=col class=n>spent here</th>"
-        "<th scope=col class=n>Delta</th><th scope=col>With or without it means</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{''.join(f'<p>{_text(reason)}.</p>' for reason in reasons)}"
+        "<th scope=col class=n>Delta</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div><p>With or without {_text(neighbours)}.</p>"
+        f"{''.join(f'<p>{_text(reason)}.</p>' for reason in reasons)}"
     )
 
 
