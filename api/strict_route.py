@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ MAX_FEATURES_JSON_BYTES = 16 * 1024 * 1024
 """Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
 MAX_JSON_VALUES = 2_000_000
 """Each number of a parsed document takes up to 100 bytes, however short it was written."""
+
+_MAY_OVERFLOW = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{100}")
+"""What a number beyond 1.8e308 has: three digits in its exponent, or more than two hundred before it."""
 
 _JSON = "application/json"
 SMALL_BYTES = 64 * 1024
@@ -51,7 +55,9 @@ def parse_json(data: bytes) -> Any:
         text = data.decode("utf-8")
         if "\\u0000" in text:
             raise json.JSONDecodeError("the NUL character is not taken", "", text.index("\\u0000"))
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        # A call for each number takes several times as long as the parser; it is needed where one may overflow.
+        parse_float = _finite if _MAY_OVERFLOW.search(data) else None
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=parse_float)
     except json.JSONDecodeError as error:
         # A fresh error without the document: the original carries the whole body.
         raise json.JSONDecodeError(error.msg, "", error.pos) from None
