@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import socket
 import ssl
 import threading
-from contextlib import suppress
-from typing import Any, Protocol
+from http.client import HTTPException
+from typing import Protocol
 
 import httpx2
 
@@ -26,6 +25,7 @@ from labeler.errors import (
     WrongVersion,
 )
 from labeler.messages import MAX_MESSAGE_BYTES
+from workers.party.connection import Answer, Connection
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
 """Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's
@@ -33,7 +33,6 @@ own."""
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 30.0
-_CONNECT_S, _WRITE_S = 5.0, 30.0
 _WATCH_S = 5.0
 """How often the thread that waits for the end looks whether it is still needed; the end itself wakes it."""
 
@@ -82,24 +81,19 @@ class CoordinatorHttp:
         address = check_url(url)
         self._stop = stop
         self._is_closed = threading.Event()
-        self._guard = threading.Lock()
-        self._handle: socket.socket | None = None
-        self._client = httpx2.Client(
-            base_url=address,
-            verify=_certificates(ca_file),
+        self._connection = Connection(
+            address,
+            certificates=_certificates(ca_file),
+            read_timeout_s=read_timeout_s,
             # A proxy of the environment is for the network, never for this machine.
-            trust_env=not _is_loopback(httpx2.URL(address).host),
-            timeout=httpx2.Timeout(_WRITE_S, connect=_CONNECT_S, read=read_timeout_s),
-            limits=httpx2.Limits(max_connections=1),
-            headers={"Accept-Encoding": "identity"},
+            is_near=_is_loopback(httpx2.URL(address).host),
         )
         threading.Thread(target=self._watch, name="end of a request", daemon=True).start()
 
     def close(self) -> None:
         """Close every connection."""
         self._is_closed.set()
-        self._client.close()
-        self._hold(None)
+        self._connection.close()
 
     def post(self, path: str, data: bytes, *, media_type: str = "application/octet-stream") -> bytes:
         """Send bytes once; the body of an answer that accepts them.
@@ -113,42 +107,22 @@ class CoordinatorHttp:
         try:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator")
-            headers = {"Content-Type": media_type}
-            trace = {"trace": self._trace}
-            with self._client.stream("POST", path, content=data, headers=headers, extensions=trace) as response:
-                if response.status_code in (200, 202):
-                    return _bounded(response, MAX_ANSWER_BYTES)
-                raise _problem(response, _bounded(response, _MAX_PROBLEM_BYTES))
-        except httpx2.TransportError as error:
+            answer = self._connection.post(
+                path, data, media_type=media_type, most=MAX_ANSWER_BYTES, most_of_refusal=_MAX_PROBLEM_BYTES
+            )
+        except (OSError, HTTPException) as error:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator") from None
             raise Unreachable(f"{type(error).__name__}: {str(error)[:300]}") from None
-
-    def _trace(self, event: str, about: dict[str, Any]) -> None:
-        """Hear of a new connection, and keep a second handle of it."""
-        if event == "connection.connect_tcp.complete":
-            connection = about["return_value"].get_extra_info("socket")
-            self._hold(connection.dup())
-            if self._stop.is_set():
-                self._end()
-
-    def _hold(self, handle: socket.socket | None) -> None:
-        with self._guard:
-            before, self._handle = self._handle, handle
-        if before is not None:
-            before.close()
+        if answer.status in (200, 202):
+            return answer.body
+        raise _problem(answer)
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
             if self._is_closed.is_set():
                 return
-        self._end()
-
-    def _end(self) -> None:
-        with self._guard:
-            if self._handle is not None:
-                with suppress(OSError):  # it was closed by the other side
-                    self._handle.shutdown(socket.SHUT_RDWR)
+        self._connection.end()
 
 
 def check_url(url: str) -> str:
@@ -185,22 +159,11 @@ def _certificates(ca_file: str | None) -> ssl.SSLContext:
         raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
 
 
-def _bounded(response: httpx2.Response, most: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    for part in response.iter_raw():
-        size += len(part)
-        if size > most:
-            raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
+def _problem(answer: Answer) -> LabelerError:
     """The error that a refusal of the coordinator stands for; its words are shown only as far as they print."""
-    status = response.status_code
+    status = answer.status
     try:
-        document = json.loads(body)
+        document = json.loads(answer.body)
         kind, detail = str(document["type"]).removeprefix(_PROBLEM), str(document["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
         kind, detail = "", ""
@@ -209,7 +172,7 @@ def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
     if kind == JournalBehind.problem_type:
         return JournalBehind(sentence)
     if status == 429 or status >= 500:
-        return Unreachable(sentence, retry_after_s=_retry_after(response))
+        return Unreachable(sentence, retry_after_s=_retry_after(answer.retry_after))
     for known in (NotEnrolled, Forged, Replayed, TooLarge, WrongVersion):
         if kind == known.problem_type:
             return known(sentence)
@@ -218,6 +181,5 @@ def _problem(response: httpx2.Response, body: bytes) -> LabelerError:
     return ProtocolViolation(sentence)
 
 
-def _retry_after(response: httpx2.Response) -> float:
-    text = response.headers.get("Retry-After", "")
+def _retry_after(text: str) -> float:
     return min(float(text), _LONGEST_RETRY_AFTER_S) if text.isdecimal() else 0.0
