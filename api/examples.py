@@ -241,6 +241,15 @@ PARTIES: dict[str, Any] = {
     "live_talliers": 3,
     "talliers_needed": 3,
     "has_quorum": True,
+    "key_changes": [
+        {
+            "party_id": "hospital-a",
+            "role": "agent",
+            "is_rotation": True,
+            "expires_at": "2027-03-08T08:30:00Z",
+            "used_at": None,
+        }
+    ],
 }
 
 INVITATION_REQUEST: dict[str, Any] = {"party_id": "hospital-a", "role": "agent", "valid_days": 7}

@@ -460,6 +460,18 @@ class PartyView(View):
     """What it says of the coordinator's journal and cannot prove; its polls are refused while it does."""
 
 
+class KeyChangeView(View):
+    """Keys that an invitation lets in, or has let in lately; neither its token nor its phrase."""
+
+    party_id: str
+    role: PartyRole
+    is_rotation: bool
+    """New keys for a party that is enrolled, and not a party that joins."""
+    expires_at: datetime
+    """Until then the invitation may be used, where it was not."""
+    used_at: datetime | None = None
+
+
 class PartiesView(View):
     """Everybody enrolled, and whether enough are there."""
 
@@ -470,6 +482,8 @@ class PartiesView(View):
     live_talliers: int
     talliers_needed: int
     has_quorum: bool
+    key_changes: tuple[KeyChangeView, ...] = ()
+    """Invitations that are open, and those used within the last week."""
 
 
 class TokenRequest(Request):

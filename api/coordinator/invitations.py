@@ -15,7 +15,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from api.coordinator.config import CoordinatorConfig
-from api.schema import EnrolmentRequest, EnrolmentView, InvitationRequest, InvitationView, WithdrawnView
+from api.schema import (
+    EnrolmentRequest,
+    EnrolmentView,
+    InvitationRequest,
+    InvitationView,
+    KeyChangeView,
+    WithdrawnView,
+)
 from feature_store.clock import Clock
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.invitations import InvitationRecord, InvitationStore
@@ -26,6 +33,9 @@ from labeler.invitation import Invitation, RosterTallier, enrolment_statement, r
 from labeler.messages import COORDINATOR
 
 log = logging.getLogger("labeler.coordinator")
+
+LATELY = timedelta(days=7)
+"""How long a change of keys is told to whoever looks at the parties."""
 
 _NO_INVITATION = (
     "the token of this invitation is not known, was withdrawn or has expired; ask the administrator for a new one"
@@ -118,6 +128,20 @@ class Invitations:
             expires_at=record.expires_at,
             phrase=invitation.phrase,
             document=invitation.document(self._keys.sign_statement(invitation.statement)),
+        )
+
+    def key_changes(self) -> tuple[KeyChangeView, ...]:
+        """Invitations that may still be used, and those that were lately: keys that change, or have changed."""
+        now = self._clock()
+        return tuple(
+            KeyChangeView(
+                party_id=one.party_id,
+                role=one.role,
+                is_rotation=one.is_rotation,
+                expires_at=one.expires_at,
+                used_at=one.used_at,
+            )
+            for one in self._store.lately(now, used_since=now - LATELY)
         )
 
     def withdraw(self, party_id: str) -> WithdrawnView:

@@ -672,6 +672,7 @@ class Coordinator:
             live_talliers=live["tallier"],
             talliers_needed=needed,
             has_quorum=live["tallier"] >= needed and live["agent"] >= 1,
+            key_changes=self.invitations.key_changes(),
         )
 
     def check_sender(self, header: Header, signature: bytes) -> None:

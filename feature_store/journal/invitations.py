@@ -11,8 +11,9 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, insert, select, update
+from sqlalchemy import CheckConstraint, Column, Connection, Row, Table, Text, insert, select, update
 
 from feature_store.clock import Clock
 from feature_store.journal.columns import WHOLE, Moment, check_moment, now_utc, one_of
@@ -188,9 +189,22 @@ class InvitationStore:
             done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=check_moment(self._clock())))
         return int(done.rowcount)
 
+    def lately(
+        self, now: datetime, *, used_since: datetime, connection: Connection | None = None
+    ) -> list[InvitationRecord]:
+        """Invitations that may be used at a moment, and those that were used since another, oldest first."""
+        is_open = (invitations.c.used_at.is_(None)) & (invitations.c.withdrawn_at.is_(None))
+        lately = (is_open & (invitations.c.expires_at > now)) | (invitations.c.used_at >= used_since)
+        query = select(*_SHOWN).where(lately).order_by(invitations.c.created_at, invitations.c.invitation_id)
+        with reading(self._database, connection) as joined:
+            return [_record(row) for row in joined.execute(query)]
+
     def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:
         """Every invitation, oldest first."""
         query = select(*_SHOWN).order_by(invitations.c.created_at, invitations.c.invitation_id)
         with reading(self._database, connection) as joined:
-            rows = joined.execute(query).all()
-        return [InvitationRecord(**(dict(row._mapping) | {"is_rotation": bool(row.is_rotation)})) for row in rows]
+            return [_record(row) for row in joined.execute(query)]
+
+
+def _record(row: Row[Any]) -> InvitationRecord:
+    return InvitationRecord(**(dict(row._mapping) | {"is_rotation": bool(row.is_rotation)}))

@@ -3,7 +3,7 @@
 import { byId, el, fill, icon } from "./dom.js";
 import { nextStep } from "./refusal_words.js";
 import { percentWords, sharesOf } from "./shares.js";
-import { FINISHED, accountName, count, jobTitle, levelName, listed, sentence, timeAgo } from "./words.js";
+import { FINISHED, accountName, count, jobTitle, levelName, listed, sentence, timeAgo, utc } from "./words.js";
 
 const RECENT_MS = 7 * 86_400_000;
 const SHOWN = 4;
@@ -67,6 +67,7 @@ export function alertsOf(readiness, parties, budget, jobs, now) {
     ...(readiness?.checks ?? []).filter((check) => !check.ok).map(ofCheck),
     ...(budget?.accounts ?? []).map(ofAccount),
     ...(parties?.parties ?? []).flatMap((party) => ofParty(party)),
+    ...ofKeys(parties?.key_changes ?? [], now),
     ...jobs.flatMap((job) => ofJob(job, now)),
   ].filter(Boolean);
   return found.sort((a, b) => (b.kind === "bad") - (a.kind === "bad"));
@@ -113,6 +114,31 @@ function ofParty(party) {
     });
   }
   return found;
+}
+
+/** Keys decide who speaks in a site's name, so that they change is never silent; all that joined lately in one. */
+function ofKeys(changes, now) {
+  const used = changes.filter((change) => change.used_at);
+  const open = changes.filter((change) => !change.used_at && new Date(change.expires_at).getTime() > now);
+  const names = (isRotation) => used.filter((change) => change.is_rotation === isRotation).map((change) => change.party_id);
+  return [
+    ...[`New keys: ${listed(names(true))}`, `Joined: ${listed(names(false))}`].filter((title) => !title.endsWith(": nobody")).map((title) => ({
+      kind: "low",
+      title,
+      at: used.at(-1).used_at,
+      means: "Whoever holds these keys speaks in that name, and what is meant for it is sealed to them.",
+      todo: "Ask by telephone whether the fingerprint is the one that the site shows.",
+      href: "#sites",
+      link: "Fingerprints",
+    })),
+    ...open.map((change) => ({
+      kind: "low",
+      title: change.is_rotation ? `The keys of ${change.party_id} are about to change` : `${change.party_id} is invited`,
+      detail: `The invitation may be used until ${utc(new Date(change.expires_at))}.`,
+      means: "Whoever has its file enrols keys in that name, once.",
+      todo: `If nobody there asked for it, an administrator withdraws it: labeler invite ${change.party_id} --withdraw.`,
+    })),
+  ];
 }
 
 function ofJob(job, now) {

@@ -230,3 +230,30 @@ def test_a_token_is_kept_as_a_hash_and_every_use_leaves_a_line(
     data = b"".join(path.read_bytes() for path in empty.coordinator.config.home.glob("journal.db*"))
     assert token_digest(found.token).encode() in data
     assert found.token.encode() not in data
+
+
+def test_that_keys_change_or_are_about_to_is_told_without_what_opens_the_invitation(
+    empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(empty, tmp_path)
+    read(invite(empty, "hospital-a"), tmp_path)
+    rotation = read(invite(empty, "tallier-1", role="tallier", rotate=True), tmp_path)
+
+    def told() -> list[tuple[str, bool, bool]]:
+        with empty.http("viewer") as http:
+            answer = http.get("/v1/parties")
+        assert rotation.token not in answer.text
+        assert rotation.phrase not in answer.text
+        found = answer.json()["key_changes"]
+        return sorted((one["party_id"], one["is_rotation"], one["used_at"] is not None) for one in found)
+
+    joined = [(f"tallier-{number}", False, True) for number in range(3)]
+    assert told() == sorted([("hospital-a", False, False), *joined, ("tallier-1", True, False)])
+    assert enrol(empty, request_of(rotation, PartyKeys.generate())).status_code == 200
+    assert told() == sorted([("hospital-a", False, False), *joined, ("tallier-1", True, True)])
+    with empty.http("admin") as http:
+        assert http.delete("/v1/invitations/hospital-a").status_code == 200
+    assert told() == sorted([*joined, ("tallier-1", True, True)])
+    later = datetime.now(UTC) + timedelta(days=8)
+    monkeypatch.setattr(empty.coordinator.invitations, "_clock", lambda: later)
+    assert told() == []

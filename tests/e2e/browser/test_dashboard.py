@@ -452,13 +452,14 @@ def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_s
     shown.get_by_role("button", name="Keep it").click()
     expect(shown.get_by_role("button", name="JSON lines")).to_be_visible()
     assert client.job(job.job_id).forgotten_at is None
+    expect(page.locator("#gallery-list img").first).to_be_attached(timeout=SLOW_MS)
     shown.get_by_role("button", name="Delete its data").click()
     shown.get_by_role("button", name="Yes, delete it").click()
     expect(shown).to_contain_text("What this job sent and got was deleted", timeout=SLOW_MS)
     for gone in ("JSON lines", "Delete its data", "Yes, delete it"):
         assert shown.get_by_role("button", name=gone).count() == 0
     expect(page.locator("#job-gallery")).to_be_hidden()
-    assert page.locator("#gallery-list img").count() == 0
+    assert page.locator("#gallery-list li").count() == 0
     with pytest.raises(LabelerError, match="was deleted on"):
         client.labels(job.job_id, screenshots / "gone.jsonl", format="jsonl")
     assert visit.script_errors == []

@@ -240,6 +240,7 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
             balance(account="agent:fine"),
         ]
     }
+    used = {"expires_at": "2027-03-05T10:30Z", "used_at": "2027-03-01T10:30Z"}
     parties = {
         "parties": [
             {**party, "is_live": False},
@@ -247,7 +248,12 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
             {**party, "party_id": "doubter", "claim": "it has seen entry 9"},
             {**party, "party_id": "gone", "state": "revoked", "is_live": False},
             {**party, "party_id": "there"},
-        ]
+        ],
+        "key_changes": [
+            {"party_id": "ward", "is_rotation": True, "expires_at": "2027-03-05T10:30Z", "used_at": None},
+            {"party_id": "late", "is_rotation": True, "expires_at": "2027-03-01T10:30Z", "used_at": None},
+            *({**used, "party_id": name, "is_rotation": name == "lab"} for name in ("lab", "east", "west")),
+        ],
     }
     problem = {"type": "urn:labeler:problem:quorum-not-reached", "title": "Too few agents answered"}
     jobs = [
@@ -268,12 +274,16 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
         ("bad", "“photos” failed: Too few agents answered"),
         ("low", "Federation, one image: only 5.0 % of the budget is left"),
         ("low", "clinic is away"),
+        ("low", "New keys: lab"),
+        ("low", "Joined: east, west"),
+        ("low", "The keys of ward are about to change"),
         ("low", "“slow” waits for a person at clinic"),
         ("low", "clinic refused “partly”"),
     ]
     for one in found:
         assert len(one["means"]) > 20, one
         assert len(one["todo"]) > 20, one
+    assert found[10]["detail"] == "The invitation may be used until 5 Mar 2027, 10:30 UTC."
     assert "Bring enough agents back" in found[5]["todo"]
     assert called(page, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
 
