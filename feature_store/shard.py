@@ -60,6 +60,7 @@ class Shard:
     def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         self.path = path
         self._manifest = manifest
+        self._known_version: tuple[Manifest | None, str] = (None, "")
         self.features: NDArray[np.int16] = arrays["features.npy"]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
@@ -114,7 +115,9 @@ class Shard:
 
     @property
     def version(self) -> str:
-        return self._manifest.version
+        if self._known_version[0] is not self._manifest:
+            self._known_version = (self._manifest, self._manifest.version)
+        return self._known_version[1]
 
     @property
     def knows_persons(self) -> bool:
@@ -320,7 +323,7 @@ def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
 
 def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:
     try:
-        array: NDArray[Any] = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(str(folder / name), mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError):
         raise DamagedShard(f"shard {folder.name!r}: {name} is no array file; embed the images again") from None
     if array.dtype != np.dtype(kind):

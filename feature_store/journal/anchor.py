@@ -42,6 +42,7 @@ class Anchor:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced_at = -SYNC_EVERY_S
+        self._parsed: tuple[bytes, Head | None] = (b"", None)
 
     def read(self) -> Head | None:
         """What is remembered; None where there is no file.
@@ -51,7 +52,10 @@ class Anchor:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                return _parse(self.path.read_bytes())
+                data = self.path.read_bytes()
+                if data != self._parsed[0]:
+                    self._parsed = (data, _parse(data))
+                return self._parsed[1]
             except FileNotFoundError:
                 return None
             except (InvalidSetting, ValueError, KeyError, TypeError):

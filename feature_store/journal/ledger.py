@@ -99,7 +99,9 @@ class Ledger:
     def known_head(self) -> Head:
         """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
         known = self._known_head
-        return self.head() if known is None else known
+        if known is None:
+            known = self._known_head = self.head()
+        return known
 
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
         """How far a reservation has come; None where there is none."""

@@ -40,7 +40,7 @@ from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
-from workers.agent.round_store import RoundFolder, RoundsInMemory
+from workers.agent.round_store import RoundsInMemory
 
 site = test_agent_service.site
 
@@ -127,8 +127,7 @@ class World:
             self.rounds.sweep()
             self.agent = Agent("a", self.shard, ledger=site, rounds=self.rounds, engine="numpy")
             return
-        in_folder = self.place == "folder"
-        self.rounds = RoundFolder(self.folder / "keys", self.folder / "answers") if in_folder else self.in_memory
+        self.rounds = self.in_memory
         self.agent = Agent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")
 
     @property
@@ -214,7 +213,7 @@ def worlds(
     return made[0], made[1]
 
 
-@pytest.mark.parametrize("place", ["journal", "folder", "memory"])
+@pytest.mark.parametrize("place", ["journal", "memory"])
 @settings(
     max_examples=12, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -233,7 +232,7 @@ LIFE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["journal", "folder", "memory"])
+@pytest.mark.parametrize("place", ["journal", "memory"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_whole_life_of_a_round_looks_alike_for_every_method(
     tmp_path: Path, make_shard: Callable[..., Shard], method: str, place: str

@@ -1,4 +1,4 @@
-"""What an agent keeps of a round: one key, the first answer, and in the end nothing. One suite for all three places."""
+"""What an agent keeps of a round: one key, the first answer, and in the end nothing. One suite for both places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import BadData, PrivacyRefusal
-from workers.agent.round_store import RoundFolder, RoundsInMemory, RoundStore
+from workers.agent.round_store import RoundsInMemory, RoundStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROUND, OTHER = "a" * 64, "b" * 64
@@ -56,19 +56,11 @@ def charged(database: Database, rounds: JournalRounds, round_digest: str, *, kep
             rounds.open({round_digest: kept_until}, connection=connection)
 
 
-@pytest.fixture(params=["memory", "folder", "seeded folder", "journal"])
+@pytest.fixture(params=["memory", "journal"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     if request.param == "memory":
         memory = RoundsInMemory()
         yield Kept(memory, lambda _: None, lambda: memory)
-        return
-    if "folder" in request.param:
-        secret = b"s" * 32 if "seeded" in request.param else None
-
-        def folder() -> RoundFolder:
-            return RoundFolder(tmp_path / "keys", tmp_path / "answers", secret=secret)
-
-        yield Kept(folder(), lambda _: None, folder)
         return
     database = open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
     rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))

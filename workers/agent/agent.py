@@ -21,7 +21,7 @@ from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.tally import InputShare, round_of
+from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
 from workers.agent.round_store import RoundsInMemory, RoundStore
@@ -100,17 +100,7 @@ class Agent:
         """
         with self._answering:
             self._charge(task, batch, recipients)
-            round = round_of(task, batch)
-            entries = round.num_queries * round.num_classes
-            return tuple(
-                InputShare(
-                    self.agent_id,
-                    tallier,
-                    round.digest,
-                    share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
-                )
-                for tallier, body in enumerate(self._bodies(task, batch, recipients, _as_it_is))
-            )
+            return shares_of(self.agent_id, round_of(task, batch), self._bodies(task, batch, recipients, as_it_is))
 
     def charge(
         self,
@@ -155,15 +145,21 @@ class Agent:
         """Which records would answer; for the site's own ledger."""
         return self._shard.version
 
-    def computed(self, task: Task, batch: QueryBatch, *, seal: Seal) -> tuple[bytes, ...]:
+    def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> tuple[bytes, ...]:
         """The answer itself, sealed: one body per recipient, of which nothing is stored.
 
         For who stores the answers of many rounds together (workers.agent.desk). The round is charged, its key is
         there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
         where it cannot be stored, nothing leaves.
+
+        Args:
+            task: the task.
+            batch: the public queries.
+            key: of the round.
+            seal: see `bodies`.
         """
         with self._answering:
-            return self._computed(task, batch, seal)
+            return self._computed(task, batch, key, seal)
 
     def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients, expires_at: float | None = None) -> None:
         self.check(task, batch)
@@ -185,11 +181,12 @@ class Agent:
         if stored is not None:
             return stored
         # Nothing of this round has left, so whatever the records are now, this is its first answer.
-        return self._rounds.store(round.digest, recipients, self._computed(task, batch, seal))
+        key = self._rounds.key(round.digest)
+        return self._rounds.store(round.digest, recipients, self._computed(task, batch, key, seal))
 
-    def _computed(self, task: Task, batch: QueryBatch, seal: Seal) -> tuple[bytes, ...]:
-        ballots = self.ballots(task, batch)
-        source = self._source(b"noise and masks", task, batch, self._shard.version)
+    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> tuple[bytes, ...]:
+        ballots = self._ballots(task, batch, lambda: key)
+        source = self._source(key, b"noise and masks", task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares))
 
@@ -198,17 +195,23 @@ class Agent:
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
         """
+        return self._ballots(task, batch, lambda: self._rounds.key(round_of(task, batch).digest))
+
+    def _ballots(self, task: Task, batch: QueryBatch, key: Callable[[], bytes]) -> NDArray[np.int64]:
         records = select_records(self._shard, records_per_person=task.records_per_person)
         return WAYS[task.method](
             task,
             batch,
             records,
-            Means(self._neighbors, self._models, lambda: self._source(b"local noise", task, batch, records.version)),
+            Means(
+                self._neighbors,
+                self._models,
+                lambda: self._source(key(), b"local noise", task, batch, records.version),
+            ),
         )
 
-    def _source(self, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
+    def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""
-        key = self._rounds.key(round_of(task, batch).digest)
         context = (task.digest.encode(), batch.digest.encode(), version.encode())
         return keyed_source(derive_key(key, purpose, *context), is_seeded=self.is_seeded)
 
@@ -273,5 +276,20 @@ class Agent:
             )
 
 
-def _as_it_is(_: int, body: bytes) -> bytes:
+def as_it_is(_: int, body: bytes) -> bytes:
+    """A `Seal` for talliers that are objects of the same process."""
     return body
+
+
+def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[InputShare, ...]:
+    """An answer that was not sealed, as the talliers of the same process take it."""
+    entries = round.num_queries * round.num_classes
+    return tuple(
+        InputShare(
+            agent_id,
+            tallier,
+            round.digest,
+            share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
+        )
+        for tallier, body in enumerate(bodies)
+    )

@@ -457,7 +457,8 @@ class AgentDesk:
         for digest, effect in now:
             ask = turn.asks[digest] = effect.ask
             try:
-                bodies = self._records.agent().computed(ask.task, ask.batch, seal=partial(self._seal, ask))
+                key = self._rounds.key_of_charged(digest)
+                bodies = self._records.agent().computed(ask.task, ask.batch, key=key, seal=partial(self._seal, ask))
             except (JournalBroken, JournalBehind):
                 raise
             except Exception as error:

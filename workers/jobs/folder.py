@@ -3,8 +3,8 @@
     OUT/
       .job/lock          held by the process that works here
       .job/plan.json     what this folder is for: task digest, shard versions, batches, ledger
-      .job/secrets/      per agent a key for each batch that is not released yet; erased when it is
-      .job/answers/      what each agent answered, encrypted under those keys; erased with them
+      .job/keys/         a key of each agent for each batch that is not released yet; erased when it is
+      .job/answers/      what the agents answered, encrypted under those keys; erased with them
       .job/releases/     one file per batch that was opened
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
 
@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from feature_store.durable import exclusive, replace_file
-from feature_store.erasable import erase_file
+from feature_store.erasable import KeyFolder, erase_file
 from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
 from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
 from labeler.release import Release
-from workers.agent.round_store import RoundFolder
+from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER, KeptRounds
 
 PLAN_FORMAT = "labeler-job/1"
 _FOR_PEOPLE = "task"
 """In a plan, the task field by field. Its digest, beside it, stands for it: fields that a later version added do not
 change the digest of a task that does not use them, and so do not make another job of it."""
-
-SECRET_BYTES = 32
 
 
 class JobFolder:
@@ -88,26 +86,19 @@ class JobFolder:
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
-    def rounds(self, agent_id: str, *, secret: bytes | None = None) -> RoundFolder:
-        """What an agent keeps of the batches that are not released yet.
-
-        A folder that was begun by a version with one noise secret per agent goes on with that one.
+    def rounds(self, agents: Sequence[str], *, secrets: Mapping[str, bytes] | None = None) -> KeptRounds:
+        """What the agents keep of the batches that are not released yet.
 
         Args:
-            agent_id: whose.
-            secret: the key of every round, of a job that is seeded.
+            agents: their ids.
+            secrets: the key of every round, by agent, of a job that is seeded.
 
         Raises:
-            BadData: an older version's secret is damaged.
+            BadData: an earlier version's secret is damaged.
         """
-        keys = self._state / "secrets" / agent_id
-        if keys.is_file():
-            secret = keys.read_bytes()
-            if len(secret) != SECRET_BYTES or not any(secret):
-                raise BadData(f"the noise secret of {agent_id} in {self.out} is damaged; start in an empty folder")
-        return RoundFolder(keys, self._state / "answers" / agent_id, secret=secret)
+        return KeptRounds(self._state, agents, secrets=secrets)
 
-    def check_replayable(self, batch_digest: str, round_digest: str, rounds: Mapping[str, RoundFolder]) -> None:
+    def check_replayable(self, batch_digest: str, round_digest: str, rounds: KeptRounds, agents: Sequence[str]) -> None:
         """Refuse a batch that was charged and whose noise cannot be replayed.
 
         Raises:
@@ -115,19 +106,22 @@ class JobFolder:
         """
         if all(entry["id"] != batch_digest for entry in self.ledger()):
             return
-        for agent_id, kept in rounds.items():
-            if not kept.has_key(round_digest):
-                raise BadData(
-                    f"the key of {agent_id} for a batch that was charged is gone from {self.out}, so its noise cannot "
-                    "be replayed; start again in an empty folder, which is charged anew"
-                )
+        missing = sorted(set(agents) - rounds.keys(round_digest).keys())
+        if missing:
+            raise BadData(
+                f"the key of {missing[0]} for a batch that was charged is gone from {self.out}, so its noise cannot "
+                "be replayed; start again in an empty folder, which is charged anew"
+            )
 
     def destroy_secrets(self) -> None:
         """Erase every key there is, and what older versions kept: their noise secrets and models."""
-        for path in sorted((self._state / "secrets").rglob("*")):
+        if (self._state / KEYS_FOLDER).is_dir():
+            keys = KeyFolder(self._state / KEYS_FOLDER)
+            keys.erase_all(keys.names())
+        for path in sorted((self._state / EARLIER_FOLDER).rglob("*")):
             if path.is_file():
                 erase_file(path)
-        for folder in ("secrets", "models", "answers"):
+        for folder in (KEYS_FOLDER, EARLIER_FOLDER, "models", ANSWERS_FOLDER):
             shutil.rmtree(self._state / folder, ignore_errors=True)
 
     def ledger(self) -> list[dict[str, Any]]:

@@ -10,16 +10,17 @@ continues, replays the same noise, and charges nothing twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from labeler.budget import Account, budget_for
-from labeler.randomness import seeded_source
+from labeler.randomness import KEY_BYTES, seeded_source
 from labeler.release import Release, WinnerEngine
-from labeler.tally import round_of
+from labeler.tally import InputShare, round_of
 from labeler.task import Level, Task
-from workers.agent.agent import Agent
+from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
-from workers.agent.round_store import RoundFolder
+from workers.agent.round_store import RoundsInMemory
 from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
 from workers.jobs.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
@@ -65,35 +66,50 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
     """Run every round that has not been opened yet."""
     releases = [folder.stored_release(number) for number in range(len(prepared.batches))]
     if any(release is None for release in releases):
-        rounds = {agent_id: _rounds(prepared, folder, agent_id) for agent_id in agent_ids(prepared.task)}
+        names = agent_ids(prepared.task)
+        kept = folder.rounds(names, secrets=_secrets(prepared, names))
         agents = [
             Agent(
                 agent_id,
                 shard,
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
-                rounds=rounds[agent_id],
+                rounds=RoundsInMemory(),  # the keys are given to it, and what it answers is kept, by `ask`
                 is_seeded=prepared.job.seed is not None,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
             )
-            for agent_id, shard in zip(rounds, prepared.shards, strict=True)
+            for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        digests = [round_of(prepared.task, batch).digest for batch in prepared.batches]
+        rounds = [round_of(prepared.task, batch) for batch in prepared.batches]
+
+        def ask(number: int) -> Iterator[tuple[str, tuple[InputShare, ...]]]:
+            """Every agent's answer, durable together before the first of them reaches a tallier."""
+            task, batch, round = prepared.task, prepared.batches[number], rounds[number]
+            answers = kept.answers(round.digest)
+            if answers is None:
+                kept.begin([one.digest for at, one in enumerate(rounds) if at >= number and releases[at] is None])
+            keys, found = kept.keys(round.digest), dict(answers or {})
+            for count, agent in enumerate(agents, start=1):
+                name = agent.agent_id
+                agent.charge(task, batch)
+                if answers is None:
+                    found[name] = agent.computed(task, batch, key=keys[name], seal=as_it_is)
+                progress("Agents answer", count, len(agents))
+            kept.store(round.digest, found)
+            for agent in agents:
+                yield agent.agent_id, shares_of(agent.agent_id, round, found[agent.agent_id])
 
         def keep(number: int, release: Release) -> None:
             folder.store_release(number, release)
             releases[number] = release
-            for kept in rounds.values():
-                # Released: nobody misses an answer any more, and whoever steals this folder finds none.
-                kept.erase(digests[number])
+            # Released: nobody misses an answer any more, and whoever steals this folder finds none.
+            kept.erase([rounds[number].digest])
             progress("Batches labelled", number + 1, len(prepared.batches))
 
-        for number, release in enumerate(releases):
+        for batch, round, release in zip(prepared.batches, rounds, releases, strict=True):
             if release is None:
-                folder.check_replayable(prepared.batches[number].digest, digests[number], rounds)
-            else:
-                for kept in rounds.values():
-                    kept.erase(digests[number])
+                folder.check_replayable(batch.digest, round.digest, kept, names)
+        kept.erase([round.digest for round, release in zip(rounds, releases, strict=True) if release is not None])
         run_rounds(
             prepared.task,
             prepared.batches,
@@ -101,6 +117,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             post_charge=lambda number, contributors: _post(prepared, folder, number, contributors),
             keep_release=keep,
             opened=[number for number, release in enumerate(releases) if release is not None],
+            ask=ask,
             winner_engine=_winner_engine(prepared),
             progress=progress,
         )
@@ -131,10 +148,11 @@ def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
     return ThreeProcesses()
 
 
-def _rounds(prepared: PreparedJob, folder: JobFolder, agent_id: str) -> RoundFolder:
+def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
+    """The key of every round where the job is seeded; by agent."""
     if prepared.job.seed is None:
-        return folder.rounds(agent_id)
-    return folder.rounds(agent_id, secret=seeded_source(f"{prepared.job.seed} {agent_id}".encode()).bytes(32))
+        return {}
+    return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
 def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:

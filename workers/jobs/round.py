@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,10 +46,13 @@ from labeler.rounds.effects import (
     TurnGranted,
 )
 from labeler.rounds.job_state import JobRun, RoundRun
-from labeler.tally import AggregateShare, Tallier, round_of
+from labeler.tally import AggregateShare, InputShare, Tallier, round_of
 from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, silent
+
+Asking = Callable[[int], Iterable[tuple[str, tuple[InputShare, ...]]]]
+"""Asks all agents in a round, by its number: each one's id and its share for each tallier."""
 
 _NOW: Final = Now(0.0, 0.0)
 """No time passes: nobody is waited for, and a job in one process has no deadline."""
@@ -63,6 +66,7 @@ def run_rounds(
     post_charge: Callable[[int, frozenset[str]], object],
     keep_release: Callable[[int, Release], object],
     opened: Collection[int] = (),
+    ask: Asking | None = None,
     winner_engine: WinnerEngine | None = None,
     progress: ProgressCallback = silent,
 ) -> None:
@@ -76,6 +80,7 @@ def run_rounds(
             knows with other contributors; called after the talliers agreed and before they open.
         keep_release: makes the release of a round durable.
         opened: numbers of rounds whose release is kept already; they are not asked again.
+        ask: asks all agents in one round, by its number, and keeps what they answer; each keeps its own where absent.
         winner_engine: how the talliers find the winner of each query; None adds the sums up in this process.
         progress: told how many agents have answered.
 
@@ -84,7 +89,8 @@ def run_rounds(
         BudgetExceeded: an agent refused.
         ProtocolViolation: ballots do not sum to what the task allows; nothing was opened, and the charge stands.
     """
-    _Driver(task, batches, agents, post_charge, keep_release, winner_engine, progress).run(frozenset(opened))
+    driver = _Driver(task, batches, agents, post_charge, keep_release, winner_engine, progress, ask)
+    driver.run(frozenset(opened))
 
 
 def run_round(
@@ -125,6 +131,7 @@ class _Driver:
     keep_release: Callable[[int, Release], object]
     winner_engine: WinnerEngine | None
     progress: ProgressCallback
+    ask: Asking | None = None
     talliers: dict[int, list[Tallier]] = field(default_factory=dict)
     sums: dict[str, AggregateShare] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=deque)
@@ -205,14 +212,19 @@ class _Driver:
     def _collect(self, job: JobRun, number: int) -> None:
         about = self._about(job, number)
         talliers = self.talliers[number]
-        for count, agent in enumerate(self.agents, start=1):
-            for tallier, share in zip(talliers, agent.answer(self.task, self.batches[number]), strict=True):
+        answers = self._each_answers(number) if self.ask is None else self.ask(number)
+        for agent_id, shares in answers:
+            for tallier, share in zip(talliers, shares, strict=True):
                 tallier.receive(share)
-            self.events.append(ShareCame(**about, agent_id=agent.agent_id, tallier_id=self._tallier_names[0]))
-            self.progress("Agents answer", count, len(self.agents))
+            self.events.append(ShareCame(**about, agent_id=agent_id, tallier_id=self._tallier_names[0]))
         for name, tallier in zip(self._tallier_names, talliers, strict=True):
             held = {agent: sharing.hex() for agent, sharing in tallier.holdings.items()}
             self.events.append(HoldingsCame(**about, tallier_id=name, holdings=held))
+
+    def _each_answers(self, number: int) -> Iterator[tuple[str, tuple[InputShare, ...]]]:
+        for count, agent in enumerate(self.agents, start=1):
+            yield agent.agent_id, agent.answer(self.task, self.batches[number])
+            self.progress("Agents answer", count, len(self.agents))
 
     def _add_up(self, job: JobRun, number: int, names: Sequence[str]) -> None:
         contributors = job.rounds[number].contributors

@@ -30,6 +30,7 @@ class Proof:
 
     def __init__(self, path: Path) -> None:
         self.seq = 0
+        self._sound = b""
         self._path = path
         self._new = path.with_name(f".{path.name}.new")
         self._synced_at = -SYNC_EVERY_S
@@ -38,9 +39,11 @@ class Proof:
         """The answer as a frame; empty where none is kept, or a damaged one."""
         try:
             data = self._path.read_bytes()
-            return data if len(data) <= MAX_PROOF_BYTES and read_frames(data, max_messages=1) else b""
+            if data != self._sound:  # what was looked at before need not be again
+                self._sound = data if len(data) <= MAX_PROOF_BYTES and read_frames(data, max_messages=1) else b""
         except (OSError, LabelerError):
-            return b""
+            self._sound = b""
+        return self._sound
 
     def keep(self, answer: Message, seq: int) -> None:
         """Keep an answer in place of the one before; synced to disk at most once a second, as the head beside it.

@@ -79,7 +79,7 @@ def run_tallier(
             coordinator_key=config.coordinator_verify_key,
             database=database,
             sequences=Sequences(database),
-            journal_head=ledger.head,
+            journal_head=ledger.known_head,
             seen=home / SEEN_FILE,
             facts=lambda: winners.facts,
             stop=stop,

@@ -99,7 +99,7 @@ def test_a_damaged_secret_of_an_older_version_is_refused(tmp_path: Path, damaged
         (tmp_path / "job" / ".job" / "secrets").mkdir()
         (tmp_path / "job" / ".job" / "secrets" / "agent-1").write_bytes(damaged)
         with pytest.raises(BadData, match="is damaged"):
-            folder.rounds("agent-1")
+            folder.rounds(["agent-1"])
 
 
 def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: Path) -> None:
@@ -109,42 +109,39 @@ def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: 
         path.parent.mkdir()
         path.write_bytes(b"s" * 32)
         folder.post({"id": "one"})
-        rounds = folder.rounds("agent-1")
-        folder.check_replayable("one", DIGEST, {"agent-1": rounds})
-        assert rounds.key(DIGEST) == b"s" * 32
+        rounds = folder.rounds(["agent-1"])
+        folder.check_replayable("one", DIGEST, rounds, ["agent-1"])
+        assert rounds.keys(DIGEST) == {"agent-1": b"s" * 32}
         folder.destroy_secrets()
         assert not path.exists()
 
 
-def test_keys_are_made_once_kept_private_and_destroyed_with_the_answers(tmp_path: Path) -> None:
+def test_keys_and_answers_are_private_and_destroyed_with_the_job(tmp_path: Path) -> None:
+    state = tmp_path / "job" / ".job"
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        rounds = folder.rounds("agent-1")
-        key = rounds.key(DIGEST)
-        assert len(key) == 32
-        assert folder.rounds("agent-1").key(DIGEST) == key
-        assert rounds.key("b" * 64) != key
-        assert folder.rounds("agent-2").key(DIGEST) != key
-        rounds.store(DIGEST, (), [b"what it answered"])
-        found = [path for path in (tmp_path / "job" / ".job").rglob("*") if path.is_file() and DIGEST in path.name]
-        assert len(found) == 3
+        rounds = folder.rounds(["agent-1", "agent-2"])
+        rounds.begin([DIGEST])
+        rounds.store(DIGEST, {"agent-1": (b"what it answered",), "agent-2": (b"what the other answered",)})
+        found = [path for name in ("keys", "answers") for path in (state / name).rglob("*") if path.is_file()]
+        assert len(found) == 2
         assert all(path.stat().st_mode & 0o077 == 0 for path in found)
-        assert not any(b"what it answered" in path.read_bytes() for path in found)
+        assert not any(b"answered" in path.read_bytes() for path in found)
         folder.destroy_secrets()
-        assert not any(path.exists() for path in found)
+        assert not {"keys", "answers"} & {path.name for path in state.iterdir()}
 
 
 def test_a_job_whose_noise_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        rounds = {"agent-1": folder.rounds("agent-1")}
-        rounds["agent-1"].key(DIGEST)
-        folder.check_replayable("one", DIGEST, rounds)
+        rounds = folder.rounds(["agent-1", "agent-2"])
+        folder.check_replayable("one", DIGEST, rounds, ["agent-1", "agent-2"])
+        rounds.begin([DIGEST])
         folder.post({"id": "one"})
-        folder.check_replayable("one", DIGEST, rounds)
+        folder.check_replayable("one", DIGEST, rounds, ["agent-1", "agent-2"])
         folder.destroy_secrets()
-        with pytest.raises(BadData, match="cannot be replayed"):
-            folder.check_replayable("one", DIGEST, {"agent-1": folder.rounds("agent-1")})
+        with pytest.raises(BadData, match=r"key of agent-1 .* cannot be replayed"):
+            folder.check_replayable("one", DIGEST, folder.rounds(["agent-1", "agent-2"]), ["agent-1", "agent-2"])
 
 
 @pytest.mark.parametrize("votes", [None, np.array([[1.5, -0.5]])])

@@ -1,0 +1,226 @@
+"""What the agents of one job keep: keys and answers of a round together, and nothing after its release."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workers.jobs.preparation
+from feature_store import key_slots
+from feature_store.erasable import keys_in, lock_away
+from feature_store.faults import listening
+from feature_store.shard import Shard
+from labeler.errors import BadData
+from labeler.release import Release
+from tests.workers.conftest import CLASSES
+from workers.jobs.folder import JobFolder, open_job_folder
+from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import TaskFile, TaskTable
+
+ONE, OTHER = "a" * 64, "b" * 64
+AGENTS = ("agent-0001", "agent-0002")
+ANSWERS = {"agent-0001": (b"first", b"second"), "agent-0002": (b"", b"fourth" * 1000)}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptRounds:
+    return KeptRounds(tmp_path, AGENTS)
+
+
+def syncs_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
+    found = []
+
+    def counting(real: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(handle: int) -> None:
+            found.append(handle)
+            real(handle)
+
+        return sync
+
+    with monkeypatch.context() as counted:
+        counted.setattr(key_slots, "_sync", counting(key_slots._sync))
+        counted.setattr(os, "fsync", counting(os.fsync))
+        work()
+    return len(found)
+
+
+def test_each_agent_has_a_key_of_its_own_for_each_round_also_after_a_restart(kept: KeptRounds, tmp_path: Path) -> None:
+    assert kept.keys(ONE) == {}
+    kept.begin([ONE, OTHER])
+    keys = [*kept.keys(ONE).values(), *kept.keys(OTHER).values()]
+    assert len(set(keys)) == 4
+    again = KeptRounds(tmp_path, AGENTS)
+    again.begin([ONE, OTHER])
+    assert [*again.keys(ONE).values(), *again.keys(OTHER).values()] == keys
+
+
+def test_answers_come_back_as_they_were_stored_and_the_first_stand(kept: KeptRounds, tmp_path: Path) -> None:
+    kept.begin([ONE, OTHER])
+    assert kept.answers(ONE) is None
+    kept.store(ONE, ANSWERS)
+    kept.store(ONE, dict.fromkeys(AGENTS, (b"others",)))
+    assert KeptRounds(tmp_path, AGENTS).answers(ONE) == ANSWERS
+    assert kept.answers(OTHER) is None
+    assert "first" not in f"{kept!r} {kept}"
+
+
+def test_nothing_is_left_of_a_round_that_is_erased(kept: KeptRounds, tmp_path: Path) -> None:
+    kept.begin([ONE, OTHER])
+    kept.store(ONE, ANSWERS)
+    keys = kept.keys(ONE)
+    kept.erase([ONE])
+    assert kept.keys(ONE) == {}
+    assert kept.answers(ONE) is None
+    left = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(key[at : at + 8] in left for key in keys.values() for at in range(25))
+    assert len(kept.keys(OTHER)) == 2
+
+
+def test_the_syncs_of_a_round_do_not_grow_with_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def syncs(count: int) -> list[int]:
+        agents = [f"agent-{number:04d}" for number in range(count)]
+        kept = KeptRounds(tmp_path / str(count), agents)
+        steps = (
+            lambda: kept.begin([ONE, OTHER]),
+            lambda: kept.store(ONE, dict.fromkeys(agents, (b"a",))),
+            lambda: kept.erase([ONE]),
+            lambda: kept.begin([OTHER]),
+        )
+        return [syncs_of(monkeypatch, step) for step in steps]
+
+    assert syncs(2) == syncs(30) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:40], lambda _: b""])
+def test_answers_that_were_damaged_are_refused(
+    kept: KeptRounds, tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    kept.begin([ONE])
+    kept.store(ONE, ANSWERS)
+    path = tmp_path / "answers" / ONE
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(BadData):
+        kept.answers(ONE)
+
+
+def test_answers_whose_key_is_gone_are_refused(kept: KeptRounds, tmp_path: Path) -> None:
+    kept.begin([ONE])
+    kept.store(ONE, ANSWERS)
+    (tmp_path / "keys" / "keys_1").unlink()
+    with pytest.raises(BadData, match=r"key of agent-0001 .* is gone"):
+        KeptRounds(tmp_path, AGENTS).answers(ONE)
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> dict[str, dict[str, bytes]]:
+    """A folder as the version before left it: of the first round all had answered, of the second the first agent."""
+    keys: dict[str, dict[str, bytes]] = {}
+    for number, agent in enumerate(AGENTS):
+        folder, answers = tmp_path / "secrets" / agent, tmp_path / "answers" / agent
+        folder.mkdir(parents=True, mode=0o700)
+        folder.chmod(0o700)
+        answers.mkdir(parents=True)
+        keys[agent] = {ONE: bytes([1 + number]) * 32, OTHER: bytes([3 + number]) * 32}
+        for round_digest, key in keys[agent].items():
+            (folder / round_digest).write_bytes(key)
+            if round_digest == ONE or not number:
+                locked = lock_away(key, round_digest, (b"[]", *ANSWERS[agent]))
+                (answers / round_digest).write_bytes(locked)
+    return keys
+
+
+def test_a_folder_of_an_earlier_version_goes_on_with_its_keys_and_answers(
+    earlier: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    kept = KeptRounds(tmp_path, AGENTS)
+    kept.begin([ONE, OTHER, "c" * 64])
+    assert kept.answers(ONE) == ANSWERS
+    assert kept.answers(OTHER) is None
+    for round_digest in (ONE, OTHER):
+        assert kept.keys(round_digest) == {agent: earlier[agent][round_digest] for agent in AGENTS}
+    kept.store(OTHER, ANSWERS)
+    assert KeptRounds(tmp_path, AGENTS).answers(OTHER) == ANSWERS
+    kept.erase([ONE, OTHER])
+    assert kept.keys(ONE) == kept.keys(OTHER) == {}
+    assert [keys_in(tmp_path / "secrets" / agent) for agent in AGENTS] == [{}, {}]
+    assert len(kept.keys("c" * 64)) == 2
+
+
+# The whole job.
+
+
+class Stopped(BaseException):
+    """As if the process were killed."""
+
+
+@pytest.fixture
+def job(
+    tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], LabellingJob]:
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 3)
+    shards = tuple(make_shard(f"agent-{number}", seed=number).path for number in range(2))
+    public = make_shard("public", records=8, seed=9, public=True).path
+    task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
+    file = TaskFile(task=TaskTable.model_validate(task))
+    assert len(CLASSES) == 3
+    return lambda name: LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+
+
+def do(one: LabellingJob, opened: dict[int, Any]) -> list[Release]:
+    """Do a job, and note whatever is opened, whether or not it comes to be stored."""
+    store = JobFolder.store_release
+
+    def noting(folder: JobFolder, number: int, release: Release) -> None:
+        seen = opened.setdefault(number, np.array(release.noisy_votes))
+        assert np.array_equal(seen, release.noisy_votes), "a round was opened twice, under different noise"
+        store(folder, number, release)
+
+    with pytest.MonkeyPatch.context() as patched, open_job_folder(one.out) as folder:
+        patched.setattr(JobFolder, "store_release", noting)
+        prepared = prepare(one, folder)
+        folder.begin(prepared.plan())
+        return label(prepared, folder)
+
+
+def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
+    job: Callable[[str], LabellingJob],
+) -> None:
+    for stop_at in itertools.count(1):
+        one, moments, opened = job(f"job-{stop_at}"), itertools.count(1), {}
+
+        def die(_: str, moments: Any = moments, stop_at: int = stop_at) -> None:
+            if next(moments) == stop_at:
+                raise Stopped
+
+        try:
+            with listening(die):
+                do(one, opened)
+            is_over = True
+        except Stopped:
+            is_over = False
+        releases = do(one, opened)
+        assert len(releases) == len(opened) == 3
+        for number, release in enumerate(releases):
+            assert np.array_equal(release.noisy_votes, opened[number])
+        ledger = JobFolder(one.out).ledger()
+        assert len(ledger) == len({entry["id"] for entry in ledger}) == 3
+        assert not {"keys", "answers", "secrets"} & {path.name for path in (one.out / ".job").iterdir()}
+        if is_over:
+            break
+    assert stop_at > 25, "there are more moments than that between two effects of a job"
+
+
+def test_a_run_of_one_small_batch_needs_at_most_sixteen_syncs(
+    job: Callable[[str], LabellingJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was 55 with five agents, when each kept keys and answers by itself."""
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 1000)
+    assert syncs_of(monkeypatch, lambda: do(job("job"), {})) <= 16
