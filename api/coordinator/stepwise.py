@@ -19,6 +19,8 @@ from safetensors.numpy import save
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
 from api.coordinator.mailroom import Mailroom
+from api.schema import JobView
+from feature_store.driving.errands import Errand
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.job_files.questions import QUESTIONS
@@ -60,7 +62,7 @@ class StepwiseCoordinator:
             ledger.verify()
             self._tasks, self._jobs = TaskStore(database), JobStore(database, clock=clock)
             self._parties, sequences = PartyStore(database), Sequences(database, clock=clock)
-            self._stores = submission.Stores(database, ledger, self._tasks, self._jobs, clock)
+            self._stores = submission.Stores(database, ledger, self._tasks, self._jobs, clock, self._hand_in)
             keys = PartyKeys.load(home / "keys.json")
             common: dict[str, Any] = {
                 "database": database,
@@ -149,7 +151,7 @@ class StepwiseCoordinator:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(folder / QUESTIONS, save({"features": questions}))
         order = submission._Order(job, self._tasks.get(task_digest), tuple(sizes), None)
-        if submission._accept(order, self._stores, most=_MOST_UNASKED) is not None:
+        if not isinstance(submission._accept(order, self._stores, most=_MOST_UNASKED), JobView):
             raise Unavailable("the job is known already")
         fault_point("coordinator.reserved")
         self._conductor.wake(name)
@@ -169,6 +171,10 @@ class StepwiseCoordinator:
         """Let go of everything; what is not on disk is lost."""
         self._driver.close()
         self._database.close()
+
+    def _hand_in(self, errand: Errand) -> None:
+        self._driver.hand_in(errand)
+        self.tick()
 
     def _deliver(self, delivery: Any) -> None:
         self._driver.deliver(delivery)
