@@ -1,4 +1,4 @@
-"""What the README shows of the service runs as it stands there: curl alone, and the Python script."""
+"""What the tutorial shows of the service runs as it stands there: curl alone, and the Python script."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from tests.e2e.service.conftest import Service
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "service.md").read_text()
 
 
 def block(language: str) -> str:
     """The one block of this language that speaks to the service at URL."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.M | re.S)
     found = [one for one in blocks if re.search(r"\bURL\b", one)]
     assert len(found) == 1
     return str(found[0])

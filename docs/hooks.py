@@ -1,0 +1,173 @@
+"""What the documentation's site is made of beside the pages in this folder, and how links in them are read.
+
+Pages that would only repeat something are made of it: the home page of the README, the documents of the repository's
+root, the threat model of its table in ARCHITECTURE.md, the command line of its commands, the REST interface of its
+OpenAPI document, errors of their tree, and byte vectors of the file that the tests check. A page links to the
+repository's files as they lie there, so that links lead somewhere on the code's host too; for the site they are
+rewritten here.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+VECTORS = "<!-- the byte vectors of tests/golden/wire_vectors.toml -->"
+OF_ROOT = ("ARCHITECTURE.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made of something else."""
+    made = {name: _of_root((ROOT / name).read_text()) for name in OF_ROOT}
+    made["index.md"] = _of_root((ROOT / "README.md").read_text())
+    made["LICENSE.md"] = "# License\n\n```\n" + (ROOT / "LICENSE").read_text() + "\n```\n"
+    made["threat-model.md"] = threat_model((ROOT / "ARCHITECTURE.md").read_text())
+    made["reference/cli.md"] = command_line()
+    made["reference/rest.md"] = rest()
+    made["reference/errors.md"] = errors()
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Links out of this folder lead to the pages made of those documents; vectors stand where a page wants them."""
+    if VECTORS in markdown:
+        markdown = markdown.replace(VECTORS, vectors())
+    return re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, OF_ROOT))})", _up(page.file.src_uri), markdown)
+
+
+def _up(uri: str) -> Any:
+    steps = "../" * uri.count("/")
+    return lambda found: f"]({steps}{found[1]}"
+
+
+def _of_root(text: str) -> str:
+    """A document of the root as if it lay in this folder."""
+    return re.sub(r"\]\(docs/", "](", text).replace("](LICENSE)", "](LICENSE.md)").replace("](README.md", "](index.md")
+
+
+def threat_model(architecture: str) -> str:
+    """The table of who can do what, and what stays possible, as ARCHITECTURE.md has them."""
+    tables = re.findall(r"^\| who \|.*\n(?:\|.*\n)+", architecture, flags=re.MULTILINE)
+    stays = re.search(r"^\*\*What stays possible\.\*\*(?:.*\n)+?\n", architecture, flags=re.MULTILINE)
+    if not tables or stays is None:
+        raise ValueError("ARCHITECTURE.md has no table of threats, or does not say what stays possible")
+    return (
+        "# Threat model\n\nWho could try what, what they learn, and the test that holds it. The table is that of "
+        "[Architecture](ARCHITECTURE.md), where the roles and the rounds are drawn.\n\n"
+        + "\n".join(tables)
+        + f"\n## What stays possible\n\n{stays[0]}"
+    )
+
+
+def command_line() -> str:
+    """Every command with its options, of the commands themselves."""
+    from workers.commands.catalogue import load_commands
+
+    parts = [
+        "# Command line\n\nExit codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again. `labeler --version` "
+        'tells the version; a shell completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` '
+        "(`source_zsh`, `source_fish`).\n"
+    ]
+    for name, command in load_commands().items():
+        parts += _command([name], command)
+    return "\n".join(parts)
+
+
+def _command(words: list[str], command: Any) -> list[str]:
+    inner = getattr(command, "commands", {})
+    parts = [f"{'#' * (1 + len(words))} labeler {' '.join(words)}\n", _prose(command.help or ""), ""]
+    options = [one for one in command.params if getattr(one, "hidden", False) is False]
+    if options:
+        parts += ["| option | what |", "|---|---|"]
+        for one in options:
+            names = (
+                ", ".join(f"`{name}`" for name in one.opts)
+                if one.param_type_name == "option"
+                else f"`{one.name.upper()}`"
+            )
+            required = " (required)" if one.required else ""
+            said = (getattr(one, "help", "") or "").replace("|", "\\|").replace("\n", " ")
+            parts.append(f"| {names}{required} | {said} |")
+        parts.append("")
+    for name, below in inner.items():
+        parts += _command([*words, name], below)
+    return parts
+
+
+def _prose(text: str) -> str:
+    """Help of a command; what would be an empty link or HTML in Markdown is told as it is typed."""
+    return re.sub(r"<(?=[a-z/])", "&lt;", text.replace("\b\n", ""))
+
+
+def rest() -> str:
+    """The REST interface, of the document of a coordinator that is made for it and never asked anything."""
+    from api.app import create_app
+    from api.coordinator.config import read_config
+    from api.coordinator.service import Coordinator
+    from api.reference import reference_text
+    from workers.homes.new import make_coordinator_home
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        make_coordinator_home(home)
+        settings = home / "coordinator.toml"
+        settings.write_text(re.sub(r"(?m)^redis_url.*", 'redis_url = "redis://127.0.0.1:9/0"', settings.read_text()))
+        coordinator = Coordinator.open(read_config(settings))
+        try:
+            document = create_app(coordinator).openapi()
+        finally:
+            coordinator.stop()
+    text = "\n".join(line for line in reference_text(document).splitlines() if line.strip())
+    return (
+        "# REST\n\nEvery route, with examples. A running service shows this page at `/api`, without internet, and the "
+        "document it is made of at `/openapi.json`. Send a token as `Authorization: Bearer lab_...`.\n\n"
+        f'<div class="reference">\n{text}\n</div>\n'
+    )
+
+
+def errors() -> str:
+    """The tree of errors, and for each its name in problem documents, its status and its exit code."""
+    import labeler.errors as module
+    from api.problems import PROBLEMS
+
+    tree = (module.__doc__ or "").split("\n\n")[1]
+    rows = []
+    for name in re.findall(r"── ([A-Z]\w+)", tree):
+        error = getattr(module, name)
+        status, title = next(PROBLEMS[kind] for kind in error.__mro__ if kind in PROBLEMS)
+        rows.append(
+            f"| `{name}` | `urn:labeler:problem:{error.problem_type}` | {status} | {error.exit_code} | {title} |"
+        )
+    return (
+        "# Errors\n\nEverything that is raised on purpose is in one tree. A message says what was wrong, the bound, "
+        "what was found and what to do next; never a vote, a share, a private label or a private feature.\n\n"
+        f"```\n{tree}\n```\n\n"
+        "| error | type in a problem document | HTTP | exit | title |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def vectors() -> str:
+    """The byte vectors, of the file that tests/golden/test_wire_vectors.py checks."""
+    found = tomllib.loads((ROOT / "tests" / "golden" / "wire_vectors.toml").read_text())
+    parts = []
+    for kind, ones in found.items():
+        parts.append(f"### {kind}\n")
+        for one in ones:
+            data = one.get("text") or one["hex"] + (f"  then {one['then']}" if "then" in one else "")
+            verdict = (
+                "read"
+                if "refused" not in one
+                else f"refused, `{one['refused'][0]}`" + (f": {one['refused'][1]}" if one["refused"][1] else "")
+            )
+            parts.append(f"**{one['name']}**: {verdict}\n\n```\n{data}\n```\n")
+    return "\n".join(parts)
