@@ -112,7 +112,8 @@ export class Gallery {
     const found = this.#found();
     const shown = found.slice(0, this.#shown);
     const inferred = this.#rows.filter((row) => row.origin === "inferred").length;
-    const from = inferred ? `${count(this.#rows.length - inferred, "label was", "labels were")} asked, ${whole(inferred)} inferred from them at no further price. ` : "";
+    const asked = this.#rows.length - inferred;
+    const from = !inferred ? "" : `${asked ? `${count(asked, "image was", "images were")} asked about, and ${whole(inferred)} labels` : `All ${whole(inferred)} labels were`} inferred from the answers, at no further price. `;
     setText(byId("gallery-words"), `${from}${whole(shown.length)} of ${count(found.length, "label")} shown.`);
     fill(byId("gallery-list"), JSON.stringify([this.#jobId, shown]), () => shown.map((row) => this.#figure(row)));
     byId("gallery-more").hidden = shown.length === found.length;

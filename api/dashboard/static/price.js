@@ -77,6 +77,7 @@ export class PriceBox {
     const reason = price.agent_epsilon === null || price.instance_epsilon === null ? el("p", { class: "small" }, sentence(price.reason)) : null;
     return [
       words,
+      view.warning ? el("p", { class: "note drowned" }, icon("alarm", "low"), el("span", {}, ` ${sentence(view.warning)}`)) : null,
       el(
         "dl",
         { class: "cards" },
@@ -84,7 +85,7 @@ export class PriceBox {
         statesPerson(price) ? figure(`for one person, of whose images at most ${whole(price.records_per_person)} vote at each agent`, worthNode(price.person_epsilon ?? null)) : null,
         figure("for a whole agent", worthNode(price.agent_epsilon)),
         this.#shareFigure(view),
-        typeof view.expected_accuracy === "number" ? figure("of the images are expected to be labelled right", `${Math.round(view.expected_accuracy * 100)} %`) : null,
+        expected(view.expected_accuracy),
       ),
       reason,
       el(
@@ -143,6 +144,15 @@ export class PriceBox {
       cell("Bound after it", "num", account.enough ? worth(after) : "–"),
     );
   }
+}
+
+/** How many labels should be right: least where private images are of another kind than the public ones, most where alike. */
+function expected(accuracy) {
+  if (!accuracy) return null;
+  if (accuracy.low === null || accuracy.high === null) return figure(`of the images labelled right: ${accuracy.reason}`, "not known");
+  const [low, high] = [accuracy.low, accuracy.high].map((share) => Math.floor(100 * share));
+  const assumed = accuracy.records ? `; ${whole(accuracy.records)} private images are assumed` : "";
+  return figure(`of the images labelled right, as far as public facts and the noise tell${assumed}`, low === high ? `${low} %` : `${low} to ${high} %`);
 }
 
 function figure(unit, value, kind = "") {
