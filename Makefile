@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --forks auto --durations=15
 
 test: install lint  ## everything a change is checked by before it is committed; ends with the 15 slowest tests
 	$(MAKE) --no-print-directory -j2 pytest types imports

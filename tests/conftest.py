@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from labeler.errors import LabelerError
+from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
 
 # What is imported here stays: the garbage collector need not walk through millions of objects of libraries again and
@@ -68,13 +69,19 @@ FIRST = ("e2e", "workers", "feature_store", "api", "labeler", "golden")
 when one worker has nothing more to begin is short."""
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """One process more than there are cores: tests of real processes wait for others a good part of their time."""
-    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores + 1
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", metavar="N", help="run the tests in N forks of the process that collects them, or auto")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = config.getoption("--forks")
+    if wanted is not None:
+        config.pluginmanager.register(Forks(_auto() if wanted == "auto" else int(wanted)))
+
+
+def _auto() -> int:
+    """Two processes more than there are cores: tests of real processes wait for others, those of journals for disks."""
+    return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -104,8 +104,9 @@ def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, rows: np.
 class SharedFederations:
     """Federations of real processes that the files of a folder share: each starts where a test first asks for it.
 
-    All are stopped where a worker turns to another folder. What nobody asks any more would go on polling beside all
-    the tests that follow: each has a dozen processes.
+    In forks (`tests/forks.py`) these files are one unit: each starts once. All are stopped behind it, and without
+    forks where a folder ends: what nobody asks any more would go on polling beside all the tests that follow, a dozen
+    processes each.
     """
 
     def __init__(self) -> None:

@@ -10,9 +10,12 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 PROBES = Path(__file__).parent
+PATIENCE_MS = 60_000
+"""How long a page may take to show what a test expects: on shared cores the browser's own 5 s are sometimes too few."""
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
     "--no-sandbox",
@@ -87,6 +90,7 @@ def chromium() -> Iterator[Browser]:
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on PATH")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
@@ -108,6 +112,7 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
             locale="en-GB",
             timezone_id="Europe/Berlin",
         )
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         visit = Visit(context.new_page())
         visit.page.on("console", visit.heard)
