@@ -90,7 +90,10 @@ def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federati
     assert "protects nobody" in (tmp_path / "job" / "privacy_card.md").read_text()
 
 
-@pytest.mark.parametrize("method", SETTINGS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(method, marks=[] if method == "aux-distill" else pytest.mark.long) for method in SETTINGS],
+)
 def test_an_interrupted_job_answers_the_same_without_training_again(
     labeler, federation, tmp_path, method, monkeypatch
 ) -> None:

@@ -181,7 +181,13 @@ def test_two_real_runs_draw_different_noise(labeler, federation, tmp_path) -> No
     assert np.mean(np.array(votes[0]) != np.array(votes[1])) > 0.99
 
 
-@pytest.mark.parametrize("stage", ["before the charge", "after the charge", "after opening"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "after the charge",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("before the charge", "after opening")),
+    ],
+)
 def test_an_interrupted_run_continues_with_the_same_noise(
     labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

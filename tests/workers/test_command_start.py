@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ HEAVY = (
 )
 
 
+@cache
 def modules_after(*arguments: str) -> set[str]:
     """What a fresh interpreter has loaded once a command has ended."""
     code = (

@@ -118,8 +118,12 @@ def go_back(home: Path, older: Path) -> None:
     ("harm", "sentence"),
     [
         (edit, "entry 9"),
-        (cut_off, "malformed|damaged|cannot be read"),
-        (go_back, "this is an older copy, and what was charged since is missing from it. Restore the newest backup"),
+        pytest.param(cut_off, "malformed|damaged|cannot be read", marks=pytest.mark.long),
+        pytest.param(
+            go_back,
+            "this is an older copy, and what was charged since is missing from it. Restore the newest backup",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["edited", "cut off", "older"],
 )

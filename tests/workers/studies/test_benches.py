@@ -88,6 +88,7 @@ def test_real_photos_are_labelled_well_at_a_small_price(
     assert again.value == row.value
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_winner_bench_checks_its_winners_and_reports_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winner, "SIZES", ((20, 3), (40, 3)))

@@ -24,6 +24,7 @@ def links() -> Iterator[DelayedLinks]:
         pytest.skip(str(error))
 
 
+@pytest.mark.long
 def test_an_answer_takes_twice_the_delay_and_the_winners_take_eight_rounds_for_every_doubling_of_the_classes(
     links: DelayedLinks,
 ) -> None:

@@ -61,15 +61,13 @@ def hostile_sums(rng: np.random.Generator, queries: int, classes: int) -> NDArra
 @pytest.mark.parametrize(
     ("queries", "classes", "threshold"),
     [
-        (1, 2, 0),
         (200, 10, None),
         (25, 7, 0),
-        (3, 257, None),
         *(
             pytest.param(*shape, threshold, marks=pytest.mark.long)
             for shape in [(1, 2), (1, 10), (200, 10), (40, 2), (30, 3), (25, 7), (3, 257)]
             for threshold in (None, 0)
-            if (*shape, threshold) not in [(1, 2, 0), (200, 10, None), (25, 7, 0), (3, 257, None)]
+            if (*shape, threshold) not in [(200, 10, None), (25, 7, 0)]
         ),
     ],
 )
@@ -87,8 +85,10 @@ def test_winners_are_those_of_the_reference(
     "threshold",
     [
         -1,
-        HIGHEST + 1,
-        *(pytest.param(one, marks=pytest.mark.long) for one in (LOWEST - 10**12, LOWEST, 0, 1, HIGHEST, 10**12)),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (LOWEST - 10**12, LOWEST, 0, 1, HIGHEST, HIGHEST + 1, 10**12)
+        ),
     ],
 )
 def test_a_query_is_abstained_exactly_where_its_best_sum_is_below_the_threshold(
@@ -101,7 +101,7 @@ def test_a_query_is_abstained_exactly_where_its_best_sum_is_below_the_threshold(
     check_equal(run_three(MpycEngine(), jobs, shares_of(sums, jobs[0])), np.array(expected, dtype=np.int16))
 
 
-@pytest.mark.parametrize(("lowest", "highest"), [(0, 1), (-(2**20) + 2, 2**20 - 1)])
+@pytest.mark.parametrize(("lowest", "highest"), [pytest.param(0, 1, marks=pytest.mark.long), (-(2**20) + 2, 2**20 - 1)])
 def test_the_narrowest_and_the_widest_range_of_sums_are_compared_rightly(
     make_jobs: MakeJobs, lowest: int, highest: int
 ) -> None:
@@ -137,7 +137,7 @@ def test_eight_jobs_at_the_same_time_do_not_mix(make_jobs: MakeJobs) -> None:
         ({"num_queries": 3}, "num_queries"),
         pytest.param({"threshold": 5}, "threshold", marks=pytest.mark.long),
         pytest.param({"highest": HIGHEST + 1}, "highest", marks=pytest.mark.long),
-        ({"highest": 4 * HIGHEST}, "modulus"),
+        pytest.param({"highest": 4 * HIGHEST}, "modulus", marks=pytest.mark.long),
         ({"agreement": "1" * 64}, "agreement"),
     ],
 )
@@ -276,7 +276,7 @@ def test_a_party_without_enough_memory_says_so_or_dies_alone(make_jobs: MakeJobs
 
 @pytest.mark.parametrize(
     ("evil", "padding"),
-    [(0, 1), (1, 0), *(pytest.param(*cell, marks=pytest.mark.long) for cell in ((0, 0), (1, 1), (2, 0), (2, 1)))],
+    [(0, 1), *(pytest.param(*cell, marks=pytest.mark.long) for cell in ((1, 0), (0, 0), (1, 1), (2, 0), (2, 1)))],
 )
 def test_a_pickle_is_refused_and_not_executed(make_jobs: MakeJobs, tmp_path: Path, evil: int, padding: int) -> None:
     """The evil party sends, wherever words are due, a pickle that would make a file at whoever loads it."""

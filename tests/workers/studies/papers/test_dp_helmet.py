@@ -60,6 +60,7 @@ def _check(rows: dict[str, BenchRow]) -> None:
         assert (row.delta, row.level) == (1e-5, "instance")
 
 
+@pytest.mark.long
 def test_the_quick_table_on_blobs_is_ordered_as_it_must_be(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, fresh_worlds: None, tmp_path: Path
 ) -> None:
