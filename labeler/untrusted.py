@@ -27,7 +27,9 @@ def canonical_json(content: object) -> bytes:
     return _CANONICAL.encode(content).encode()
 
 
-def read_object(data: bytes, what: str, *, fields: Iterable[str], version: str) -> dict[str, Any]:
+def read_object(
+    data: bytes, what: str, *, fields: Iterable[str], version: str, optional: Iterable[str] = ()
+) -> dict[str, Any]:
     """Read one JSON object that has exactly these fields and this version, which is left out of the answer.
 
     Args:
@@ -35,6 +37,7 @@ def read_object(data: bytes, what: str, *, fields: Iterable[str], version: str) 
         what: what it is, for the error: "a header".
         fields: the names it must have, no more and no fewer.
         version: what its field "version" must say.
+        optional: names it may have besides.
 
     Raises:
         ProtocolViolation: no JSON object, NaN or infinity in it, a key twice, or other fields.
@@ -51,7 +54,7 @@ def read_object(data: bytes, what: str, *, fields: Iterable[str], version: str) 
     if (found := content.pop("version", None)) != version:
         raise other_version(what, found, version)
     expected = set(fields)
-    if content.keys() != expected:
+    if content.keys() - set(optional) != expected:
         missing = sorted(expected - content.keys())
         raise ProtocolViolation(
             f"{what} must have exactly the fields {', '.join(sorted(expected))}; "

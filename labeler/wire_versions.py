@@ -9,8 +9,8 @@ Two numbers, and neither is that of the program:
                    The coordinator sends a party only what its dialect knows, and takes what is older; so a newer
                    coordinator serves older sites, and newer sites speak to an older coordinator what it knows.
 
-A new kind of message raises the minor dialect and has a row in `SINCE`. A changed format raises the wire version of
-that body; a program reads the version before it for two releases (docs/upgrades.md).
+A new kind of message, or a new field that may be left out, raises the minor dialect and has a row in `SINCE`. A changed
+format raises the wire version of that body; a program reads the version before it for two releases (docs/upgrades.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final, Literal
 
 from labeler.errors import ProtocolViolation, WrongVersion
 
-DIALECT: Final = "labeler/0.2"
+DIALECT: Final = "labeler/0.3"
 """Of this program's agents and talliers."""
 
-Ability = Literal["proposals"]
+Ability = Literal["proposals", "requesters"]
 
-SINCE: Final[Mapping[Ability, tuple[int, int]]] = {"proposals": (0, 2)}
-"""From which dialect on a party reads a kind of message that there was not always."""
+SINCE: Final[Mapping[Ability, tuple[int, int]]] = {"proposals": (0, 2), "requesters": (0, 3)}
+"""From which dialect on a party reads what there was not always: proposals; in a proposal, who submitted the job."""
 
 _DIALECT: Final = re.compile(r"labeler/(\d{1,6})\.(\d{1,6})")
 _MAX_DIALECT_CHARACTERS: Final = 200

@@ -127,6 +127,7 @@ class Conductor:
         clock: the wall clock.
         preparation: makes questions.
         steady: seconds that never run backwards.
+        requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Conductor:
         clock: Clock,
         preparation: Preparation | None = None,
         steady: Callable[[], float] = time.monotonic,
+        requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.preparation = preparation or Preparation(
             home, mailbox, is_wanted=lambda job_id: jobs.get(job_id).state == "queued", on_end=self.wake
@@ -167,6 +169,7 @@ class Conductor:
             patience=patience,
             clock=clock,
             steady=steady,
+            requester_of=requester_of,
         )
 
     def wake(self, job_id: str) -> None:

@@ -204,6 +204,7 @@ class Coordinator:
             mailbox=mailbox,
             patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             clock=clock,
+            requester_of=stores.tokens.name_of,
             preparation=self._preparation,
         )
         if config.telemetry == "otlp":

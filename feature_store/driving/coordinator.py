@@ -188,6 +188,7 @@ class CoordinatorDriver:
         patience: how long jobs wait.
         clock: the wall clock.
         steady: seconds that never run backwards.
+        requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class CoordinatorDriver:
         patience: Patience,
         clock: Clock,
         steady: Callable[[], float] = time.monotonic,
+        requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._database = database
         self._ledger = ledger
@@ -218,7 +220,7 @@ class CoordinatorDriver:
         self._patience = patience
         self._clock = clock
         self._steady = steady
-        self._loader = Loader(database, tasks, jobs, aggregates, patience)
+        self._loader = Loader(database, tasks, jobs, aggregates, patience, requester_of=requester_of)
         self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
         self._sender = Sender(post_office, questions)
         self.observe: Callable[[JobRun, JobRun], None] | None = None

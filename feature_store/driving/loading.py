@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -42,16 +42,25 @@ class Loader:
     Args:
         database, tasks, jobs, aggregates: of the coordinator.
         patience: how long jobs wait.
+        requester_of: the name of whoever holds a token, by its id; never of a job that nobody submitted.
     """
 
     def __init__(
-        self, database: Database, tasks: TaskStore, jobs: JobStore, aggregates: AggregateStore, patience: Patience
+        self,
+        database: Database,
+        tasks: TaskStore,
+        jobs: JobStore,
+        aggregates: AggregateStore,
+        patience: Patience,
+        *,
+        requester_of: Callable[[str], str],
     ) -> None:
         self._database = database
         self._tasks = tasks
         self._jobs = jobs
         self._aggregates = aggregates
         self._patience = patience
+        self._requester_of = requester_of
         self._known: dict[str, TaskRecord] = {}
 
     def unfinished(self) -> list[str]:
@@ -136,6 +145,7 @@ class Loader:
             answers={agent: said_from(answer) for agent, answer in answers.items()},
             asked=asked,
             parties=parties,
+            requester=self._requester_of(record.created_by),
         )
 
 
@@ -159,7 +169,8 @@ def answer_from(said: Said) -> AgentAnswer:
 def _party(one: PartyRecord) -> Party:
     takes = takes_proposals(one)
     is_presumed = one.role == "agent" and one.last_contact is not None and not takes
-    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, takes, is_presumed)
+    knows_requesters = knows(one.facts.get("version"), "requesters")
+    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, takes, is_presumed, knows_requesters)
 
 
 def takes_proposals(one: PartyRecord) -> bool:

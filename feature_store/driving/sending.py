@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -92,21 +93,29 @@ class Sender:
             send: what leaves; a share that is passed on, and word to watchers, are no messages of ours.
             head: of the ledger, with the charge in it where sums are asked for.
         """
+        found: list[Letter]
         match send:
             case SendProposals():
-                body = Proposal(
+                proposed = Proposal(
                     job_id=job.job_id,
                     task=job.task,
                     sizes=tuple(one.num_queries for one in job.rounds),
                     talliers=tallier_keys(job.parties, job.task.talliers),
                     expires_at=job.expires_at_s,
-                ).encode()
-                return self._to_all("proposal", send.agents, job, None, body)
+                )
+                told = replace(proposed, requester=job.requester)
+                found = []
+                for proposal, agents in (
+                    (told, [one for one in send.agents if _reads_requesters(job, one)]),
+                    (proposed, [one for one in send.agents if not _reads_requesters(job, one)]),
+                ):
+                    found += self._to_all("proposal", agents, job, None, proposal.encode()) if agents else []
+                return found
             case SendWithdrawn():
                 return self._to_all("withdrawn", send.agents, job, None, Withdrawn(job.job_id).encode())
             case OpenAt():
                 one = job.rounds[send.number]
-                found: list[Letter] = []
+                found = []
                 for tallier in send.talliers:
                     index = job.parties[tallier].tallier
                     body = _opening(job, one, -1 if index is None else index, one.participants)
@@ -180,6 +189,10 @@ def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, 
         raise Unavailable(f"tallier {missing[0]} of {count} is not enrolled; an administrator has to enrol its keys")
     found = [by_number[number] for number in range(count)]
     return tuple(TallierKey(tallier_id=one.party_id, seal_key=one.seal_key, verify_key=one.verify_key) for one in found)
+
+
+def _reads_requesters(job: JobRun, agent: str) -> bool:
+    return agent in job.parties and job.parties[agent].knows_requesters
 
 
 def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str, str]) -> bytes:

@@ -84,6 +84,7 @@ class TokenStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._version = 0
+        self._names: dict[str, str] = {}
         self._found: OrderedDict[str, TokenRecord] = OrderedDict()
         database.create(tokens)
 
@@ -153,6 +154,23 @@ class TokenStore:
         with self._lock:
             self._version += 1
             self._found.clear()
+
+    def name_of(self, token_id: str) -> str:
+        """The name of whoever holds a token, which never changes; empty where there is no such token."""
+        with self._lock:
+            known = self._names.get(token_id)
+        if known is not None:
+            return known
+        query = select(tokens.c.name).where(tokens.c.token_id == token_id)
+        with self._database.read() as connection:
+            name = connection.execute(query).scalar()
+        if name is None:
+            return ""
+        with self._lock:
+            if len(self._names) >= MAX_REMEMBERED:
+                self._names.clear()
+            self._names[token_id] = str(name)
+        return str(name)
 
     def is_active(self, token_id: str) -> bool:
         """Whether a token still opens what it opened: it exists and was not revoked."""

@@ -50,7 +50,9 @@ def write_with_arrays(content: Mapping[str, Any], arrays: Mapping[str, NDArray[A
     return write_json(content) + b"\n" + save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
-def read_json(data: bytes, what: str, names: Collection[str], version: str) -> dict[str, Any]:
+def read_json(
+    data: bytes, what: str, names: Collection[str], version: str, *, optional: Collection[str] = ()
+) -> dict[str, Any]:
     """Read a body without an array.
 
     Args:
@@ -58,6 +60,7 @@ def read_json(data: bytes, what: str, names: Collection[str], version: str) -> d
         what: what it is, for the error: "a share".
         names: the fields it must have, no more and no fewer.
         version: what its field "version" must say.
+        optional: fields it may have besides.
 
     Raises:
         TooLarge: more than 8 MiB.
@@ -65,7 +68,7 @@ def read_json(data: bytes, what: str, names: Collection[str], version: str) -> d
     """
     if len(data) > MAX_JSON_BYTES:
         raise TooLarge(f"the JSON of {what} has at most {MAX_JSON_BYTES} bytes, found {len(data)}")
-    return read_object(data, what, fields=names, version=version)
+    return read_object(data, what, fields=names, version=version, optional=optional)
 
 
 def read_with_array(

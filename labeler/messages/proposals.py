@@ -23,7 +23,7 @@ from labeler.errors import LabelerError, ProtocolViolation, WrongDigest
 from labeler.messages.body_format import Body, read_json, write_json
 from labeler.messages.envelope import Kind
 from labeler.messages.rounds import Refusal, TallierKey, tallier_key_from, task_written_out
-from labeler.messages.strict import Digest, PartyId, UnixTime, names_of, strict
+from labeler.messages.strict import Digest, PartyId, Printable, UnixTime, names_of, strict
 from labeler.task import Task
 from labeler.untrusted import canonical_json
 
@@ -56,6 +56,8 @@ class Proposal:
         sizes: queries of each round, in order; each at least 1, together at most the task's.
         talliers: who would get the shares, as in an ask.
         expires_at: unix time in seconds; nothing is asked after it.
+        requester: who submitted it, as the coordinator says; for people, no decision of a program looks at it. Empty
+            where it is not told; then the body is as it was before there was this field.
 
     Raises:
         ProtocolViolation: the sizes or the talliers do not fit the task.
@@ -73,6 +75,7 @@ class Proposal:
     ]
     talliers: tuple[TallierKey, ...]
     expires_at: UnixTime
+    requester: Annotated[str, Field(max_length=100, description="at most 100 printable characters"), Printable] = ""
 
     def __post_init__(self) -> None:
         if self.num_queries > self.task.max_queries:
@@ -91,14 +94,18 @@ class Proposal:
 
     @cached_property
     def digest(self) -> str:
-        """What makes two proposals the same: job, task, rounds and deadline; talliers may change their keys."""
+        """What makes two proposals the same: job, task, rounds and deadline; talliers may change their keys.
+
+        Who submitted it is the coordinator's word, so no answer hangs on it.
+        """
         content = [self.job_id, self.task.digest, list(self.sizes), self.expires_at]
         return hashlib.sha256(b"labeler-proposal/1\n" + canonical_json(content)).hexdigest()
 
     def encode(self) -> bytes:
         """The body; `decode` gives it back."""
         return write_json(
-            {
+            ({"requester": self.requester} if self.requester else {})
+            | {
                 "version": "labeler-proposal/1",
                 "job_id": self.job_id,
                 "task": self.task.model_dump(mode="json"),
@@ -119,7 +126,10 @@ class Proposal:
             WrongDigest: the task does not have the stated digest.
             TooLarge: larger than is taken.
         """
-        head = _ProposalHead(**read_json(data, "a proposal", names_of(_ProposalHead), "labeler-proposal/1"))
+        names = names_of(_ProposalHead)
+        content = read_json(data, "a proposal", names, "labeler-proposal/1", optional=("requester",))
+        requester = content.pop("requester", "")
+        head = _ProposalHead(**content)
         task = task_written_out(head.task, "a proposal")
         if head.task_digest != task.digest:
             raise WrongDigest("a proposal states another digest than its task has")
@@ -129,6 +139,7 @@ class Proposal:
             sizes=tuple(head.sizes),
             talliers=tuple(tallier_key_from(one) for one in head.talliers),
             expires_at=head.expires_at,
+            requester=requester,
         )
 
 

@@ -44,6 +44,7 @@ class Party:
         verify_key, seal_key: public.
         takes_proposals: its program reads proposals.
         is_presumed: it was heard of and its program reads none, so it counts as willing unasked.
+        knows_requesters: its program reads who submitted a job.
     """
 
     party_id: str
@@ -52,6 +53,7 @@ class Party:
     seal_key: str
     takes_proposals: bool = False
     is_presumed: bool = False
+    knows_requesters: bool = False
 
 
 @dataclass(frozen=True)

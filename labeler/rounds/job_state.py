@@ -75,6 +75,7 @@ class JobRun:
         answers: agent id -> what it said before it was asked.
         asked: whom it asks, fixed once for ever; None while that is open, and in jobs of versions that asked all.
         parties: who is enrolled now, by id.
+        requester: who submitted it, for people at the sites; empty where that is nobody's name.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
         is_admitted: memory: it has had its turn among the jobs of its requester.
         is_storing: memory: a step was taken that has to be durable before the next.
@@ -94,6 +95,7 @@ class JobRun:
     answers: Mapping[str, Said] = field(default_factory=dict)
     asked: tuple[str, ...] | None = None
     parties: Mapping[str, Party] = field(default_factory=dict)
+    requester: str = ""
     is_simulated: bool = False
     is_admitted: bool = False
     is_storing: bool = False

@@ -265,7 +265,7 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             lambda: json.loads(labeler("status", job["job_id"], "--json").out)["state"] == "completed", what="the job"
         )
         assert labeler("export", job["job_id"], "--out", "labels.parquet").code == 0
-        assert pq.read_table("labels.parquet").num_rows == 10
+        assert pq.read_table("labels.parquet").num_rows == 60
         for site in ("hospital-a", "hospital-b"):
             (budget,) = (
                 one

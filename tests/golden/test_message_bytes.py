@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
+from labeler.errors import ProtocolViolation
 from labeler.messages import Header, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
 from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
@@ -100,6 +102,16 @@ PROPOSAL = "5546422cd8e5e7b29b82f40e1ec4af76da9200903892a999ed702a60b4a3e367"
 @pytest.mark.parametrize("name", MADE)
 def test_a_message_keeps_its_bytes(name: str) -> None:
     assert hashlib.sha256(MADE[name]).hexdigest() == DIGESTS[name]
+
+
+def test_a_proposal_that_says_who_asks_is_the_same_proposal_and_others_keep_their_bytes() -> None:
+    told = replace(Proposal.decode(MADE["proposal"]), requester="data team")
+    read = Proposal.decode(told.encode())
+    assert (read, read.digest) == (told, PROPOSAL)
+    assert replace(read, requester="").encode() == MADE["proposal"]
+    for name in ("two\nlines", "x" * 101, 7):
+        with pytest.raises(ProtocolViolation):
+            Proposal.decode(told.encode().replace(b'"data team"', json.dumps(name).encode()))
 
 
 def test_the_digest_of_a_proposal_stays() -> None:

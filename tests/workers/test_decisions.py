@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,28 @@ def test_a_refusal_after_the_charge_changes_nothing_of_what_was_charged(site: Si
     assert same(first, site.shares(ask, 2)[1])
     running.end()
     assert site.relay.received("refused") == []
+
+
+def test_people_are_told_who_asks_as_the_coordinator_says(site: Site) -> None:  # noqa: F811
+    site.write_policy(approval=True)
+    made = proposal(site)
+    running = site.run()
+    for turn, name in enumerate(["data team", "", "<b>x</b>", *(f"number {n}" for n in range(30))], 1):
+        propose(site, replace(made, requester=name))
+        declined(site, turn)
+    desk = DeskSite(site.home)
+    (waiting,) = desk.overview()["waiting"]
+    assert {"data team", "<b>x</b>"} < set(waiting["requesters"])
+    assert len(waiting["requesters"]) == 20, "what a coordinator says does not fill a disk"
+    desk.approve(made.task.digest)
+    propose(site, replace(made, requester="data team"))
+    willing(site, 1)
+    ask = site.ask(expires_at=NOW.timestamp() + 3600)
+    site.send(ask)
+    site.shares(ask, 1)
+    running.end()
+    (told,) = answered_rounds(site.home)
+    assert told["requesters"] == waiting["requesters"]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"reason": 7}', '{"reason": "x\\u001b[2J", "at": ""}', "x" * 10_000])

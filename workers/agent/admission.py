@@ -10,6 +10,7 @@ from pathlib import Path
 
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.asked_by import AskedBy
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
@@ -27,6 +28,7 @@ class Admission:
     Args:
         home: of the agent.
         memory: where tasks wait for a person.
+        asked_by: where it is kept who asked.
         read_policy: reads the policy as it is now.
         coordinator_key: with which signatures are checked.
         clock: the time now, with a time zone.
@@ -37,12 +39,14 @@ class Admission:
         home: Path,
         memory: AgentMemory,
         *,
+        asked_by: AskedBy,
         read_policy: Callable[[], Policy],
         coordinator_key: str,
         clock: Clock,
     ) -> None:
         self._home = home
         self._memory = memory
+        self._asked_by = asked_by
         self._read_policy = read_policy
         self._coordinator_key = coordinator_key
         self._clock = clock
@@ -83,4 +87,6 @@ class Admission:
             policy.check(asked, coordinator_key=self._coordinator_key, is_approved=approved or is_charged)
         except AwaitingApproval:
             self._memory.request(task, self._clock())
+            if isinstance(asked, Proposal):
+                self._asked_by.note(task.digest, asked.requester, self._clock())
             raise

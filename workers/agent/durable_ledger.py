@@ -14,6 +14,7 @@ from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.answer_history import AnsweredTasks
+from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
@@ -80,6 +81,7 @@ class DurableLedger:
         self._read_policy = read_policy
         self._clock = clock
         self._tasks = AnsweredTasks(database)
+        self._asked_by = AskedBy(database)
         self._opened: Policy | None = None
 
     def open_accounts(self) -> Policy:
@@ -221,6 +223,7 @@ class DurableLedger:
         rounds = [(size, of_size[size]) for size in proposal.sizes]
         about = self._about(proposal)
         self._promises.keep(about, rounds, account=self._account, connection=connection)
+        self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
         return about.until
 
     def decline(self, proposal: Proposal, *, connection: Connection | None = None) -> None:

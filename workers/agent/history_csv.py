@@ -11,6 +11,7 @@ COLUMNS: Final = (
     "at",
     "task_id",
     "name",
+    "requesters",
     "method",
     "classes",
     "job_id",

@@ -22,6 +22,7 @@ from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
 from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
@@ -117,7 +118,12 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         owned.callback(link.close)
         log.info("agent ready", extra={"agent": config.agent_id})
         admission = Admission(
-            home, memory, read_policy=policy_file.read, coordinator_key=link.coordinator_key, clock=clock
+            home,
+            memory,
+            asked_by=AskedBy(database),
+            read_policy=policy_file.read,
+            coordinator_key=link.coordinator_key,
+            clock=clock,
         )
         desk = AgentDesk(
             link.mail,

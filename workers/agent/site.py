@@ -15,6 +15,7 @@ from typing import Any
 
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.answer_history import AnsweredRound, answered
+from feature_store.journal.asked_by import requesters
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
@@ -77,9 +78,9 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     """
     read_agent_config(home)
     with closing(_look(home)) as database:
-        waiting = _memory(database).waiting()
+        waiting, names = _memory(database).waiting(), requesters(database)
     open_ones = [one for one in waiting if not is_approved(home, one[0]) and refused(home, one[0]) is None]
-    return [_described(task) | {"asked_at": _moment(asked_at)} for _, task, asked_at in open_ones]
+    return [_described(task, names) | {"asked_at": _moment(asked_at)} for _, task, asked_at in open_ones]
 
 
 def decided_tasks(home: Path) -> list[dict[str, Any]]:
@@ -91,10 +92,10 @@ def decided_tasks(home: Path) -> list[dict[str, Any]]:
     read_agent_config(home)
     with closing(_look(home)) as database:
         memory = _memory(database)
-        decided, waiting = memory.decided(), memory.waiting()
-    found = [_decision(home, one.task, one.requested_at, one.decided_at) for one in decided]
+        decided, waiting, names = memory.decided(), memory.waiting(), requesters(database)
+    found = [_decision(home, one.task, names, one.requested_at, one.decided_at) for one in decided]
     # Decided a moment ago: the agent has not looked yet.
-    new = [_decision(home, task, asked_at, None) for _, task, asked_at in waiting]
+    new = [_decision(home, task, names, asked_at, None) for _, task, asked_at in waiting]
     return [one for one in new if one["decision"] != "withdrawn"] + found
 
 
@@ -111,8 +112,8 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
     delta = read_policy(home / POLICY_FILE).budget.delta
     with closing(_look(home)) as database:
         _memory(database, with_answers=True)
-        rounds, tasks = answered(database)
-    return [_answered(one, tasks.get(one.task_digest), delta) for one in rounds]
+        (rounds, tasks), names = answered(database), requesters(database)
+    return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
 def ledger_head(home: Path) -> tuple[int, str]:
@@ -133,7 +134,7 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (one["task_id"], one["job_id"])
         known = jobs.get(key)
         if known is None:
-            fields = ("task_id", "name", "method", "classes", "job_id", "delta")
+            fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta")
             jobs[key] = known = {name: one[name] for name in fields} | {
                 "first_at": one["at"],
                 "queries": 0,
@@ -189,12 +190,13 @@ def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = No
     return found
 
 
-def _described(task: Task) -> dict[str, Any]:
+def _described(task: Task, names: Mapping[str, list[str]]) -> dict[str, Any]:
     """What is public of a task, with its price as stated in it (None: no finite price)."""
     cost = price(task)
     return {
         "task_id": task.digest,
         "name": task.name,
+        "requesters": names.get(task.digest, []),
         "classes": list(task.classes),
         "method": task.method,
         "release": task.release,
@@ -212,11 +214,13 @@ def _described(task: Task) -> dict[str, Any]:
     }
 
 
-def _decision(home: Path, task: Task, asked_at: datetime, decided_at: datetime | None) -> dict[str, Any]:
+def _decision(
+    home: Path, task: Task, names: Mapping[str, list[str]], asked_at: datetime, decided_at: datetime | None
+) -> dict[str, Any]:
     no = refused(home, task.digest)
     decision = "refused" if no else "approved" if is_approved(home, task.digest) else "withdrawn"
     at = no.at if no and no.at else "" if decided_at is None else _moment(decided_at)
-    return _described(task) | {
+    return _described(task, names) | {
         "decision": decision,
         "reason": no.reason if no else "",
         "asked_at": _moment(asked_at),
@@ -224,12 +228,13 @@ def _decision(home: Path, task: Task, asked_at: datetime, decided_at: datetime |
     }
 
 
-def _answered(one: AnsweredRound, task: Task | None, delta: float) -> dict[str, Any]:
+def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,
         "name": "" if task is None else task.name,
+        "requesters": names.get(one.task_digest, []),
         "method": "" if task is None else task.method,
         "classes": [] if task is None else list(task.classes),
         "job_id": one.job_id,

@@ -239,7 +239,8 @@ def _say_task(task: Mapping[str, Any], home: Path) -> None:
         "noise", f"sigma {task['sigma_votes']:.4g} votes, from {task['noise_contributors']} of {task['agents']} agents"
     )
     _line("", f"{task['colluding_agents']} may collude. {task['holds_against']}")
-    _line("asked", _minute(task["asked_at"]))
+    by = f", by {', '.join(task['requesters'])}" if task["requesters"] else ""
+    _line("asked", f"{_minute(task['asked_at'])}{by}")
     _line("decide", f"labeler agent approve {task['task_id'][:12]} --home {home}")
     _line("", f"labeler agent refuse {task['task_id'][:12]} --reason WHY --home {home}")
 

@@ -38,7 +38,7 @@ export function jobs(parent, list) {
     if (!list.length) return el("p", { class: "card empty" }, "Nothing was answered yet.");
     const rows = list.map((job) =>
       el("tr", {},
-        el("th", { scope: "row", class: "name" }, job.name || "a task of an earlier version", el("span", { class: "small block" }, job.job_id || job.task_id.slice(0, 16))),
+        el("th", { scope: "row", class: "name" }, job.name || "a task of an earlier version", el("span", { class: "small block" }, [names(job.requesters, 3), job.job_id || job.task_id.slice(0, 16)].filter(Boolean).join(", "))),
         cell("When", moment(job.last_at)),
         cell("Classes", names(job.classes, 6) || "not kept"),
         cell("Answered", `${many(job.queries, "question", "questions")}`, el("span", { class: "small" }, method(job.method))),

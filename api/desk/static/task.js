@@ -24,7 +24,7 @@ export function taskCard(task, url, decide) {
   const id = `why-${task.task_id.slice(0, 12)}`;
   const title = `task-${task.task_id.slice(0, 12)}`;
   const why = el("input", { id, maxlength: "300", autocomplete: "off", required: true });
-  const by = task.requester ? `${task.requester}, through ${url}` : url;
+  const by = task.requesters.length ? `${names(task.requesters)}, through ${url}` : url;
   const node = el(
     "article",
     { class: "card task", "aria-labelledby": title },

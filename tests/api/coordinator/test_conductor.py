@@ -83,6 +83,7 @@ class Desk:
                 mailbox=self.mailbox,
                 patience=Patience(patience_s=self.patience_s, ask_again_s=0.0),
                 clock=house.clock,
+                requester_of="named {}".format,
             )
         )
 

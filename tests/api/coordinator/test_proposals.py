@@ -234,6 +234,19 @@ def test_an_agent_whose_program_takes_no_proposals_gets_none_and_counts_as_willi
     assert ("proposal" in kinds(desk, "east")) == (expected == "queued")
 
 
+def test_sites_are_told_who_submitted_a_job_where_their_programs_read_it(desk: Desk) -> None:  # noqa: F811
+    told = dict(zip(AGENTS, ("labeler/0.2", "labeler/0.3", "labeler/1.0"), strict=True))
+    for agent, version in told.items():
+        contact(desk.house, agent, version)
+    job = desk.job()
+    desk.conductor().advance(job.job_id)
+    found = {agent: Proposal.decode(desk.mail(agent)[-1].body) for agent in AGENTS}
+    named = f"named {seen(desk, job).created_by}"
+    assert [found[agent].requester for agent in AGENTS] == ["", named, named]
+    assert b"requester" not in desk.mail(AGENTS[0])[-1].body
+    assert len({one.digest for one in found.values()}) == 1
+
+
 def test_an_agent_that_was_never_heard_of_is_waited_for_and_gets_no_mail_it_might_not_read(desk: Desk) -> None:  # noqa: F811
     desk.house.parties.enrol("south", "agent", "1" * 64, "2" * 64)
     south = parties_of(desk.house.parties.list())["south"]

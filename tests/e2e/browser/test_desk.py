@@ -192,6 +192,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         expect(page.locator("h1")).to_have_text("1 task waits for you")
         expect(card).to_contain_text("0.5")
         expect(card).to_contain_text("no bound")
+        expect(card).to_contain_text("asked by first, through http")
         expect(card).to_contain_text("0, 1, 2, 3, 4, 5, 6, 7, 8, 9")
         assert page.locator("b").count() == 0, "a name is text, never markup"
         expect(page.locator("#budget")).to_contain_text("100 % of the budget is left")
@@ -216,7 +217,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
     # The job runs, and both see what it has cost them.
     wait_until(lambda: state_of(place, job)["state"] == "completed", "the job")
     place.labeler("export", job["job_id"], "--out", "labels.parquet")
-    assert pq.read_table(place.folder / "labels.parquet").num_rows == 10
+    assert pq.read_table(place.folder / "labels.parquet").num_rows == 60
     for name, visit in visits.items():
         page = visit.page
         expect(page.locator("#jobs")).to_contain_text("digits <b>of</b> the post", timeout=SLOW_MS)

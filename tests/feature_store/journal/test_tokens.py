@@ -42,6 +42,13 @@ def test_the_secret_is_kept_nowhere(store: TokenStore, database: Database) -> No
     assert secret not in repr(record)
 
 
+def test_the_name_of_a_token_is_told_also_after_it_was_revoked(store: TokenStore) -> None:
+    record, _ = store.create("data team", "requester")
+    assert store.name_of("tok_nobody") == ""
+    store.revoke(record.token_id)
+    assert [store.name_of(record.token_id) for _ in range(2)] == ["data team"] * 2
+
+
 def test_secrets_differ(store: TokenStore) -> None:
     made = [store.create("t", "viewer") for _ in range(20)]
     assert len({secret for _, secret in made}) == len({record.token_id for record, _ in made}) == 20

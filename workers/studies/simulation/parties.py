@@ -17,6 +17,7 @@ from typing import Protocol
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
@@ -182,7 +183,14 @@ def boot_agent(
             wait_s=0.0,
             door=door,
         )
-        admission = Admission(home, memory, read_policy=policy, coordinator_key=link.coordinator_key, clock=clock.utc)
+        admission = Admission(
+            home,
+            memory,
+            asked_by=AskedBy(database),
+            read_policy=policy,
+            coordinator_key=link.coordinator_key,
+            clock=clock.utc,
+        )
         desk = AgentDesk(
             link.mail,
             coordinator_key=link.coordinator_key,
