@@ -75,6 +75,8 @@ ESTIMATE: dict[str, Any] = {
     ],
     "refusal": "",
     "jobs_left": 20,
+    "expected_accuracy": {"low": 0.71, "high": 0.962, "reason": "", "records": None},
+    "warning": "",
 }
 
 JOB_REQUEST: dict[str, Any] = {

@@ -143,6 +143,8 @@ class EstimateRequest(Request):
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     task: TaskRequest | None = None
     queries: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Private images of all agents together, as far as you know: for `expected_accuracy` where records choose."""
 
     @model_validator(mode="after")
     def _one_task(self) -> EstimateRequest:
@@ -163,6 +165,19 @@ class AccountAfter(View):
     enough: bool
 
 
+class ExpectedAccuracy(View):
+    """Which share of a job's labels can be expected to be right, from public facts and the noise alone.
+
+    Between `low`, where private images are of another kind than the public ones, and `high`, where they are alike; null
+    where nothing can be said, with the reason. `records` is the number of private images that was assumed.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    records: int | None = None
+
+
 class EstimateView(View):
     """The price of a job, and whether the budgets would cover it now. Nothing was charged."""
 
@@ -175,6 +190,10 @@ class EstimateView(View):
     refusal: str = ""
     jobs_left: int | None = None
     """How many such jobs the tightest account still covers; null where nothing limits them."""
+    expected_accuracy: ExpectedAccuracy | None = None
+    """Null only in answers of earlier versions."""
+    warning: str = ""
+    """Where noise drowns the votes: which epsilon, or how many private images, would do."""
 
 
 class JobRequest(Request):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
+from labeler.expectation import Expectation, expect
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
@@ -39,10 +41,16 @@ class PlanRequest:
     level: StatedLevel
     training: Training | None = None
     records_per_person: int | None = None
+    records: int | None = None
+    """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
 
 
-def make_plan(request: PlanRequest) -> dict[str, Any]:
-    """Price a request, after solving it where it asks for that.
+def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
+    """Price a request, after solving it where it asks for that, and say how many labels will probably be right.
+
+    Args:
+        request: the setting.
+        public: a public shard, whose geometry then says how well its images fall into groups.
 
     Returns:
         The document of `labeler plan --json`.
@@ -51,11 +59,28 @@ def make_plan(request: PlanRequest) -> dict[str, Any]:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
     task = solve_request(request)
+    expected = _expected(task, request, public)
     return price(task).to_json() | {
         "k": task.k,
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
+        "expected_accuracy": expected.to_json(),
+        "warning": expected.warning,
     }
+
+
+def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
+    if public is None:
+        return expect(task, records=request.records)
+    from feature_store.shard import Shard
+    from feature_store.students.expectation import expect_on
+
+    shard = Shard.open(public)
+    if not shard.is_public:
+        raise InvalidSetting(
+            f"{public} is a private shard; the images to be labelled are wanted, embedded with --public"
+        )
+    return expect_on(task, shard.features[shard.rows], records=request.records)
 
 
 def training_from(min_records: int, regularisation: float) -> Training:

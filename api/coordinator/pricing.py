@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
-from api.schema import AccountAfter, EstimateView, PriceView
+from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, PriceView
 from feature_store.journal.charges import Balance, Charge
 from labeler.batching import LEVELS, round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
+from labeler.expectation import Expectation, expect
 from labeler.planning import Price, price
 from labeler.task import Level, Task
 
@@ -103,6 +104,7 @@ def estimate(
     balances: Mapping[tuple[str, Level], Balance],
     *,
     delta: float,
+    records: int | None = None,
 ) -> EstimateView:
     """The price of a job of so many queries, and every account as it would stand.
 
@@ -112,12 +114,14 @@ def estimate(
         queries: 1 to the task's max_queries.
         balances: of the ledger, now, by account and level.
         delta: the coordinator's, for words.
+        records: private images that the asker assumes there are.
 
     Raises:
         InvalidSetting: the task has fewer queries.
         NotReady: an account was never opened.
     """
     view = price_view(task, queries)
+    expected = _expected(_Asked(task.digest, queries, task), records)
     accounts = tuple(
         _account_after(account, level, _charge(view, level), balances)
         for account in accounts_of(participants)
@@ -139,6 +143,8 @@ def estimate(
         accounts=accounts,
         refusal="" if shortage is None else str(refusal(shortage, what=what, delta=delta)),
         jobs_left=min(limited, default=None),
+        expected_accuracy=ExpectedAccuracy.model_validate(expected.to_json()),
+        warning=expected.warning,
     )
 
 
@@ -155,6 +161,11 @@ def _account_after(
 
 def _charge(view: PriceView, level: Level) -> int | None:
     return view.instance_charge_nano if level == "instance" else view.agent_charge_nano
+
+
+@lru_cache(maxsize=4096)
+def _expected(asked: _Asked, records: int | None) -> Expectation:
+    return expect(asked.task, queries=asked.queries, records=records)
 
 
 @lru_cache(maxsize=4096)

@@ -362,7 +362,8 @@ class Coordinator:
             assert request.task is not None  # noqa: S101  # the request's own validator
             task, participants = describe_task(request.task, config=self.config, parties=self.stores.parties)
         queries = request.queries or task.max_queries
-        view = estimate(task, participants, queries, self.ledger.known_balances.all(), delta=self.config.delta)
+        balances = self.ledger.known_balances.all()
+        view = estimate(task, participants, queries, balances, delta=self.config.delta, records=request.records)
         if len(self._priced) >= _MOST_PRICED:
             self._priced.clear()
         self._priced.add((task.digest, queries))
@@ -375,7 +376,7 @@ class Coordinator:
         if record is None or balances is None or (reader.role == "requester" and record.created_by != reader.token_id):
             return None
         queries = request.queries or record.task.max_queries
-        if (record.digest, queries) not in self._priced:
+        if (record.digest, queries) not in self._priced or request.records is not None:
             return None  # the first time, a certified price takes long
         return estimate(record.task, record.participants, queries, balances, delta=self.config.delta)
 

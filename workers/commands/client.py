@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from feature_store.exports import EXPORT_FORMATS
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
 from workers.commands.following import wait_for
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def submit(
     with _connect(url, token, ca_file) as service:
         chosen = {"strategy": strategy, "count": count, "seed": seed}
         task_id, selection = _task(service, task, images, chosen, left_out=len(skipped))
+        _warn_of_noise(service, task_id, selection)
         job = service.submit(
             task_id, images=images, selection=selection, name=name, idempotency_key=key, leave_out=skipped
         )
@@ -382,6 +384,17 @@ def _is_over(job: JobView) -> bool:
     from api.schema import FINISHED
 
     return job.state in FINISHED
+
+
+def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
+    """Tell, before anything is sent, that noise will drown the votes; what refuses a job refuses it when it comes."""
+    from api.schema import EstimateRequest
+    from labeler.errors import LabelerError
+
+    with suppress(LabelerError):
+        estimate = service.estimate(EstimateRequest(task_id=task_id, queries=selection.count))
+        if estimate.warning:
+            tell_warning(estimate.warning)
 
 
 def _unreadable(images: Path) -> dict[str, str]:

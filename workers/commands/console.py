@@ -51,3 +51,8 @@ def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
         if value == word:
             return word
     raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value!r}")
+
+
+def tell_warning(sentence: str) -> None:
+    """Say to standard error what may not be what was meant; nothing is wrong with the command."""
+    typer.echo(f"Warning: {escaped(sentence)}.", err=True)

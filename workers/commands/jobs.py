@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
@@ -101,7 +101,7 @@ def run(
     )
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
-        summary = run_job(job, clock=clock, progress=progress)
+        summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
     _finish(summary, out, clock, as_json=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -49,6 +50,13 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
     solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
     level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
+    records: Annotated[
+        int | None,
+        typer.Option(min=1, help="Private images in all, as far as you know: for how many labels will be right."),
+    ] = None,
+    queries_shard: Annotated[
+        Path | None, typer.Option(help="The public images as a shard: their geometry tells more about the labels.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what a setting costs before anything is asked, or which setting a price buys.
@@ -84,8 +92,9 @@ def plan(
         level=one_of("level", level, ("instance", "person", "agent")),
         records_per_person=records_per_person,
         training=None if min_records is None else training_from(min_records, regularisation),
+        records=records,
     )
-    result = make_plan(request)
+    result = make_plan(request, public=queries_shard)
     if as_json:
         print_json(result)
         return
@@ -104,6 +113,7 @@ _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "
 
 def _print_plan(result: dict[str, Any]) -> None:
     from labeler.epsilon_words import say_epsilon, say_estimate
+    from labeler.expectation import say_expected
 
     table = Table(title=None, show_edge=False)
     stated = [level for level in _HEADINGS if level in result]
@@ -147,3 +157,6 @@ def _print_plan(result: dict[str, Any]) -> None:
     for level in stated:
         if result[level].get("reason"):
             console.print(f"Per {level}: {result[level]['reason']}")
+    console.print(say_expected(result["expected_accuracy"]))
+    if result["warning"]:
+        console.print(f"Warning: {result['warning']}.", markup=False)

@@ -10,10 +10,12 @@ continues, replays the same noise, and charges nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from labeler.budget import Account, budget_for
+from labeler.expectation import expect
 from labeler.randomness import KEY_BYTES, seeded_source
 from labeler.release import Release, WinnerEngine
 from labeler.tally import InputShare, round_of
@@ -30,7 +32,11 @@ from workers.progress import ProgressCallback, StageClock, silent
 
 
 def run_job(
-    job: LabellingJob, *, clock: StageClock | None = None, progress: ProgressCallback = silent
+    job: LabellingJob,
+    *,
+    clock: StageClock | None = None,
+    progress: ProgressCallback = silent,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
     """Do a job, or what is left of it.
 
@@ -38,6 +44,7 @@ def run_job(
         job: what to do.
         clock: told how long each stage took; nothing that is written says so.
         progress: told of every step.
+        warn: told, before anybody is asked, that the noise will drown the votes, and what would do.
 
     Returns:
         The content of report.json.
@@ -46,16 +53,25 @@ def run_job(
         LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
     """
     with open_job_folder(job.out) as folder:
-        return run_in_folder(job, folder, clock=clock or StageClock(), progress=progress)
+        return run_in_folder(job, folder, clock=clock or StageClock(), progress=progress, warn=warn)
 
 
 def run_in_folder(
-    job: LabellingJob, folder: JobFolder, *, clock: StageClock, progress: ProgressCallback = silent
+    job: LabellingJob,
+    folder: JobFolder,
+    *,
+    clock: StageClock,
+    progress: ProgressCallback = silent,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
     """`run_job` for a caller that owns the output folder already and has a clock running."""
     with clock.stage("read and check"):
         look_first(job, folder)
         prepared = prepare(job, folder, progress=progress)
+        # From public facts: how many records there are must not be told by a warning.
+        expected = expect(prepared.task)
+        if expected.warning:
+            warn(expected.warning)
         folder.begin(prepared.plan())
     with clock.stage("label"):
         releases = label(prepared, folder, progress=progress)

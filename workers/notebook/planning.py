@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from labeler.methods import Method, ReleaseKind
@@ -22,6 +24,9 @@ class Plan:
         delta: at which the epsilons hold.
         holds_against: for whom, in words.
         document: everything `labeler plan --json` says.
+        expected_accuracy: the shares of labels, from and to, that can be expected to be right; None where nothing can
+            be said beforehand (labeler.expectation).
+        warning: where noise drowns the votes: which price or number of records would do; empty otherwise.
     """
 
     epsilon: float | None
@@ -32,13 +37,21 @@ class Plan:
     delta: float
     holds_against: str
     document: dict[str, Any]
+    expected_accuracy: tuple[float, float] | None = None
+    warning: str = ""
 
     def __str__(self) -> str:
         from labeler.epsilon_words import say_epsilon
 
         agent = "no bound" if self.agent_epsilon is None else f"epsilon {say_epsilon(self.agent_epsilon)}"
         image = "no bound" if self.epsilon is None else f"epsilon {say_epsilon(self.epsilon)}"
-        return f"{self.queries} questions: {image} per private image, {agent} per agent (delta {self.delta:g})"
+        price = f"{self.queries} questions: {image} per private image, {agent} per agent (delta {self.delta:g})"
+        right = (
+            ""
+            if self.expected_accuracy is None
+            else "; {:.0%} to {:.0%} of labels right".format(*self.expected_accuracy)
+        )
+        return price + right + (f". WARNING: {self.warning}" if self.warning else "")
 
 
 def plan(
@@ -56,6 +69,8 @@ def plan(
     max_dropouts: int = 0,
     max_agent_records: int | None = None,
     records_per_person: int | None = None,
+    records: int | None = None,
+    images: PathLike[str] | str | None = None,
     level: StatedLevel = "instance",
     solve: Literal["sigma", "queries", "k"] = "sigma",
 ) -> Plan:
@@ -68,6 +83,8 @@ def plan(
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.
         level: whose price `epsilon` is.
+        records: private images of all agents together, as far as you know, for `expected_accuracy`.
+        images: the public images as a shard, whose geometry makes that narrower.
 
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
@@ -90,8 +107,11 @@ def plan(
         solve=None if epsilon is None else solve,
         level=level,
         records_per_person=records_per_person,
+        records=records,
     )
-    task, document = solve_request(request), make_plan(request)
+    task = solve_request(request)
+    document = make_plan(request, public=None if images is None else Path(images))
+    expected = document["expected_accuracy"]
     return Plan(
         epsilon=document["instance"]["epsilon"],
         agent_epsilon=document["agent"]["epsilon"],
@@ -101,4 +121,6 @@ def plan(
         delta=task.delta,
         holds_against=document["holds_against"],
         document=document,
+        expected_accuracy=None if expected["low"] is None else (expected["low"], expected["high"]),
+        warning=document["warning"],
     )

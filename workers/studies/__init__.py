@@ -30,6 +30,12 @@ def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> lis
     return bench_backbones(data=data, full=full, progress=progress)
 
 
+def _calibration(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.calibration import bench_calibration
+
+    return bench_calibration(data=data, full=full, progress=progress)
+
+
 def _digits(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.digits import bench_digits
 
@@ -94,6 +100,7 @@ def run_schedules(
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
     "backbones": _backbones,
+    "calibration": _calibration,
     "digits": _digits,
     "speed": _speed,
     "start": _start,

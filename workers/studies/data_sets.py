@@ -99,15 +99,34 @@ def cifar10_features(root: Path, *, progress: ProgressCallback = silent) -> Data
     Raises:
         InvalidSetting: the images or the backbone's weights are not there.
     """
+    folder = _cifar10_folder(root, ("train", "test"), progress)
+    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
+
+
+def cifar10_test_features(
+    root: Path, *, progress: ProgressCallback = silent
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """The 10,000 test images of CIFAR-10 alone, as quantised features of the same MobileNetV2, and their classes.
+
+    Raises:
+        InvalidSetting: see `cifar10_features`.
+    """
+    shard = Shard.open(_cifar10_folder(root, ("test",), progress) / "cifar10-test", verify=False)
+    by_name = np.argsort(np.array(shard.sources), kind="stable")
+    return np.ascontiguousarray(shard.features[by_name]), np.asarray(shard.labels)[by_name].astype(np.int64)
+
+
+def _cifar10_folder(root: Path, splits: Sequence[str], progress: ProgressCallback) -> Path:
+    """Where the features of these splits are, embedded now where they were not."""
     weights = root / "backbones" / "mobilenetv2_100.safetensors"
     if not weights.is_file():
         raise InvalidSetting(f"{root} holds no backbones/mobilenetv2_100.safetensors; name the folder with --data")
     made_by = hashlib.sha256(json.dumps(CIFAR10_BACKBONE, sort_keys=True).encode() + weights.read_bytes()).hexdigest()
     folder = cache_folder() / made_by[:16]
-    missing = [split for split in ("train", "test") if not (folder / f"cifar10-{split}").exists()]
+    missing = [split for split in splits if not (folder / f"cifar10-{split}").exists()]
     if missing:
         _embed_cifar10(root, weights, folder, missing, progress)
-    return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
+    return folder
 
 
 def _embed_cifar10(root: Path, weights: Path, folder: Path, missing: Sequence[str], progress: ProgressCallback) -> None:

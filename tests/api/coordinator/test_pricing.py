@@ -100,6 +100,26 @@ def test_an_estimate_shows_every_account_and_how_many_such_jobs_are_left(house: 
     assert house.ledger.entries(search="reserve") == []
 
 
+def test_an_estimate_says_what_can_be_expected_and_warns_where_noise_drowns_the_votes(house: House) -> None:
+    drowned = estimated(house, house.task(name="drowned", k=1, sigma_votes=400.0), 100)
+    assert drowned.expected_accuracy is not None
+    assert (drowned.expected_accuracy.high or 1) < 0.5
+    assert "epsilon" in drowned.warning
+    clear = estimated(house, house.task(name="clear", k=60, sigma_votes=20.0), 100)
+    assert clear.expected_accuracy is not None
+    assert (clear.expected_accuracy.low or 0) > 0.5
+    assert clear.warning == ""
+    learnt = house.task(method="reverse-knn", k=1, sigma_votes=40.0, max_queries=20)
+    balances = house.ledger.known_balances.all()
+    few, many = (
+        estimate(learnt.task, learnt.participants, 20, balances, delta=1e-5, records=records)
+        for records in (60, 60_000)
+    )
+    assert few.warning != "" == many.warning
+    assert many.expected_accuracy is not None
+    assert many.expected_accuracy.records == 60_000
+
+
 def test_a_job_that_is_not_covered_is_refused_in_words(house: House) -> None:
     record = house.task()
     view = estimated(house.with_caps(federation=(0.1, "unlimited"), agents=(5.0, "unlimited")), record, 100)

@@ -59,8 +59,8 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
     assert spent(service) - before == price["price"]["instance_charge_nano"]
     table = pq.read_table(tmp_path / "labels.parquet")
     assert table.schema.names == IMAGE_SCHEMA.names
-    assert table.num_rows == 20
-    assert set(table["origin"].to_pylist()) == {"asked"}
+    assert table.num_rows == 200
+    assert set(table["origin"].to_pylist()) == {"inferred"}
     events = (tmp_path / "events.txt").read_text()
     assert json.loads(events.split("data: ")[-1].splitlines()[0])["state"] == "completed"
 
@@ -70,4 +70,4 @@ def test_the_python_script_does_the_same(service, tmp_path) -> None:
     before = spent(service)
     run([sys.executable, "-c", block("python")], service, tmp_path)
     assert spent(service) > before
-    assert pq.read_table(tmp_path / "labels.parquet").num_rows == 20
+    assert pq.read_table(tmp_path / "labels.parquet").num_rows == 200

@@ -1,0 +1,201 @@
+"""How many labels a job can be expected to get right, before anything is paid: from public facts and the noise alone.
+
+Nothing here reads a private record, asks anybody or is charged for. What is known beforehand is how many votes meet in
+a question and how much noise is added to each count. Let M be the votes of one question, sigma the whole noise of one
+count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma,
+and an answer is right with probability
+
+    W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt,
+
+phi and Phi of the normal distribution: the right class carries more noise-laden votes than each other one. A student
+does better than single answers, because a class is spread over about Q / C questions whose noise averages out; so
+
+    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE,
+
+    accuracy = W p + (1 - W) (1 - p) / (C - 1):    where another class won, the label is right as often as its share.
+
+Where public images are at hand their geometry replaces the bounds (feature_store.students.expectation).
+
+**How many votes.** A method in which k neighbours of each agent vote casts N k votes at every question, an ensemble N.
+Where records choose (reverse-knn), R records cast R k votes over Q questions, and R is private: it is assumed,
+RECORDS_EACH per agent or a number that the asker gives, and never read off a shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from labeler.budget import MOST_EPSILON
+from labeler.errors import LabelerError
+from labeler.planning import statement
+from labeler.task import Task, parse_task
+
+RECORDS_EACH: Final = 1000
+"""Records of an agent that are assumed where nobody says another number."""
+
+ALIKE: Final = 0.97
+"""Share of the votes that a question's class gets where private images are like the public ones."""
+
+UNLIKE: Final = 0.75
+"""The same where they are of another kind: another camera, another country."""
+
+WILL_DO: Final = 0.9
+"""Chance that a class stands out of the noise from which on nothing is warned of."""
+
+_STEPS: Final = 400
+_REACH: Final = 9.0
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """How many labels are expected to be right.
+
+    Attributes:
+        low, high: shares of all images; None where nothing can be said.
+        reason: why nothing can be said; empty otherwise.
+        records: how many private records were assumed; None where the number of votes is public.
+        warning: where noise drowns the votes: what would do; empty otherwise.
+    """
+
+    low: float | None
+    high: float | None
+    reason: str = ""
+    records: int | None = None
+    warning: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of `expected_accuracy`."""
+        return {"low": self.low, "high": self.high, "reason": self.reason, "records": self.records}
+
+
+def expect(task: Task, *, queries: int | None = None, records: int | None = None) -> Expectation:
+    """What a job of a task can be expected to get right.
+
+    Args:
+        task: what all parties agree on.
+        queries: how many are asked; the task's max_queries when None.
+        records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent when None.
+    """
+    asked = task.max_queries if queries is None else queries
+    traits = task.traits
+    if not traits.counts:
+        return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
+    assumed = assumed_records(task, records) if traits.records_choose else None
+    low = _right(task, asked, assumed, share=UNLIKE, pooled=False, sigma=task.total_sigma_votes)
+    high = _right(task, asked, assumed, share=ALIKE, pooled=True, sigma=task.total_sigma_votes)
+    warning = ""
+    if _stands_out(task, asked, assumed, task.total_sigma_votes) < WILL_DO:
+        warning = _warning(task, asked, assumed, is_told=records is not None, most=high < 0.5)
+    return Expectation(round(low, 3), round(high, 3), records=assumed, warning=warning)
+
+
+def assumed_records(task: Task, records: int | None = None) -> int:
+    """Records of all agents together, as told or assumed; no more than the task lets vote."""
+    told = RECORDS_EACH * task.agents if records is None else records
+    return told if task.max_agent_records is None else min(told, task.max_agent_records * task.agents)
+
+
+def votes_per_question(task: Task, queries: int, records: int | None) -> float:
+    """M: how many votes meet in one question; of all agents, who all answer."""
+    if task.traits.records_choose:
+        return (records or 0) * min(task.k, queries) / queries
+    return float(task.agents * (task.k if task.traits.has_k else 1))
+
+
+@lru_cache(maxsize=4096)
+def winning_chance(distance: float, classes: int) -> float:
+    """W(d) of the module, by the trapezoid rule.
+
+    Args:
+        distance: d, in standard deviations of one count.
+        classes: C.
+    """
+    step = 2 * _REACH / _STEPS
+    total = 0.0
+    for number in range(_STEPS + 1):
+        t = -_REACH + number * step
+        below = 0.5 * math.erfc(-(t + distance) / math.sqrt(2))
+        total += math.exp(-0.5 * t * t) * below ** (classes - 1) * (0.5 if number in (0, _STEPS) else 1.0)
+    return min(1.0, total * step / math.sqrt(2 * math.pi))
+
+
+def _stands_out(task: Task, queries: int, records: int | None, sigma: float) -> float:
+    return _chance(task, queries, records, share=ALIKE, pooled=True, sigma=sigma)
+
+
+def _chance(task: Task, queries: int, records: int | None, *, share: float, pooled: bool, sigma: float) -> float:
+    classes = task.num_classes
+    lead = votes_per_question(task, queries, records) * (share - (1 - share) / (classes - 1))
+    together = math.sqrt(max(1.0, queries / classes)) if pooled else 1.0
+    return winning_chance(min(lead * together / sigma, 2 * _REACH), classes)
+
+
+def _right(task: Task, queries: int, records: int | None, *, share: float, pooled: bool, sigma: float) -> float:
+    chance = _chance(task, queries, records, share=share, pooled=pooled, sigma=sigma)
+    return chance * share + (1 - chance) * (1 - share) / (task.num_classes - 1)
+
+
+def _warning(task: Task, queries: int, records: int | None, *, is_told: bool, most: bool) -> str:
+    votes = votes_per_question(task, queries, records)
+    said = (
+        f"the noise drowns the votes: each count carries noise of {_number(task.total_sigma_votes)}, and about "
+        f"{_number(votes)} votes meet in a question"
+    )
+    if records is not None:
+        said += f" ({'with' if is_told else 'assuming'} {records:,} private images in all)"
+    sigma = _noise_that_would_do(task, queries, records)
+    ways = [] if sigma is None else _ways(task, queries, records, sigma)
+    return f"{said}; {'most' if most else 'many'} labels would be wrong. " + (
+        f"{' or '.join(ways)} would do" if ways else "No price does: ask fewer questions, or more agents"
+    )
+
+
+def _noise_that_would_do(task: Task, queries: int, records: int | None) -> float | None:
+    """The largest noise of one count, all shares together, at which a class stands out; None where none is enough."""
+    low, high = 0.0, task.total_sigma_votes
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _stands_out(task, queries, records, middle) >= WILL_DO:
+            low = middle
+        else:
+            high = middle
+    return low if low > 0 and _stands_out(task, queries, records, low) >= WILL_DO else None
+
+
+def _ways(task: Task, queries: int, records: int | None, sigma: float) -> list[str]:
+    """Which epsilon, or which number of records, makes up for the noise."""
+    ways = []
+    alone = sigma * task.sigma_votes / task.total_sigma_votes
+    try:
+        # The grid belongs to the noise, so it is chosen anew.
+        quieter = parse_task(task.model_dump(exclude={"grid_scale"}) | {"sigma_votes": alone})
+        epsilon = statement(quieter, "instance", queries).epsilon
+        if math.isfinite(epsilon) and epsilon <= MOST_EPSILON:
+            ways.append(f"epsilon {_rounded_up(epsilon):g} per private image")
+    except LabelerError:
+        pass
+    if records is not None:
+        ways.append(f"{math.ceil(records * task.total_sigma_votes / sigma):,} private images in all at this epsilon")
+    return ways
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rounded_up(value: float) -> float:
+    """Two digits, never less."""
+    exponent = math.floor(math.log10(value)) - 1
+    return math.ceil(value / 10.0**exponent * (1 - 1e-9)) * 10.0**exponent
+
+
+def say_expected(expected: Mapping[str, Any]) -> str:
+    """`Expectation.to_json` in a sentence."""
+    if expected["low"] is None:
+        return f"How many labels will be right: nothing can be said beforehand; {expected['reason']}."
+    records = "" if expected["records"] is None else f", assuming {expected['records']:,} private images in all"
+    return f"Labels expected to be right: {expected['low']:.0%} to {expected['high']:.0%}{records}."

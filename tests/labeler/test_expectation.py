@@ -1,0 +1,93 @@
+"""What a job can be expected to get right: closed form against simulation, public facts alone, advice that holds."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labeler.expectation import RECORDS_EACH, expect, say_expected, winning_chance
+from labeler.solving import solve_sigma
+from labeler.task import Task, parse_task
+
+
+def task(**changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "name": "t",
+        "classes": [f"c{number}" for number in range(10)],
+        "method": "reverse-knn",
+        "k": 1,
+        "sigma_votes": 1.0,
+        "delta": 1e-4,
+        "max_queries": 20,
+        "agents": 3,
+        "colluding_agents": 1,
+    }
+    return parse_task(fields | changes)
+
+
+def at(epsilon: float, **changes: Any) -> Task:
+    return parse_task((draft := task(**changes)).model_dump() | {"sigma_votes": solve_sigma(draft, epsilon)})
+
+
+@pytest.mark.parametrize(("distance", "classes"), [(0.0, 10), (1.0, 2), (2.0, 10), (3.5, 100)])
+def test_the_chance_that_a_class_stands_out_is_what_simulation_finds(distance: float, classes: int) -> None:
+    """200,000 draws; six standard errors, so that chance alone fails it once in half a billion runs."""
+    rng = np.random.default_rng(7)
+    draws = 200_000
+    lead = rng.normal(size=draws) + distance
+    others = rng.normal(size=(draws, classes - 1)).max(axis=1)
+    assert abs(winning_chance(distance, classes) - (lead > others).mean()) < 6 * np.sqrt(0.25 / draws)
+
+
+def test_no_lead_is_a_guess_and_a_large_one_is_sure() -> None:
+    assert winning_chance(0.0, 10) == pytest.approx(0.1, abs=1e-9)
+    assert winning_chance(15.0, 10) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_more_privacy_and_fewer_records_never_promise_more() -> None:
+    by_price = [expect(at(epsilon)) for epsilon in (0.001, 0.01, 0.05, 0.2, 1.0)]
+    by_records = [expect(at(0.05), records=records) for records in (10, 300, 3000, 100_000)]
+    for found in (by_price, by_records):
+        for less, more in pairwise(found):
+            assert (less.low or 0) <= (more.low or 0)
+            assert (less.high or 0) <= (more.high or 0)
+        assert all((one.low or 0) <= (one.high or 0) for one in found)
+
+
+def test_an_epsilon_of_a_thousandth_does_not_pass_silently_and_what_is_advised_does() -> None:
+    """What was measured: 5 % of the labels right at epsilon 0.001, with no word said."""
+    found = expect(at(0.001))
+    assert (found.high or 1) < 0.5
+    assert "the noise drowns the votes" in found.warning
+    named = re.search(r"epsilon ([\d.e-]+) per private image or ([\d,]+) private images", found.warning)
+    assert named is not None, found.warning
+    assert expect(at(float(named[1]))).warning == ""
+    assert expect(at(0.9 * float(named[1]))).warning != ""
+    assert expect(at(0.001), records=int(named[2].replace(",", ""))).warning == ""
+    assert expect(at(0.5)).warning == ""
+
+
+def test_votes_of_neighbours_are_public_and_nothing_is_assumed_of_records() -> None:
+    drowned = expect(task(method="knn", k=5, sigma_votes=25.0, max_queries=206))
+    assert drowned.records is None
+    assert "epsilon" in drowned.warning
+    assert "private images" not in drowned.warning
+    assert expect(task(method="knn", k=5, sigma_votes=25.0, max_queries=206), records=10**6) == drowned
+    assert expect(task(method="knn", k=60, sigma_votes=25.0, max_queries=206)).warning == ""
+
+
+def test_records_are_assumed_per_agent_within_the_task_s_bound() -> None:
+    assert expect(task()).records == 3 * RECORDS_EACH
+    assert expect(task(max_agent_records=50)).records == 150
+    assert expect(task(), records=77).records == 77
+
+
+def test_of_models_nothing_is_said_beforehand() -> None:
+    training = {"min_records": 150, "regularisation": 0.01}
+    found = expect(task(method="blind-average", max_queries=65, training=training, sigma_votes=4.0))
+    assert (found.low, found.high, found.warning) == (None, None, "")
+    assert "nothing can be said beforehand" in say_expected(found.to_json())
