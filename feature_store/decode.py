@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from feature_store.dicom import dicom_pixels, is_dicom, read_dicom
 from labeler.errors import UnreadableImage
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a small file can unpack to gigabytes."""
+
+_HEAD_BYTES = 132
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _BACKGROUND = (255, 255, 255)
 
@@ -34,7 +39,8 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     """Decode one image to RGB.
 
     16-bit grey is scaled to 8 bits; a palette is looked up; transparent pixels are laid on white; an animation gives
-    its first frame; the EXIF orientation is applied.
+    its first frame; the EXIF orientation is applied. What DICOM pixels become says `feature_store.dicom`; DICOM and
+    HEIC need the extras of those names.
 
     Args:
         data: the bytes of a file, or its path.
@@ -45,7 +51,10 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     """
     file = data if isinstance(data, Path) else io.BytesIO(data)
     try:
-        with Image.open(file) as image:
+        head = _head(file)
+        if is_dicom(head):
+            return read_dicom(data, max_pixels=max_pixels).convert("RGB")
+        with _opened(file, head) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise UnreadableImage(f"too large: {width} x {height} pixels, the limit is {max_pixels} in all")
@@ -65,6 +74,34 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     # Pillow's decoders raise almost anything on damaged files; all of it means the same here.
     except Exception as error:
         raise UnreadableImage(f"damaged or truncated ({type(error).__name__})") from None
+
+
+def header_pixels(data: bytes) -> int:
+    """Width times height as the header says, before anything is decoded; 0 where it is no image."""
+    with suppress(Exception):
+        if is_dicom(data):
+            return dicom_pixels(data)
+        with _opened(io.BytesIO(data), data) as image:
+            return int(image.size[0] * image.size[1])
+    return 0
+
+
+def _head(file: Path | io.BytesIO) -> bytes:
+    if isinstance(file, io.BytesIO):
+        return file.getbuffer()[:_HEAD_BYTES].tobytes()
+    with file.open("rb") as opened:
+        return opened.read(_HEAD_BYTES)
+
+
+def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
+    """An image of which the header was read, and nothing more."""
+    if head[4:8] != b"ftyp" or head[8:12] not in _HEIC_BRANDS:
+        return Image.open(file)
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise UnreadableImage("a HEIC image, which needs the extra 'heic': install private-labeler[heic]") from None
+    return HeifImageFile(file)  # type: ignore[no-untyped-call]  # a subclass of Pillow's, without types of its own
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -12,7 +12,6 @@ is not bounded.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
@@ -35,7 +34,7 @@ from PIL import Image
 
 from feature_store.backbones.backbone import prepare_image
 from feature_store.backbones.spec import Transform
-from feature_store.decode import decode_image
+from feature_store.decode import decode_image, header_pixels
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
 from feature_store.own_process import start_own_process
@@ -218,13 +217,6 @@ def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
         total += header_pixels(source.data(index))
         if total > limits.max_job_pixels:
             raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
-
-
-def header_pixels(data: bytes) -> int:
-    """Width times height as the header says; 0 where it is no image, which is found when it is decoded."""
-    with suppress(Exception), Image.open(io.BytesIO(data)) as image:
-        return int(image.size[0] * image.size[1])
-    return 0
 
 
 class _Decoder:
