@@ -22,6 +22,7 @@ from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label
 from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.job_files.releases import release_to_bytes as release_to_bytes
+from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.tasks import TaskStore
 from feature_store.parquet_file import read_parquet
@@ -32,6 +33,9 @@ from labeler.privacy_card import guarantee, privacy_card
 
 
 class _Stores(Protocol):
+    @property
+    def database(self) -> Database: ...
+
     @property
     def tasks(self) -> TaskStore: ...
 
@@ -47,7 +51,11 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
         NotReady: it is not completed.
         BadData: what is stored of it cannot be read.
     """
-    job = stores.jobs.get(job_id)
+    with stores.database.read() as connection:
+        job = stores.jobs.get(job_id, connection=connection)
+        kept = stores.jobs.rounds(job_id, connection=connection)
+        releases = [stores.jobs.release(job_id, one.number, connection=connection) for one in kept]
+        task = stores.tasks.get(job.task_digest, connection=connection).task
     if job.state != "completed":
         advice = "it ended without all its labels" if job.is_finished else "wait until it is completed"
         raise NotReady(f"job {job_id} is {job.state}, so there are no labels to fetch: {advice}")
@@ -58,10 +66,9 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
             ledger_seq=one.ledger_seq or 0,
             release=None if data is None else release_from_bytes(data),
         )
-        for one in stores.jobs.rounds(job_id)
-        for data in (stores.jobs.release(job_id, one.number),)
+        for one, data in zip(kept, releases, strict=True)
     ]
-    task, folder = stores.tasks.get(job.task_digest).task, config.home / "jobs" / job_id
+    folder = config.home / "jobs" / job_id
     questions, names = read_names(folder, job)
     stamp = JobStamp(
         job_id=job.job_id,

@@ -446,7 +446,10 @@ class Coordinator:
         return seen
 
     def _read_view(self, job_id: str) -> JobView:
-        return self._noting_gone([submission.read_job(job_id, stores=self._intake)])[0]
+        with self.stores.database.read() as connection:
+            view = submission.read_job(job_id, stores=self._intake, connection=connection)
+            gone = self._forgotten.at([job_id], connection=connection)
+        return view.model_copy(update={"forgotten_at": gone[job_id]}) if gone else view
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

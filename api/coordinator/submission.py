@@ -32,6 +32,7 @@ from feature_store.driving.errands import Errand, Result, run_errand
 from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
+from feature_store.journal.joining import reading
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import LEVELS, check_round_fits, round_sizes
@@ -158,17 +159,22 @@ def cancel(job_id: str, *, stores: Stores) -> JobView:
     return read_job(job_id, stores=stores)
 
 
-def read_job(job_id: str, *, stores: Stores) -> JobView:
+def read_job(job_id: str, *, stores: Stores, connection: Connection | None = None) -> JobView:
     """One job as it stands.
+
+    Args:
+        job_id: the job.
+        stores: see Stores.
+        connection: transaction to join.
 
     Raises:
         NotFound: there is no such job.
     """
     # One moment for all three: a job and its rounds that belong together, in one transaction instead of three.
-    with stores.database.read() as connection:
+    with reading(stores.database, connection) as connection:
         job = stores.jobs.get(job_id, connection=connection)
         rounds = stores.jobs.rounds(job_id, connection=connection)
-        task = stores.tasks.get(job.task_digest, connection=connection)
+        task = stores.tasks.made(job.task_digest) or stores.tasks.get(job.task_digest, connection=connection)
         answers = stores.jobs.willingness.answers(job_id, connection=connection)
     return job_view(job, rounds, task, answers)
 

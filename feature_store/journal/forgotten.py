@@ -17,6 +17,7 @@ from typing import Literal
 from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, delete, insert, select, update
 
 from feature_store.clock import Clock
+from feature_store.journal.by_ids import ByIds
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.job_tables import (
@@ -52,6 +53,9 @@ forbid(
     when=f"NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = NEW.job_id AND {one_of('jobs.state', sorted(FINISHED))})",
     because="only a job that has ended is forgotten",
 )
+
+
+_FORGOTTEN = ByIds("SELECT job_id, at FROM forgotten_jobs WHERE job_id IN {ids}")
 
 
 class ForgottenJobs:
@@ -99,9 +103,8 @@ class ForgottenJobs:
 
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
         """When each of these jobs was forgotten; those that were not are left out."""
-        query = select(forgotten_jobs.c.job_id, forgotten_jobs.c.at).where(forgotten_jobs.c.job_id.in_(list(job_ids)))
         with reading(self._database, connection) as joined:
-            return {row.job_id: row.at for row in joined.execute(query)}
+            return {job_id: datetime.fromisoformat(at) for job_id, at in _FORGOTTEN.all(joined, job_ids)}
 
     def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
         """Jobs that ended before a moment and are not forgotten, the oldest first."""

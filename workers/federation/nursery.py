@@ -131,6 +131,9 @@ def role_launcher(
     return launch
 
 
+PARTIES_NICE = 5
+
+
 def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:
     """In the fork: become a program like any other, and run its command to the end."""
     os.setsid()
@@ -144,6 +147,9 @@ def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) 
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if arguments[:1] != ("serve",):
+        # On one machine for all of them, whoever answers people goes first; parties have their time between answers.
+        os.nice(PARTIES_NICE)
     sys.argv = ["labeler", *arguments]
     from workers.cli import main
 
