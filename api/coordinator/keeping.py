@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -89,6 +89,8 @@ class Keeper:
         self._pen = threading.Lock()
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
+        self._rests: dict[str, datetime] = {}
+        """Jobs of which nothing is to be done before a moment, so that a sweep looks at those alone that have news."""
 
     def run(self, stop: threading.Event) -> None:
         """Sweep every few seconds, and when woken, until told to stop."""
@@ -208,9 +210,10 @@ class Keeper:
                     self._board.withdraw(name)
 
     def _unsettled(self) -> Iterator[str]:
+        now = self._clock()
         with suppress(FileNotFoundError):
             for entry in os.scandir(self._folder):
-                if entry.name not in self._settled:
+                if entry.name not in self._settled and not now < self._rests.get(entry.name, now):
                     yield entry.name
 
     def _keep(self, name: str, job: JobRecord | None, *, is_forgotten: bool) -> None:
@@ -242,7 +245,9 @@ class Keeper:
                 log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
             self._unreadable.add(job.job_id)
             return
-        if self._clock() - job.updated_at < timedelta(seconds=self._keeping.questions_s):
+        following = job.updated_at + timedelta(seconds=self._keeping.questions_s)
+        if self._clock() < following:
+            self._rests[job.job_id] = following
             return
         if (folder / QUESTIONS).exists() and not is_labelled(folder):
             with suppress(BadData):
@@ -274,6 +279,7 @@ class Keeper:
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
         self._settled.discard(name)
+        self._rests.pop(name, None)
 
     def _age_s(self, name: str) -> float:
         with suppress(FileNotFoundError):
