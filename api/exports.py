@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -111,20 +112,34 @@ def _chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         yield batch.to_pylist()
 
 
-def _spelt(name: str, values: list[Any]) -> Iterator[str]:
+def _spelt(name: str, values: list[Any]) -> list[str]:
     """A column as members of JSON objects."""
     before = f"{_JSON(name)}: "
     known: dict[str | datetime, str] = {}
+    spelt = []
     for value in values:
-        if not isinstance(value, str | datetime):
-            yield before + _JSON(value)
-            continue
-        spelt = known.get(value)
-        if spelt is None:
-            if len(known) >= _MOST_SPELT:
-                known.clear()
-            spelt = known[value] = before + _JSON(value if isinstance(value, str) else value.isoformat())
-        yield spelt
+        kind = type(value)
+        if kind is int:
+            text = before + str(value)
+        elif kind is str or isinstance(value, datetime):
+            text = known.get(value, "")
+            if not text:
+                if len(known) >= _MOST_SPELT:
+                    known.clear()
+                text = known[value] = before + _JSON(value if kind is str else value.isoformat())
+        else:
+            text = before + _number_or_more(value)
+        spelt.append(text)
+    return spelt
+
+
+def _number_or_more(value: Any) -> str:
+    """A value as JSON, without the encoder where it is a number or a list of numbers."""
+    if type(value) is float and math.isfinite(value):
+        return float.__repr__(value)
+    if type(value) is list:
+        return "[" + ", ".join([_number_or_more(one) for one in value]) + "]"
+    return _JSON(value)
 
 
 def _task(row: dict[str, Any]) -> dict[str, Any]:
