@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
     agent_app.command("join")(agent_join)
     tallier_app.command("join")(tallier_join)
-    site.register(agent_app)
+    site.add_to_agent(agent_app)
     app.add_typer(agent_app, name="agent")
     app.add_typer(tallier_app, name="tallier")
 

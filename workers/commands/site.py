@@ -27,7 +27,7 @@ _LABEL = 12
 FORMATS = ("table", "json", "csv")
 
 
-def register(app: typer.Typer) -> None:
+def add_to_agent(app: typer.Typer) -> None:
     """Add these commands to `labeler agent`."""
     app.command("waiting")(waiting)
     app.command("approve")(approve)
