@@ -6,6 +6,7 @@ The same text is a page of the service (`/api`, for whoever has no internet) and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +35,8 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader  # here: a coordinator starts without
 
     made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of, "anchor": anchor_of}
+    made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of}
+    made.filters |= {"anchor": anchor_of, "prose": prose}
     return made
 
 
@@ -46,6 +48,11 @@ def reference_page(document: Mapping[str, Any]) -> str:
 def reference_text(document: Mapping[str, Any]) -> str:
     """What stands in the page, for a page of somebody else."""
     return _environment().get_template("reference_text.html.j2").render(document=document, roles=ROLES)
+
+
+def prose(text: str) -> Markup:
+    """A sentence of a description, in which what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))  # escaped before it is marked up
 
 
 def anchor_of(text: str) -> str:

@@ -62,7 +62,7 @@ def test_what_a_description_says_is_text_and_never_markup() -> None:
         "paths": {
             "/<x>": {
                 "get": {
-                    "summary": "<b>&", "description": "", "x-least-role": "open",
+                    "summary": "<b>&", "description": "`<u>` is `code`", "x-least-role": "open",
                     "responses": {"200": {"description": "<i>", "content": {"a/b": {"example": "</pre>"}}}},
                 }
             }
@@ -73,6 +73,7 @@ def test_what_a_description_says_is_text_and_never_markup() -> None:
     assert "<b>&<" not in text
     assert "<i>" not in text
     assert text.count("</pre>") == 1
+    assert "<code>&lt;u&gt;</code> is <code>code</code>" in text
 
 
 @pytest.mark.parametrize(
