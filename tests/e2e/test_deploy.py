@@ -186,7 +186,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(timeout=15)
+        process.wait(timeout=60)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -304,7 +304,7 @@ def is_ready(labeler: Any, check: str | None = None) -> bool:
 def wait_until_alive(port: int) -> None:
     def answers() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
         except OSError:
             return False
         return True

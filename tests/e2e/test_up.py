@@ -54,7 +54,7 @@ class Up:
 
     def status_of(self, path: str) -> int:
         try:
-            with urllib.request.urlopen(self.told["url"] + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.told["url"] + path, timeout=30) as answer:
                 return int(answer.status)
         except OSError:
             return 0
@@ -88,7 +88,7 @@ def running(home: Path, *arguments: object) -> Iterator[Up]:
         finally:
             process.terminate()
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -134,7 +134,7 @@ def children_of(pid: int) -> list[int]:
 def unfinished_upload(up: Up) -> socket.socket:
     """A request under way that will not end by itself."""
     host, port = up.told["url"].removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {up.told['token']}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 90000\r\nExpect: 100-continue\r\n\r\n"
     connection.sendall(head.encode())
@@ -244,7 +244,7 @@ def test_an_idle_federation_stops_without_a_kill_and_leaves_no_process(tmp_path:
         pids = [*federation.pids.values(), *children_of(federation.process.pid)]
         assert len(pids) >= len(federation.pids) == 8
         federation.process.terminate()
-        assert federation.process.wait(timeout=30) == 0
+        assert federation.process.wait(timeout=60) == 0
     wait_until(lambda: all(is_gone(pid) for pid in pids))
     assert "killed" not in (tmp_path / "federation.err").read_text()
     for name in ("embedder", "agent-1", "tallier-0"):
@@ -258,7 +258,7 @@ def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_
         pids = list(first.pids.values())
         held_up.enter_context(unfinished_upload(first))
         first.process.send_signal(signal.SIGINT)
-        assert first.process.wait(timeout=30) == 0
+        assert first.process.wait(timeout=60) == 0
         assert all(is_gone(pid) for pid in pids)
         assert "killed" not in (tmp_path / "federation.err").read_text()
     with running(home) as second:
@@ -267,7 +267,7 @@ def test_ctrl_c_stops_everything_without_a_kill_and_a_second_start_goes_on_with_
         assert tomllib.loads((home / "agents" / "agent-1" / "agent.toml").read_text())["coordinator_url"] == url
         pids = list(second.pids.values())
         second.process.kill()
-        wait_until(lambda: all(is_gone(pid) for pid in pids), seconds=10)
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
     path = home / "coordinator" / "journal.db"
     with closing(open_database(path, read_only=True)) as database:
         tokens = TokenStore(database).list()
@@ -459,7 +459,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running(service: Up, labeler: Any, 
             wait_until(lambda: _unfinished(labeler))
             time.sleep(1)  # the answer to the submission is on its way to the one who waits
             waiting.send_signal(signal.SIGINT)
-            _, errors = waiting.communicate(timeout=30)
+            _, errors = waiting.communicate(timeout=60)
     finally:
         for name in ("agent-1", "agent-2"):
             os.kill(service.pids[name], signal.SIGCONT)

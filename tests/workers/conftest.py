@@ -115,7 +115,7 @@ class Relay:
     def received(self, kind: str) -> list[Message]:
         return [message for message in self.inbox if message.header.kind == kind]
 
-    def wait_for(self, kind: str, count: int = 1, *, seconds: float = 20.0) -> list[Message]:
+    def wait_for(self, kind: str, count: int = 1, *, seconds: float = 60.0) -> list[Message]:
         """The first `count` messages of a kind, once they are there."""
         end = time.monotonic() + seconds
         while len(self.received(kind)) < count:
@@ -123,7 +123,7 @@ class Relay:
             time.sleep(0.02)
         return self.received(kind)
 
-    def wait_for_poll(self, *, seconds: float = 20.0) -> None:
+    def wait_for_poll(self, *, seconds: float = 60.0) -> None:
         """Until a party has asked for its mail."""
         end = time.monotonic() + seconds
         while not self.polls:
@@ -193,7 +193,7 @@ def relay() -> Iterator[Relay]:
     relay.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     yield relay
     server.should_exit = True
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
 
 class Running:
@@ -219,7 +219,7 @@ class Running:
             raise self.error
 
     def join(self) -> None:
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "it did not stop"
 
 

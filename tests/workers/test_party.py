@@ -401,7 +401,7 @@ def encrypted(relay: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
         time.sleep(0.01)
     yield f"https://localhost:{server.servers[0].sockets[0].getsockname()[1]}", tmp_path / "ca.pem"
     server.should_exit = True
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
 
 def test_a_certificate_is_checked_against_the_file_that_was_named(

@@ -200,7 +200,7 @@ class Proxy:
                 back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
                 back.start()
                 _pass_on(near, far)
-                back.join(timeout=10)
+                back.join(timeout=60)
 
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:

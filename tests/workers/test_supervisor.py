@@ -58,7 +58,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

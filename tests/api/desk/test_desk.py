@@ -72,7 +72,7 @@ class Desk:
 
     def http(self, **headers: str) -> httpx2.Client:
         shown = {"Authorization": f"Bearer {self.token}"} | headers
-        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=shown, trust_env=False, timeout=20)
+        return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=shown, trust_env=False, timeout=60)
 
 
 @pytest.fixture(scope="module")

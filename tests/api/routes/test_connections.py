@@ -26,7 +26,7 @@ QUICK = Times(headers_s=0.4, body_window_s=0.4, body_bytes=1000, stalled_s=0.4, 
 
 def connected(service: Service, *, source: str = "127.0.0.1") -> socket.socket:
     host, port = service.url.split("//")[1].split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    connection = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
     connection.settimeout(10)
     return connection
 

@@ -140,7 +140,7 @@ def test_a_stranger_is_refused_by_its_first_header_before_its_body_was_sent(serv
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTETS['Content-Type']}\r\n"
             f"Content-Length: {length}\r\n\r\n"
         )
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(head.encode() + frame([message])[:-1])
             assert connection.recv(1000).startswith(b"HTTP/1.1 403")
 
@@ -181,7 +181,7 @@ def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_fr
     host, port = own.url.split("//")[1].split(":")
 
     def watch(role: Any) -> tuple[socket.socket, bytes]:
-        connection = socket.create_connection((host, int(port)), timeout=20)
+        connection = socket.create_connection((host, int(port)), timeout=60)
         connection.sendall(
             f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\n"
             f"Authorization: Bearer {own.tokens[role]}\r\n\r\n".encode()

@@ -219,7 +219,7 @@ def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_re
             status = 413
         assert status == 413
         host, port = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as raw:
+        with socket.create_connection((host, int(port)), timeout=60) as raw:
             raw.sendall(
                 b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=a\r\n"
                 + f"Authorization: Bearer {service.tokens['requester']}\r\n".encode()

@@ -24,7 +24,7 @@ MOST_LOG_BYTES = 100_000
 
 def hold(service: Service, source: str) -> socket.socket:
     host, port = service.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    connection = socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
     connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
     return connection
 

@@ -70,7 +70,7 @@ class Place:
             process.send_signal(signal.SIGTERM)
         for process in self.running.values():
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -91,7 +91,7 @@ def running(home: Path, *arguments: object, agents: int = 3, journal: str | None
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

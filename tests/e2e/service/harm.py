@@ -126,7 +126,7 @@ def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=15)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -178,7 +178,7 @@ def test_an_agent_enrolled_later_takes_part_and_catches_up_after_it_was_away(
             assert done.state == "completed"
             assert done.rounds[0].answered == (*AGENTS, "agent-4")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=15) == 0
+            assert process.wait(timeout=60) == 0
         job = submit(client, task, digit_features[6:])
         stage = "waiting for 1 of 4 agents to say whether they will: agent-4"
         wait_until(lambda: stage in client.job(job.job_id).stage, what="the others")

@@ -228,7 +228,7 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
                 call()
         with pytest.raises(Unavailable):
             await mailbox.watch("job-1", "", 0.0)
-        assert time.monotonic() - start < 10.0
+        assert time.monotonic() - start < 60.0  # none of them waits for the server to come back
         server.start()
         mailbox.check()
         assert await mailbox.receive("site-1", after, 0.0) == []

@@ -206,7 +206,7 @@ def test_a_certificate_is_good_for_its_own_number_only(make_jobs: MakeJobs, iden
 def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwards(
     make_jobs: MakeJobs, rng: np.random.Generator
 ) -> None:
-    jobs = make_jobs(1_000, 10, time_limit_s=60.0)
+    jobs = make_jobs(1_000, 10, time_limit_s=120.0)
     shares = shares_of(hostile_sums(rng, 1_000, 10), jobs[0])
     dying = MpycEngine(
         command=script(
@@ -221,7 +221,7 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
     )
     began = time.monotonic()
     outcomes = run_three([MpycEngine(), dying, MpycEngine()], jobs, shares)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100  # the time limit is 120
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
     jobs = [replace(job, addresses=addresses) for job, addresses in zip(jobs, [free_addresses()] * 3, strict=True)]
     check_equal(run_three(MpycEngine(), jobs, shares), reference_winners(shares, field=jobs[0].field))
@@ -233,7 +233,7 @@ def test_a_party_that_hangs_ends_the_job_at_its_time_limit(make_jobs: MakeJobs) 
     hanging = MpycEngine(command=script("import time; time.sleep(100)"))
     began = time.monotonic()
     outcomes = run_three([MpycEngine(), hanging, MpycEngine()], jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 90  # the one that hangs would end after 100
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
     # Or the other one's time limit came first, and it has left.
     assert any(said in str(outcomes[0]) for said in ("no connection with tallier 1", "tallier 2 has left"))
@@ -262,7 +262,7 @@ def test_the_process_of_a_job_ends_when_its_parent_is_gone(make_jobs: MakeJobs) 
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=2.0)
         process.stdin.close()
-        process.wait(timeout=10.0)
+        process.wait(timeout=50.0)  # the time limit is 60
 
 
 def test_a_party_without_enough_memory_says_so_or_dies_alone(make_jobs: MakeJobs) -> None:
