@@ -1,79 +1,73 @@
-# One target per role. Coordinator and talliers load no learning library, so their images have none but scikit-learn,
-# with which a process of the coordinator chooses clusters.
+# One target per role, of two images' content: coordinator and talliers load no learning library, so theirs has none but
+# scikit-learn, with which a process of the coordinator chooses clusters; agent and embedder share the other.
 #   docker build --target coordinator -t private-labeler:coordinator .
-#   docker build --target embedder    -t private-labeler:embedder .
-#   docker build --target agent       -t private-labeler:agent .
 #   docker build --target tallier     -t private-labeler:tallier .
+#   docker build --target agent       -t private-labeler:agent .
+#   docker build --target embedder    -t private-labeler:embedder .
+#   docker build --target redis       -t private-labeler:redis .
 #   docker build -t private-labeler .                                   (every command)
 #   docker run --rm -v "$PWD/out:/out" private-labeler demo --out /out/demo
-# The official torch wheel runs on CPUs and on CUDA devices alike, so a CUDA image differs only in its base, which
-# brings the driver's user-space libraries for the container runtime:
-#   docker build --target agent --build-arg BASE=nvidia/cuda:13.0.1-base-ubuntu22.04 -t private-labeler:agent-cuda .
+# podman builds and runs them as well, also where no image registry can be reached (docs/containers.md): BASE may be any
+# image of Debian 12 or Ubuntu 22.04 or later.
+# The official torch wheel brings CUDA with it, so one image serves CPUs and GPUs: a container runtime with NVIDIA's hook
+# adds the driver (--gpus all), and reads from NVIDIA_DRIVER_CAPABILITIES what to add.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS base
-
-# The CUDA base has no Python; Ubuntu 22.04 packages 3.11. The Python base already has it.
 RUN command -v python3.11 >/dev/null || ( \
-        apt-get update && apt-get install --yes --no-install-recommends python3.11 python3.11-venv \
-        && rm -rf /var/lib/apt/lists/* )
+        apt-get update -qq && apt-get install -qq --yes --no-install-recommends python3.11 python3.11-venv ca-certificates \
+        && apt-get clean && rm -rf /var/lib/apt/lists/* )
+# Programs belong to root and are read by everybody, so whoever takes over a role's process cannot change them. /data is
+# where a role keeps its home: a volume that is made empty takes over owner and permissions from here.
+RUN useradd --create-home --uid 1000 labeler && install --directory --owner labeler --mode 0700 /data \
+    && python3.11 -m venv /opt/labeler && /opt/labeler/bin/pip install --quiet --no-cache-dir uv==0.13.8
+ENV PATH=/opt/labeler/bin:$PATH PYTHONUNBUFFERED=1 UV_LINK_MODE=copy
+WORKDIR /home/labeler
 
-# /data is where a role keeps its home: a volume that is made empty takes over owner and permissions from here.
-RUN useradd --create-home --uid 1000 labeler && mkdir /app && chown labeler /app \
-    && install --directory --owner labeler --mode 0700 /data
-USER labeler
-WORKDIR /app
-ENV PATH=/app/.venv/bin:$PATH PYTHONUNBUFFERED=1
-RUN python3.11 -m venv .venv && python -m pip install --quiet --no-cache-dir uv==0.13.8
+FROM base AS wheel
+RUN --mount=type=bind,target=/context cp -r /context /tmp/source \
+    && uv build --quiet --wheel --out-dir /dist /tmp/source && rm -rf /tmp/source
 
-# Dependencies first: they change less often than the code, so these layers are reused. Compiled here, once: a container
+# Dependencies first: they change less often than the code, so their layers are reused. Compiled here, once: a container
 # starts from the image each time, and would compile what it loads at every start.
-COPY --chown=labeler pyproject.toml README.md ./
-COPY --chown=labeler constraints.txt ./
-COPY --chown=labeler deploy/requirements.py deploy/
+FROM base AS slim
+RUN --mount=type=bind,target=/context cd /context && python deploy/requirements.py --slim > /tmp/requirements.txt \
+    && uv pip install --quiet --compile-bytecode --python /opt/labeler/bin/python -r /tmp/requirements.txt
+COPY --from=wheel /dist /dist
+RUN uv pip install --quiet --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
+USER labeler
+VOLUME /data
+ENTRYPOINT ["labeler"]
 
-FROM base AS slim-dependencies
-RUN python deploy/requirements.py --slim > requirements.txt \
-    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -c constraints.txt -r requirements.txt
-
-FROM base AS full-dependencies
-RUN python deploy/requirements.py > requirements.txt \
-    && uv pip install --quiet --no-cache --compile-bytecode --python .venv/bin/python -c constraints.txt -r requirements.txt
-
-FROM slim-dependencies AS slim
-COPY --chown=labeler labeler labeler
-COPY --chown=labeler feature_store feature_store
-COPY --chown=labeler api api
-COPY --chown=labeler workers workers
-RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python .venv/bin/python .
-
-FROM full-dependencies AS full
-COPY --chown=labeler labeler labeler
-COPY --chown=labeler feature_store feature_store
-COPY --chown=labeler api api
-COPY --chown=labeler workers workers
-RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python .venv/bin/python .
+FROM base AS full
+RUN --mount=type=bind,target=/context cd /context && python deploy/requirements.py > /tmp/requirements.txt \
+    && uv pip install --quiet --compile-bytecode --python /opt/labeler/bin/python -r /tmp/requirements.txt
+COPY --from=wheel /dist /dist
+RUN uv pip install --quiet --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
+USER labeler
+VOLUME /data
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENTRYPOINT ["labeler"]
 
 FROM slim AS coordinator
-VOLUME /data
 EXPOSE 8443
-ENTRYPOINT ["labeler"]
 CMD ["serve", "--home", "/data", "--host", "0.0.0.0", "--port", "8443"]
 
+# In the operator's own domain; any other redis-server of version 6.2 or later does as well.
+FROM base AS redis
+RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends redis-server \
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
+USER labeler
+ENTRYPOINT ["redis-server"]
+CMD ["--save", "", "--appendonly", "no", "--maxmemory", "2gb", "--maxmemory-policy", "noeviction"]
+
 FROM slim AS tallier
-VOLUME /data
-ENTRYPOINT ["labeler"]
 CMD ["tallier", "run", "--home", "/data"]
 
-FROM full AS embedder
-VOLUME /data
-ENTRYPOINT ["labeler"]
-CMD ["embedder", "--home", "/data"]
-
 FROM full AS agent
-VOLUME /data
-ENTRYPOINT ["labeler"]
 CMD ["agent", "run", "--home", "/data"]
 
+FROM full AS embedder
+CMD ["embedder", "--home", "/data"]
+
 FROM full
-ENTRYPOINT ["labeler"]
 CMD ["--help"]

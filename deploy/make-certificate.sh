@@ -27,4 +27,5 @@ openssl x509 -req -in coordinator.csr -CA ca.pem -CAkey ca.key -CAcreateserial -
     -extfile <(printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\n' "${names#,}") 2>/dev/null
 rm coordinator.csr
 chmod 644 ca.pem coordinator.pem
+chmod 755 .  # a container mounts the folder under another user; the keys in it stay their owner's
 echo "$folder holds ca.pem (for every party), coordinator.pem and coordinator.key (for the coordinator), ca.key (offline)"
