@@ -24,25 +24,32 @@ ENV PATH=/opt/labeler/bin:$PATH PYTHONUNBUFFERED=1 UV_LINK_MODE=copy
 WORKDIR /home/labeler
 
 FROM base AS wheel
-RUN --mount=type=bind,target=/context cp -r /context /tmp/source \
-    && uv build --quiet --wheel --out-dir /dist /tmp/source && rm -rf /tmp/source
+COPY . /source
+RUN uv build --quiet --wheel --out-dir /dist /source
+
+FROM base AS requirements
+COPY pyproject.toml constraints.txt /source/
+COPY deploy/requirements.py /source/deploy/
+RUN cd /source && python deploy/requirements.py > full.txt && python deploy/requirements.py --slim > slim.txt
 
 # Dependencies first: they change less often than the code, so their layers are reused. Compiled here, once: a container
 # starts from the image each time, and would compile what it loads at every start.
 FROM base AS slim
-RUN --mount=type=bind,target=/context cd /context && python deploy/requirements.py --slim > /tmp/requirements.txt \
-    && uv pip install --quiet --compile-bytecode --python /opt/labeler/bin/python -r /tmp/requirements.txt
+COPY --from=requirements /source/slim.txt /source/constraints.txt /requirements/
+RUN cd /requirements && uv pip install --quiet --no-cache --compile-bytecode --python /opt/labeler/bin/python \
+        --constraints constraints.txt --requirements slim.txt
 COPY --from=wheel /dist /dist
-RUN uv pip install --quiet --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
+RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
 USER labeler
 VOLUME /data
 ENTRYPOINT ["labeler"]
 
 FROM base AS full
-RUN --mount=type=bind,target=/context cd /context && python deploy/requirements.py > /tmp/requirements.txt \
-    && uv pip install --quiet --compile-bytecode --python /opt/labeler/bin/python -r /tmp/requirements.txt
+COPY --from=requirements /source/full.txt /source/constraints.txt /requirements/
+RUN cd /requirements && uv pip install --quiet --no-cache --compile-bytecode --python /opt/labeler/bin/python \
+        --constraints constraints.txt --requirements full.txt
 COPY --from=wheel /dist /dist
-RUN uv pip install --quiet --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
+RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
 USER labeler
 VOLUME /data
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
