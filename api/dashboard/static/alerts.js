@@ -1,6 +1,7 @@
 // What needs a person now, before anything else on the page: each says what happened, what it means and what to do.
 
 import { byId, el, fill, icon } from "./dom.js";
+import { standing } from "./meters.js";
 import { nextStep } from "./refusal_words.js";
 import { percentWords, sharesOf } from "./shares.js";
 import { FINISHED, accountName, count, jobTitle, levelName, listed, sentence, timeAgo, utc } from "./words.js";
@@ -65,7 +66,7 @@ export class Alerts {
 export function alertsOf(readiness, parties, budget, jobs, now) {
   const found = [
     ...(readiness?.checks ?? []).filter((check) => !check.ok).map(ofCheck),
-    ...(budget?.accounts ?? []).map(ofAccount),
+    ...ofAccounts(budget?.accounts ?? []),
     ...(parties?.parties ?? []).flatMap((party) => ofParty(party)),
     ...ofKeys(parties?.key_changes ?? [], now),
     ...jobs.flatMap((job) => ofJob(job, now)),
@@ -78,20 +79,44 @@ function ofCheck(check) {
   return { kind: "bad", title: `Not ready: ${check.name}`, detail: sentence(check.detail), means, todo };
 }
 
-function ofAccount(balance) {
-  const who = `${accountName(balance.account)}, ${levelName(balance.level)}`;
-  if (balance.spent_epsilon === null) {
-    return { kind: "bad", title: `${who}: no bound`, means: "Something was charged that has no finite epsilon, so nothing limits what could be learnt here.", todo: "Find the charge in the ledger. What was released cannot be taken back; set a limit on the account to refuse such jobs from now on.", href: "#ledger", link: "Ledger" };
-  }
-  if (balance.cap_nano === null || (balance.left_fraction ?? 0) >= 0.1) return null;
-  const shares = sharesOf(balance);
-  const isEmpty = balance.left_nano <= 0;
-  return {
-    kind: isEmpty ? "bad" : "low",
-    title: `${who}: ${isEmpty ? "the budget is used up" : `only ${percentWords(shares.left)} of the budget is left`}`,
-    means: isEmpty ? "Every further job that touches this account is refused." : "Soon jobs that touch this account will be refused.",
+const ACCOUNTS = {
+  unbound: {
+    kind: "bad",
+    title: (level, names) => `No bound for ${level}: ${names}`,
+    means: "Something was charged that has no finite epsilon, so nothing limits what could be learnt here.",
+    todo: "Find the charge in the ledger. What was released cannot be taken back; set a limit on the account to refuse such jobs from now on.",
+    href: "#ledger",
+    link: "Ledger",
+  },
+  empty: {
+    kind: "bad",
+    title: (level, names) => `The budget for ${level} is used up: ${names}`,
+    means: "Every further job that touches this account is refused.",
     todo: "Decide whether more may be told about these images. A higher limit is set in coordinator.toml and stays in the ledger; budgets do not renew by themselves.",
-  };
+  },
+  low: {
+    kind: "low",
+    title: (level, names) => `The budget for ${level} is nearly spent: ${names}`,
+    means: "Soon jobs that touch this account will be refused.",
+    todo: "Decide whether more may be told about these images. A higher limit is set in coordinator.toml and stays in the ledger; budgets do not renew by themselves.",
+  },
+};
+
+/** One alert for all accounts that stand alike at a level: a job charges many of them at once. */
+function ofAccounts(balances) {
+  const alike = new Map();
+  for (const balance of balances) {
+    const look = standing(balance).kind;
+    if (!(look in ACCOUNTS)) continue;
+    const left = look === "low" ? ` (${percentWords(sharesOf(balance).left)} left)` : "";
+    const key = `${look} ${balance.level}`;
+    alike.set(key, [...(alike.get(key) ?? []), { balance, name: `${accountName(balance.account)}${left}` }]);
+  }
+  return [...alike].map(([key, found]) => {
+    const { title, ...rest } = ACCOUNTS[key.split(" ")[0]];
+    found.sort((a, b) => (b.balance.account === "federation") - (a.balance.account === "federation"));
+    return { ...rest, title: title(levelName(found[0].balance.level), listed(found.map((one) => one.name), 5)) };
+  });
 }
 
 function ofParty(party) {

@@ -476,9 +476,15 @@ CUT = """() => [...document.querySelectorAll("main *, nav *")].filter((one) => o
 def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds_nothing(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path, width: int, scheme: str
 ) -> None:
-    job = next((one for one in client.jobs() if one.state == "completed" and not one.forgotten_at), None)
+    job = next((one for one in client.jobs() if one.name == "without bound"), None)
     if job is None:
-        job = client.wait(submit(client, federation, "to look at", epsilon=0.2).job_id)
+        # A task without max_agent_records has no finite price for a whole agent; accounts without a limit take it.
+        endless = TaskRequest(name="votes", method="reverse-knn", k=1, epsilon=0.3, delta=1e-5, max_queries=200)
+        task = client.create_task(endless).task_id
+        sent = client.submit(task, images=federation.examples / "digits.zip", name="without bound")
+        job = client.wait(sent.job_id)
+    assert job.state == "completed"
+    assert job.price.agent_epsilon is None
     visit = open_page(federation.dashboard, width=width, scheme=scheme)
     page = visit.page
     for view in (*VIEWS, "a job"):
@@ -490,7 +496,15 @@ def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds
             goto(page, view)
         if view == "Overview":
             expect(page.locator("#budget-agents")).to_contain_text("agent-3", timeout=SLOW_MS)
-            expect(page.locator("#alerts-list")).not_to_be_empty()
+            expect(
+                page.locator(".alert.bad", has_text="No bound for a whole agent: Federation, agent-1")
+            ).to_be_visible()
+            expect(page.locator(".account.unbound .figure")).to_have_text("No bound")
+        if view == "Jobs":
+            expect(row(page, "without bound")).to_be_visible(timeout=SLOW_MS)
+        if view == "Ledger":
+            dear = page.locator("#ledger-jobs tr", has_text="without bound")
+            expect(dear.locator(".no-bound")).to_be_visible(timeout=SLOW_MS)
         if view == "New job":
             page.locator("#new-task > summary").click()
             page.locator("#task-form details > summary").first.click()

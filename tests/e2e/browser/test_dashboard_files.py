@@ -234,9 +234,10 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
     ready = {"ready": False, "checks": [{"name": "storage", "ok": False, "detail": "the disk is full"}]}
     budget = {
         "accounts": [
-            balance(left_nano=50, left_fraction=0.05, posted_nano=950),
+            balance(account="agent:short", left_nano=50, left_fraction=0.05, posted_nano=950),
             balance(account="agent:clinic", left_nano=0, left_fraction=0, posted_nano=1000),
             balance(account="agent:other", cap_nano=None, left_fraction=None, spent_epsilon=None),
+            balance(spent_epsilon=None),
             balance(account="agent:fine"),
         ]
     }
@@ -267,12 +268,12 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
     found = called(page, "alerts.js", "alertsOf", ready, parties, budget, jobs, now)
     assert [(one["kind"], one["title"]) for one in found] == [
         ("bad", "Not ready: storage"),
-        ("bad", "clinic, one image: the budget is used up"),
-        ("bad", "other, one image: no bound"),
+        ("bad", "The budget for one image is used up: clinic"),
+        ("bad", "No bound for one image: Federation, other"),
         ("bad", "counter is away"),
         ("bad", "doubter has seen entries that are missing here"),
         ("bad", "“photos” failed: Too few agents answered"),
-        ("low", "Federation, one image: only 5.0 % of the budget is left"),
+        ("low", "The budget for one image is nearly spent: short (5.0 % left)"),
         ("low", "clinic is away"),
         ("low", "New keys: lab"),
         ("low", "Joined: east, west"),
