@@ -154,6 +154,9 @@ export class Api {
   /** A job's labels as bytes: of every image, or of the questions alone. */
   labels = (id, format, of = "images") => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/labels?${query({ format, of })}`);
 
+  /** The model that labelled a job's images. */
+  student = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/student`);
+
   /** Signed evidence of a task or a period: as a file to check, or a page to print. */
   evidence = (wanted) => this.#blob(`/v1/evidence?${query(wanted)}`);
 

@@ -13,6 +13,7 @@ const FORMATS = [
   ["label-studio", "Label Studio", "json", "images"],
   ["image-folder-csv", "CSV for an image folder", "csv", "images"],
   ["parquet", "Questions alone", "parquet", "questions"],
+  ["student", "Student, to label others", "safetensors", ""],
 ];
 
 const ROUND_WORDS = {
@@ -129,10 +130,11 @@ export class JobPage {
   async #download(job, format, ending, of) {
     this.#say("Downloading ...");
     try {
-      save(await this.#api.labels(job.job_id, format, of), `${job.job_id}${of === "questions" ? "-questions" : ""}.${ending}`);
+      const data = format === "student" ? await this.#api.student(job.job_id) : await this.#api.labels(job.job_id, format, of);
+      save(data, `${job.job_id}${{ questions: "-questions", "": "-student" }[of] ?? ""}.${ending}`);
       this.#say("");
     } catch (error) {
-      this.#say(`The labels did not come: ${error.message}`);
+      this.#say(`It did not come: ${error.message}`);
     }
   }
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
+from safetensors import safe_open
 
 from api.client import Client
 from api.coordinator.thumbnails import SIDE
@@ -122,6 +123,11 @@ def open_job(page: Page, name: str) -> Locator:
     return page.locator("#job-page")
 
 
+def unexpected(visit: Any) -> list[str]:
+    """Loads that failed, but for labels that were asked for while they were being made: the page asks again."""
+    return [line for line in visit.failed_loads if not ("/labels?" in line and "503" in line)]
+
+
 def percent(text: str) -> float:
     found = re.search(r"([0-9.]+) %", text)
     assert found, text
@@ -179,6 +185,7 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     price = page.locator("#job-price")
     expect(price).to_contain_text("30 questions", timeout=SLOW_MS)
     expect(price).to_contain_text("of the federation's budget")
+    expect(price).to_contain_text("of the images labelled right")
     expect(price).to_have_attribute("aria-busy", "false")
     assert client.budget().head_seq == before
     visit.keep(screenshots, "new-job")
@@ -210,9 +217,13 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
         page.get_by_role("button", name="JSON lines").click()
     ours = client.labels(job.job_id, screenshots / "labels.jsonl", format="jsonl")
     assert download.value.path().read_bytes() == ours.read_bytes()
+    with page.expect_download(timeout=SLOW_MS) as student:
+        page.get_by_role("button", name="Student, to label others").click()
+    with safe_open(student.value.path(), framework="numpy") as file:
+        assert "privacy" in str(file.metadata())
     assert page.get_by_role("link", name="Tokens").count() == 0
     assert visit.script_errors == []
-    assert [line for line in visit.failed_loads if "422" not in line] == []
+    assert [line for line in unexpected(visit) if "422" not in line] == []
 
 
 LOSE_ONE_ANSWER = """() => {
@@ -320,7 +331,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     expect(page.locator("#tokens-list tbody tr", has_text="a contractor")).to_contain_text("UTC")
     visit.keep(screenshots, "tokens")
     assert visit.script_errors == []
-    assert visit.failed_loads == []
+    assert unexpected(visit) == []
 
 
 def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
@@ -353,7 +364,7 @@ def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
     assert job.task_id[:12] in text
     assert "<script" not in text
     assert visit.script_errors == []
-    assert visit.failed_loads == []
+    assert unexpected(visit) == []
 
 
 def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
@@ -403,7 +414,7 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     expect(page.locator("#charts .plot canvas").first).to_be_visible(timeout=SLOW_MS)
     visit.keep(screenshots, "overview-light")
     assert visit.script_errors == []
-    assert visit.failed_loads == []
+    assert unexpected(visit) == []
 
 
 def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_one_click_away(
@@ -434,7 +445,7 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
     expect(page.locator("#ledger-list tbody tr").first).to_contain_text(job.job_id, timeout=SLOW_MS)
     visit.keep(screenshots, "ledger")
     assert visit.script_errors == []
-    assert visit.failed_loads == []
+    assert unexpected(visit) == []
 
 
 def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_stays(
@@ -581,6 +592,6 @@ def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
         assert page.locator("#job-page").get_by_role("button", name=offer).count() == 0
     expect(page.locator("#job-gallery")).to_be_hidden()
     assert visit.script_errors == []
-    assert visit.failed_loads == []
+    assert unexpected(visit) == []
     client.revoke_token(made.token_id)
     expect(page.locator("#sign-in-error")).to_contain_text("not known here, or was revoked", timeout=SLOW_MS)
