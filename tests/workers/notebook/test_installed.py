@@ -1,0 +1,83 @@
+"""The project as it is installed: a wheel in a folder of its own, beside somebody else's folders of the same names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("labeler", "feature_store", "api", "workers")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install` unpacks: the wheel, built here without a download."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(installed: Path, beside: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, as a notebook's kernel: that folder first, what is installed behind it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONPATH"] = f"{beside}:{installed}"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=beside, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_holds_every_package_with_its_pages_and_nothing_else(installed: Path) -> None:
+    found = {path.name for path in installed.iterdir()}
+    assert {name for name in found if not name.endswith(".dist-info")} == set(PACKAGES)
+    for needed in ("workers/report/report.html.j2", "api/dashboard/static/index.html", "labeler/py.typed"):
+        assert (installed / needed).is_file(), needed
+
+
+@pytest.mark.parametrize("name", ["api", "workers"])
+def test_a_notebook_beside_a_folder_without_python_in_it_works(installed: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text("ours")
+    ran = run(installed, tmp_path, "import labeler; print(labeler.__file__); print(labeler.plan(epsilon=1.0))")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(installed))
+    assert "epsilon 1.0" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["api", "workers", "feature_store"])
+def test_a_notebook_beside_a_package_of_that_name_gets_one_clear_sentence(
+    installed: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else')")
+    ran = run(installed, tmp_path, "import labeler; labeler.plan(epsilon=1.0)")
+    last = ran.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: `import labeler` needs its own package '{name}', and Python finds another one"
+    )
+    assert "rename that one" in last
+    assert "somebody else" not in ran.stderr
+
+
+def test_the_command_is_untouched_by_whatever_lies_in_the_folder(installed: Path, tmp_path: Path) -> None:
+    """As `uv tool install` sets it up: the folder it is called in is not on the path."""
+    for name in PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONPATH"] = str(installed)
+    code = (
+        "import sys; sys.path.remove(''); sys.argv = ['labeler', 'plan', '--help']; import workers.cli as it; it.main()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "--epsilon" in ran.stdout
