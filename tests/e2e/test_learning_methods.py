@@ -109,8 +109,8 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     with monkeypatch.context() as interrupted:
         interrupted.setattr(JobFolder, "store_release", stop)
         assert labeler(*arguments).code != 0
-    # Two agents' answers, encrypted; and no model.
-    assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 2
+    # The answers of both agents to the one round, kept together, encrypted; and no model.
+    assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 1
     assert not (out / ".job" / "models").exists()
     with monkeypatch.context() as elsewhere:
         for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_rows"):
