@@ -5,11 +5,15 @@ import { sentence } from "./words.js";
 
 /** Takes away what was said before. */
 export function clearErrors(form) {
-  for (const node of form.querySelectorAll(".field-error")) node.remove();
-  for (const field of form.querySelectorAll("[aria-invalid]")) {
-    field.removeAttribute("aria-invalid");
-    field.removeAttribute("aria-describedby");
-  }
+  for (const field of form.querySelectorAll("[aria-invalid]")) forgive(field);
+}
+
+/** What was said of a field ends when it is changed: whether it is right now, the service says when it is asked again. */
+export function forgive(field) {
+  if (!field.hasAttribute?.("aria-invalid")) return;
+  byId(`${field.id}-error`)?.remove();
+  field.removeAttribute("aria-invalid");
+  field.removeAttribute("aria-describedby");
 }
 
 /**

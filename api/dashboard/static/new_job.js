@@ -1,7 +1,7 @@
 // Submitting a job: a task, images, which of them to ask about; the price beside the button, progress, and nothing asked twice.
 
 import { byId, el, fill, setText } from "./dom.js";
-import { clearErrors, showProblem } from "./form_errors.js";
+import { clearErrors, forgive, showProblem } from "./form_errors.js";
 import { progress } from "./meters.js";
 import { PriceBox } from "./price.js";
 import { count, priceWords, whole } from "./words.js";
@@ -25,7 +25,9 @@ export class NewJob {
     this.#box = new PriceBox(api, budget, byId("job-price"), onFailure);
     byId("job-sent").append(this.#bar.node);
     const form = byId("job-form");
-    form.addEventListener("input", () => {
+    form.addEventListener("input", (event) => {
+      forgive(event.target);
+      setText(byId("job-error"), "");
       // Another request: what is sent from now on is another job. Whatever else moves on the page keeps the key.
       this.#key = newKey();
       this.#update();

@@ -2,7 +2,7 @@
 
 import { Problem } from "./api.js";
 import { byId, setText } from "./dom.js";
-import { clearErrors, showProblem } from "./form_errors.js";
+import { clearErrors, forgive, showProblem } from "./form_errors.js";
 import { PriceBox } from "./price.js";
 
 /** Field of the request -> id of its control, for numbers that are left out when empty. */
@@ -28,7 +28,11 @@ export class NewTask {
     this.#onMade = onMade;
     this.#box = new PriceBox(api, budget, byId("task-price"), onFailure);
     const form = byId("task-form");
-    form.addEventListener("input", () => this.#changed());
+    form.addEventListener("input", (event) => {
+      forgive(event.target);
+      setText(byId("task-error"), "");
+      this.#changed();
+    });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       void this.#make();

@@ -181,6 +181,7 @@ def test_a_requester_makes_a_task_sees_the_price_submits_images_and_looks_at_the
     expect(page.locator("#job-files-error")).to_be_visible()
     files = photos(federation, tmp_path, 30)
     page.get_by_label("Images, a zip of them").set_input_files(files)
+    assert page.locator(".field-error").count() == 0
     page.get_by_label("Name of the job").fill("Bilder <i>eins</i>")
     price = page.locator("#job-price")
     expect(price).to_contain_text("30 questions", timeout=SLOW_MS)
