@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from api.schema import FINISHED, JobView
 
-MOST = 2048
+MOST = 512
 MOST_ROUNDS = 64
 """A job of more rounds is read each time: what is remembered stays small."""
 

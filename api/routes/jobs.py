@@ -18,7 +18,7 @@ from api.access import reader
 from api.coordinator.ownership import Reader
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
-from api.exports import EXPORTS
+from api.exports import EXPORTS, ROWS_PER_CHUNK
 from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
 from api.rate_limit import Slots
@@ -252,9 +252,11 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         else:
             table = coordinator.label_table(job_id, reader=who)
         disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
-        return StreamingResponse(
-            export.write(table), media_type=export.media_type, headers={"Content-Disposition": disposition}
-        )
+        headers = {"Content-Disposition": disposition}
+        if table.num_rows <= ROWS_PER_CHUNK:
+            # In one piece, here: each piece of a stream is another hop between event loop and thread.
+            return Response(b"".join(export.write(table)), media_type=export.media_type, headers=headers)
+        return StreamingResponse(export.write(table), media_type=export.media_type, headers=headers)
 
     @router.get(
         "/v1/jobs/{job_id}/model",

@@ -78,7 +78,7 @@ task_shares = Table(
 """See feature_store.journal.task_shares."""
 
 _TASKS = ByIds("SELECT digest, body, participants, next_query, created_at, created_by FROM tasks WHERE digest IN {ids}")
-_MOST_PARSED = 2048
+_MOST_PARSED = 1024
 
 
 @dataclass(frozen=True)
