@@ -185,30 +185,28 @@ class Agent:
         return self._rounds.store(round.digest, recipients, self._computed(task, batch, key, seal))
 
     def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> tuple[bytes, ...]:
-        ballots = self._ballots(task, batch, lambda: key)
+        ballots = self.ballots(task, batch, key)
         source = self._source(key, b"noise and masks", task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares))
 
-    def ballots(self, task: Task, batch: QueryBatch) -> NDArray[np.int64]:
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
-        """
-        return self._ballots(task, batch, lambda: self._rounds.key(round_of(task, batch).digest))
 
-    def _ballots(self, task: Task, batch: QueryBatch, key: Callable[[], bytes]) -> NDArray[np.int64]:
+        Args:
+            task: the task.
+            batch: the public queries.
+            key: of the round; as this agent keeps it where absent.
+        """
         records = select_records(self._shard, records_per_person=task.records_per_person)
-        return WAYS[task.method](
-            task,
-            batch,
-            records,
-            Means(
-                self._neighbors,
-                self._models,
-                lambda: self._source(key(), b"local noise", task, batch, records.version),
-            ),
-        )
+
+        def local_noise() -> ByteSource:
+            own = self._rounds.key(round_of(task, batch).digest) if key is None else key
+            return self._source(own, b"local noise", task, batch, records.version)
+
+        return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise))
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""
