@@ -117,6 +117,7 @@ def test_without_the_token_nothing_is_told(desk: Desk, shown: str, path: str) ->
     with desk.http() as http:
         answer = http.get(path, headers=[(b"Authorization", shown.encode("latin-1"))])
     assert answer.status_code == 401
+    assert httpx2.get(f"http://127.0.0.1:{desk.port}{path}", trust_env=False).status_code == 401
     assert "hospital" not in answer.text
     assert desk.token not in answer.text
 
