@@ -42,7 +42,7 @@ class Anchor:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced_at = -SYNC_EVERY_S
-        self._parsed: tuple[bytes, Head | None] = (b"", None)
+        self._parsed: tuple[bytes | None, Head | None] = (None, None)
 
     def read(self) -> Head | None:
         """What is remembered; None where there is no file.

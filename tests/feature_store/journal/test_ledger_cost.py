@@ -27,7 +27,7 @@ def said(tmp_path: Path) -> tuple[Ledger, Callable[[Callable[[], object]], list[
     ledger = Ledger(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC))
     for account in ("federation", "agent:a", "agent:b"):
         ledger.open_account(account, "instance", CAP)
-    with database._writer.connect() as connection:
+    with database.write() as connection:
         raw = connection.connection.driver_connection
     assert isinstance(raw, sqlite3.Connection)
 
