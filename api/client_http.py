@@ -205,11 +205,22 @@ class Connection:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _unreachable(self, error: httpx2.RequestError) -> ServiceBusy:
-        if isinstance(error, httpx2.ConnectError):
+        untrusted = _untrusted(error)
+        if untrusted is not None:
+            title = f"the certificate of {self.url} is not trusted"
+            why = f"{untrusted.verify_message}; give the file of its authority (ca_file, LABELER_CA_FILE)"
+        elif isinstance(error, httpx2.ConnectError):
             title, why = f"nothing answers at {self.url}", "is the service running there, and is this its address?"
         else:
             title, why = f"no answer from {self.url}", f"{type(error).__name__}; is the service running there?"
         return ServiceBusy(type="", status=0, title=title, detail=why)
+
+
+def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """What was wrong with the certificate, where that is why there is no connection."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 class Try:
