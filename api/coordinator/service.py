@@ -92,6 +92,7 @@ from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import JournalBehind, NotAuthenticated, NotFound, TryAgain
 from labeler.messages import Header
 from labeler.rounds.effects import Patience
+from labeler.task import Task
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -221,7 +222,7 @@ class Coordinator:
             relays=self.conductor.driver.relays,
             clock=clock,
         )
-        self._priced: set[tuple[str, int]] = set()
+        self._priced: set[tuple[object, ...]] = set()
         self._seen = SeenJobs(self._read_view)
         stores.database.listen(self._seen.changed)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
@@ -366,7 +367,7 @@ class Coordinator:
         view = estimate(task, participants, queries, balances, delta=self.config.delta, records=request.records)
         if len(self._priced) >= _MOST_PRICED:
             self._priced.clear()
-        self._priced.add((task.digest, queries))
+        self._priced.add(_numbers(task, queries))
         return view
 
     def estimate_at_once(self, request: EstimateRequest, *, reader: Reader) -> EstimateView | None:
@@ -782,6 +783,12 @@ class Coordinator:
             version=facts.version,
             claim=self.mailroom.witnesses.claim(fresh.party_id),
         )
+
+
+def _numbers(task: Task, queries: int) -> tuple[object, ...]:
+    """What mostly decides a price: where these were priced before, the next takes a millisecond."""
+    whom = (task.agents, task.colluding_agents, task.max_queries, task.num_classes)
+    return (task.method, task.k, task.sigma_votes, task.delta, task.release, *whom, queries)
 
 
 __all__ = ["Coordinator", "Stores", "utc_now"]

@@ -159,6 +159,8 @@ class TaskStore:
                         "created_by": record.created_by,
                     },
                 )
+                if connection is None:
+                    self._database.after_commit(lambda: self._remember({record.digest: record}))
                 return record
         known = _record(row)
         if set(known.participants) != set(record.participants):
@@ -189,11 +191,14 @@ class TaskStore:
         with reading(self._database, connection) as joined:
             found = {row[0]: _as_stored(*row) for row in _TASKS.all(joined, sorted(set(digests)))}
         if connection is None:  # else it may be of a transaction that is undone
-            with self._lock:
-                self._made |= found
-                while len(self._made) > _MOST_PARSED:
-                    self._made.pop(next(iter(self._made)))
+            self._remember(found)
         return found
+
+    def _remember(self, found: dict[str, TaskRecord]) -> None:
+        with self._lock:
+            self._made |= found
+            while len(self._made) > _MOST_PARSED:
+                self._made.pop(next(iter(self._made)))
 
     def made(self, digest: str) -> TaskRecord | None:
         """A task as it was made, without a look into the journal; None where it was not read yet.
