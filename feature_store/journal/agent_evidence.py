@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select
 
 from feature_store.journal.agent_memory import answered_rounds, task_approvals
+from feature_store.journal.answer_history import answered_tasks
 from feature_store.journal.chain import Head, time_of
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.evidence_chain import Chain, read_chain
@@ -154,9 +155,16 @@ def _declined(connection: Connection, wanted: Wanted, chain: Chain) -> dict[str,
 
 
 def _fields(connection: Connection, digest: str) -> dict[str, Any] | None:
-    """The task, where a person was shown it."""
-    if not inspect(connection).has_table(task_approvals.name):
-        return None
-    body = connection.execute(select(task_approvals.c.body).where(task_approvals.c.digest == digest)).scalar()
-    found: dict[str, Any] | None = None if body is None else json.loads(body)
-    return found
+    """The task: as it was written down with its first charge, or as a person decided about it."""
+    there = inspect(connection).has_table
+    if there(answered_tasks.name):
+        body = connection.execute(select(answered_tasks.c.body).where(answered_tasks.c.digest == digest)).scalar()
+        if body is not None:
+            return dict(json.loads(body))
+    if there(task_approvals.name):
+        # One that waits is forgotten after a week, and a document must not depend on when it is checked.
+        decided = (task_approvals.c.digest == digest, task_approvals.c.state != "waiting")
+        body = connection.execute(select(task_approvals.c.body).where(*decided)).scalar()
+        if body is not None:
+            return dict(json.loads(body))
+    return None

@@ -306,8 +306,8 @@ def _unknown(facts: Facts) -> list[str]:
     if not unknown:
         return []
     return [
-        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only, because no person was "
-        "asked to approve them. What they promised is not stated here; what was spent is, as it was charged."
+        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only: an earlier version "
+        "answered them, or they were declined. What they promised is not stated here; what was spent is, as charged."
     ]
 
 
