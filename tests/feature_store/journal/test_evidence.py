@@ -1,0 +1,39 @@
+"""Evidence is read from either database alike, and a charge without its round is found on both."""
+
+from __future__ import annotations
+
+import pytest
+
+from feature_store.journal.evidence import Wanted, coordinator_facts
+from feature_store.journal.jobs import JobStore
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.tasks import TaskRecord, TaskStore
+from labeler.batching import LEVELS
+from labeler.errors import JournalBroken
+from labeler.evidence.check import differences
+from labeler.evidence.derive import derive, software
+from tests.feature_store.journal.conftest import Clock, Place
+from tests.labeler.evidence.conftest import AGENTS, task_with
+
+
+def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refused(place: Place, clock: Clock) -> None:
+    database = place.open()
+    ledger, tasks = Ledger(database, clock=clock), TaskStore(database)
+    JobStore(database, clock=clock)
+    task = task_with()
+    for account in ("federation", *(f"agent:{name}" for name in AGENTS)):
+        for level in LEVELS:
+            ledger.open_account(account, level, 10**9)
+    tasks.add(TaskRecord(task, AGENTS, clock(), "tok-1"))
+    with database.read() as connection:
+        facts = coordinator_facts(connection, Wanted(task.digest), delta=1e-5, read_at=clock())
+    document = derive(facts, software("0"))
+    head = ledger.head()
+    assert (facts.journal.entries, facts.journal.head) == (head.seq, head.hash) == (8, head.hash)
+    assert [one.participants for one in facts.tasks] == [AGENTS]
+    assert {one.cap_nano for one in facts.accounts} == {10**9}
+    assert not differences(document, derive(facts, software("0")))
+    name = "job_1/0"
+    ledger.reserve(name, [Charge("federation", "instance", 5)], detail={"job": "job_1", "task": task.digest})
+    with pytest.raises(JournalBroken, match="a row was removed"), database.read() as connection:
+        coordinator_facts(connection, Wanted(task.digest), delta=1e-5, read_at=clock())
