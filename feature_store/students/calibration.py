@@ -51,7 +51,7 @@ from scipy.special import log_ndtr
 from feature_store.students.answers import NoisyAnswers
 from labeler.methods import METHODS
 
-SMEAR: Final = 0.05
+SMEAR: Final = 0.035
 """Share of votes that land anywhere, because the voters' images are of another domain; see the module."""
 
 SPREAD: Final = 0.25

@@ -33,7 +33,7 @@ LOW, HIGH = 0.85, 0.95
 LEAST_LABELS = 500
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0)
-FIRST_SEED = 100
+FIRST_SEED = 300
 """The constants of calibration were chosen with seeds below it."""
 
 Records = tuple[NDArray[np.int16], NDArray[np.int64]]
@@ -65,8 +65,8 @@ def bench_calibration(
     digits = usps(data_root(data))
     sets: dict[str, tuple[Callable[[int], Iterator[Case]], int, int]] = {
         "Office-Caltech10": (lambda seed: _office_cases(office, seed), 20, 10 if full else 4),
-        "CIFAR-10": (lambda seed: _halves((cifar[0], cifar[1]), seed), 50, 6 if full else 2),
-        "USPS": (lambda seed: _usps_cases(digits, seed), 50, 6 if full else 2),
+        "CIFAR-10": (lambda seed: _halves((cifar[0], cifar[1]), seed), 50, 4 if full else 2),
+        "USPS": (lambda seed: _usps_cases(digits, seed), 50, 4 if full else 2),
     }
     rows: list[BenchRow] = []
     total = len(sets) * len(EPSILONS)
