@@ -23,7 +23,7 @@ decide. Winners alone carry no counts, and soft labels are no votes: then the pr
 
 **A posterior for what was asked itself.** The noisy counts n of one question are votes v plus normal noise. Let the
 class with most votes be each class alike beforehand, its count exponential with mean m and every other count
-exponential with mean b (`vote_scales`). Then, with f(n; m) the density of an exponential plus normal noise,
+exponential with mean b (`asked_posterior`). Then, with f(n; m) the density of an exponential plus normal noise,
 
     P(class c has most votes | n) = r_c / sum_c' r_c',      r_c = f(n_c; m) / f(n_c; b).
 
