@@ -219,6 +219,7 @@ def _be_a_child(session: pytest.Session, pipe: Connection, number: int) -> NoRet
     except BaseException:
         with suppress(OSError):
             pipe.send(("broken", traceback.format_exc()))
+            code = 0  # and is told once
     finally:
         with suppress(BaseException):
             session._setupstate.teardown_exact(None)
