@@ -1,8 +1,10 @@
 """What every account has spent, in memory: a price is asked for far more often than a budget changes.
 
-It is read once, and then follows each commit of the ledger in order: the journal has one writer, and what it appended
-is told here before the next transaction begins. Only answers to people rest on it; what may be spent is read and
-checked in the transaction that spends it.
+It is read once, together with the number of the ledger's last entry, and then follows each commit in order: the journal
+has one writer, and what it appended is told here before the next transaction begins. A commit can be read before it is
+told, and one whose outcome was never heard is never told, so entries are taken by their numbers: those that were read
+already change nothing, and after a gap everything is read again. Only answers to people rest on it; what may be spent
+is read and checked in the transaction that spends it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ class KnownBalances:
     """Shared by all threads.
 
     Args:
-        read: every account, out of the journal.
+        read: the number of the last entry and every account, in one moment of the journal.
     """
 
-    def __init__(self, read: Callable[[], Iterable[Balance]]) -> None:
+    def __init__(self, read: Callable[[], tuple[int, Iterable[Balance]]]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._commits = 0
+        self._told = 0
+        """The last entry of which this was told."""
+        self._seq = 0
+        """The last entry that is in `_known`."""
         self._known: dict[tuple[str, Level], Balance] | None = None
 
     def at_once(self) -> dict[tuple[str, Level], Balance] | None:
@@ -42,19 +47,23 @@ class KnownBalances:
         with self._lock:
             if self._known is not None:
                 return dict(self._known)
-            commits = self._commits
-        found = {(one.account, one.level): one for one in self._read()}
+        seq, balances = self._read()
+        found = {(one.account, one.level): one for one in balances}
         with self._lock:
-            if self._commits == commits:  # nobody wrote while it was read
-                self._known = dict(found)
+            if seq >= self._told and (self._known is None or seq > self._seq):  # else somebody wrote since
+                self._known, self._seq = dict(found), seq
         return found
 
-    def appended(self, kind: Kind, rows: Sequence[Row]) -> None:
-        """Entries are durable; called for each commit in order, before the next one."""
+    def appended(self, kind: Kind, rows: Sequence[Row], first_seq: int) -> None:
+        """Entries are durable, numbered from `first_seq` on; called for each commit in order, before the next one."""
         with self._lock:
-            self._commits += 1
-            if self._known is None:
+            self._told = first_seq + len(rows) - 1
+            if self._known is None or self._told <= self._seq:
                 return
+            if first_seq != self._seq + 1:
+                self._known = None  # something was written of which nobody heard: a commit whose answer was lost
+                return
+            self._seq = self._told
             if kind not in _MOVES:
                 self._known = None  # an account was opened, or has another cap: read again when somebody asks
                 return

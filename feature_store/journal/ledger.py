@@ -80,7 +80,7 @@ class Ledger:
         self._book = Book(database.sql_dialect, clock=clock)
         self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
         self._known_head: Head | None = None
-        self.known_balances = KnownBalances(self.balances)
+        self.known_balances = KnownBalances(self._numbered_balances)
         """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchor()
 
@@ -125,6 +125,11 @@ class Ledger:
         with self._reading(None) as held:
             found = self._book.balances(held)
         return sorted(found, key=lambda balance: (balance.account, balance.level))
+
+    def _numbered_balances(self) -> tuple[int, list[Balance]]:
+        with self._reading(None) as held:
+            head, found = self._book.tail(held)[0], self._book.balances(held)
+        return head.seq, sorted(found, key=lambda balance: (balance.account, balance.level))
 
     def entries(
         self,
@@ -376,7 +381,7 @@ class Ledger:
 
         # The last head of a transaction stands for those before it.
         self._database.after_commit(remember, last_of=("head", id(self)))
-        self._database.after_commit(partial(self.known_balances.appended, kind, tuple(rows)))
+        self._database.after_commit(partial(self.known_balances.appended, kind, tuple(rows), first))
         return first
 
     def _settle(self, held: Connection, reservation_id: str, known: KnownReservation, state: State, detail: str) -> int:
