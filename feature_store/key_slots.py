@@ -58,6 +58,8 @@ class KeySlots:
         self._free: list[int] = []
         self._written = -1
         self._is_writer = False
+        self._doubtful: set[int] = set()
+        """Places that were overwritten and whose sync failed: they read as zeros and may not be, so once more."""
 
     def get(self, name: str) -> bytes | None:
         """The key of a name, or None where there is none."""
@@ -88,15 +90,12 @@ class KeySlots:
 
     def erase(self, names: Collection[str]) -> None:
         """Overwrite the keys of these names, durably when this returns; nothing happens where there are none."""
-        if all(self.get(name) is None for name in names):
+        if not self._doubtful and all(self.get(name) is None for name in names):
             return
         with self._writing() as handle:
             places = {name: self._places[name] for name in names if name in self._places}
             self._count(handle)
-            for place in places.values():
-                between("erase")
-                os.pwrite(handle, _FREE, place * SLOT_BYTES)
-            _sync(handle)
+            self._overwrite(handle, places.values())
             for name, place in places.items():
                 del self._keys[name], self._places[name]
                 self._free.append(place)
@@ -118,6 +117,15 @@ class KeySlots:
         for place, name in zip(places, slots, strict=True):
             self._keys[name], self._places[name] = keys[name], place
 
+    def _overwrite(self, handle: int, places: Collection[int]) -> None:
+        """Write zeros over slots, durably; what a sync that fails leaves in doubt is overwritten by the next writer."""
+        self._doubtful.update(places)
+        for place in places:
+            between("erase")
+            os.pwrite(handle, _FREE, place * SLOT_BYTES)
+        _sync(handle)
+        self._doubtful.difference_update(places)
+
     @contextmanager
     def _writing(self) -> Iterator[int]:
         """The file, locked, and what is in memory as it is in the file."""
@@ -127,6 +135,10 @@ class KeySlots:
             if not self._is_writer or _count_of(os.pread(handle, SLOT_BYTES, 0)) != self._written:
                 self._load(handle)
                 self._clear_what_is_half_written(handle)
+            if self._doubtful:
+                # Where a key lies by now, that key was synced over what was there.
+                self._doubtful.difference_update(self._places.values())
+                self._overwrite(handle, tuple(self._doubtful))
             yield handle
         except BaseException:
             self._written = -1  # what is in memory may not be what is in the file: it is read before it is used again

@@ -377,7 +377,7 @@ class Coordinator:
         if record is None or balances is None or (reader.role == "requester" and record.created_by != reader.token_id):
             return None
         queries = request.queries or record.task.max_queries
-        if (record.digest, queries) not in self._priced or request.records is not None:
+        if _numbers(record.task, queries) not in self._priced or request.records is not None:
             return None  # the first time, a certified price takes long
         return estimate(record.task, record.participants, queries, balances, delta=self.config.delta)
 

@@ -55,11 +55,11 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
         f"<header><h1>Evidence of privacy</h1><p class=lead>{_text(_headline(document))}</p>",
         _pairs(
             [
-                ("Made by", who),
+                ("Made by", _text(who)),
                 ("About", _scope_in_words(document)),
                 ("Journal", _journal_in_words(document)),
                 ("Head of the chain", _code(facts.journal.head)),
-                ("Program", f"{document.software.name} {document.software.version}"),
+                ("Program", _text(f"{document.software.name} {document.software.version}")),
             ]
         ),
         "</header>",

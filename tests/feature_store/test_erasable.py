@@ -183,6 +183,37 @@ def test_a_key_that_was_refused_its_sync_is_not_believed(folder: Path, monkeypat
     assert keys_in(folder) == {}
 
 
+@pytest.mark.parametrize("step", ["erase", "draw"])
+def test_a_key_whose_erasure_was_refused_its_sync_is_overwritten_again_by_whoever_writes_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The file then reads as zeros, and the disk may hold the key: what was not synced is not written a second time."""
+    keys = KeyFolder(folder)
+    keys.draw_all([ONE, OTHER])
+    place = (folder / SLOTS_FILE).read_bytes().index(ONE.encode()) // SLOT_BYTES * SLOT_BYTES
+    done: list[tuple[str, int]] = []
+    write, sync = os.pwrite, key_slots._sync
+
+    def pwrite(handle: int, data: bytes, at: int) -> int:
+        done.append(("zeros" if not any(data) else "other", at))
+        return write(handle, data, at)
+
+    def refuse(_: int) -> None:
+        raise OSError("the disk does not write")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(key_slots, "_sync", refuse)
+        with pytest.raises(OSError, match="does not write"):
+            keys.erase(ONE)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(key_slots, "_sync", lambda handle: (done.append(("sync", 0)), sync(handle)))
+    keys.erase(ONE) if step == "erase" else keys.draw("c" * 64)
+    assert ("sync", 0) in done[done.index(("zeros", place)) :]
+    done.clear()
+    keys.erase(ONE)
+    assert done == [], "once is enough"
+
+
 def test_keys_of_a_version_with_a_file_for_each_are_read_and_erased_where_they_lie(
     folder: Path, tmp_path: Path
 ) -> None:

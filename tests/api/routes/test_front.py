@@ -8,7 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.app import create_app
+from api.coordinator.ownership import Reader
 from api.front import Front
+from api.schema import EstimateRequest
 from tests.api.routes.conftest import FINGERPRINT, Service
 
 MISSING = "f" * 64
@@ -106,3 +108,18 @@ def test_a_request_that_goes_both_ways_is_counted_once(service: Service) -> None
     answer = TestClient(app).post("/v1/jobs:estimate", json={"task_id": "no task"}, headers=headers)
     assert answer.status_code == 422, "the short way leaves this to the router"
     assert len(spent) == 1
+
+
+def test_a_price_whose_numbers_were_priced_before_is_known_at_once_to_whoever_made_the_task(service: Service) -> None:
+    coordinator, reader = service.coordinator, service.reader("requester")
+    first, other = (
+        EstimateRequest(task_id=service.task(name=name, sigma_votes=23.5).task_id, queries=3)
+        for name in ("tools", "other tools")
+    )
+    assert coordinator.estimate_at_once(other, reader=reader) is None
+    coordinator.estimate(first, reader=reader)
+    view = coordinator.estimate_at_once(other, reader=reader)
+    assert view is not None
+    assert view == coordinator.estimate(other, reader=reader)
+    stranger = Reader(coordinator.tokens.create("another requester", "requester")[0].token_id, "requester")
+    assert coordinator.estimate_at_once(other, reader=stranger) is None

@@ -209,9 +209,19 @@ def test_facts_that_cannot_all_be_true_are_named(task: Task, change: dict[str, A
 
 def test_the_page_shows_the_document_and_obeys_nothing_in_it(task: Task) -> None:
     hostile = task_with(name="<script>alert(1)</script>")
-    document = derive(facts_of(hostile, round_of(hostile)), software("0.1.0"))
+    facts = facts_of(hostile, round_of(hostile))
+    document = derive(facts, software("0.1.0<b>"))
     page = render_page(document, verify_key="ab" * 32, signature="cd" * 64)
     assert "<script" not in page
+    assert "<b>" not in page
+    named = document.model_copy(
+        update={
+            "facts": facts.model_copy(
+                update={"scope": facts.scope.model_copy(update={"party": "agent", "party_id": "<i>"})}
+            )
+        }
+    )
+    assert "<i>" not in render_page(named)
     assert "&lt;script&gt;" in page
     stated = document.tasks[0].promised[0].epsilon
     assert stated is not None
