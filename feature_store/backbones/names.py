@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 DEFAULT_BACKBONE = "efficientnet-lite0"
 """What `labeler embed` uses unless told otherwise."""
@@ -15,6 +16,17 @@ WEIGHTS_OF = {
 """The file of weights of each; their packages are in feature_store.backbones.packaged."""
 
 PACKAGED = tuple(WEIGHTS_OF)
+
+
+_NAME: Final = re.compile(r"(?:timm:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,99}|pixels(?::[0-9]{1,4})?")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name that came with somebody's file may be loaded: one of ours, or of a network that timm publishes.
+
+    A path, or somebody's repository on a hub ("hf-hub:..."), is loaded only where a person names it.
+    """
+    return _NAME.fullmatch(name) is not None and not name.endswith((".toml", ".safetensors"))
 
 
 def packaged_name(weights: str) -> str | None:

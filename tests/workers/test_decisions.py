@@ -21,6 +21,7 @@ from workers.agent.history_csv import as_csv
 from workers.agent.site import answered_jobs, answered_rounds, overview
 from workers.homes.journals import backup_home
 from workers.party.home import approve as approved_before
+from workers.party.home import is_approved
 
 
 def test_a_stop_refuses_what_is_not_charged_and_answers_what_is(site: Site) -> None:  # noqa: F811
@@ -157,7 +158,7 @@ def test_nobody_decides_about_a_task_that_nobody_asked_for(site: Site) -> None: 
     assert not (site.home / "approved").exists()
 
 
-def test_what_was_answered_is_told_with_its_task_and_price(site: Site, tmp_path: Path) -> None:  # noqa: F811
+def test_what_was_answered_is_told_with_its_task_and_price(site: Site) -> None:  # noqa: F811
     made = proposal(site, name='=HYPERLINK("x")')
     propose(site, made)
     running = site.run()
@@ -185,10 +186,20 @@ def test_what_was_answered_is_told_with_its_task_and_price(site: Site, tmp_path:
     assert lines[0]["instance_nano"] == str(charge)
     (left,) = (one for one in overview(site.home)["budget"] if one["level"] == "instance")
     assert left["spent_nano"] == sum(one["instance_nano"] for one in rounds)
-    # A stop is kept by a backup: a home that comes back from it does not answer what was stopped.
+
+
+def test_a_backup_keeps_what_people_have_decided_so_a_home_that_comes_back_does_not_answer_what_they_refused(
+    site: Site,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    site.run().end()
     decisions.stop(site.home, "audit")
+    decisions.refuse(site.home, "a" * 64, "no ethics vote yet")
+    decisions.approve(site.home, "b" * 64)
     backup_home(site.home, tmp_path / "copy")
     assert decisions.stopped(tmp_path / "copy") == decisions.stopped(site.home)
+    assert decisions.refused(tmp_path / "copy", "a" * 64) == decisions.refused(site.home, "a" * 64) is not None
+    assert is_approved(tmp_path / "copy", "b" * 64)
 
 
 def test_a_home_whose_agent_never_ran_says_so_and_shows_the_rest(site: Site) -> None:  # noqa: F811

@@ -30,13 +30,14 @@ from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
-from workers.agent.decisions import STOPPED_FILE
+from workers.agent.decisions import REFUSED_FOLDER, STOPPED_FILE
 from workers.homes.keys import journal_of
 from workers.homes.new import PUBLIC_FILE
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
+    APPROVED_FOLDER,
     CA_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
@@ -52,6 +53,9 @@ BESIDE: Final = (
     *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE),
 )
 """What a journal is useless without, in the order in which it is copied."""
+
+DECIDED: Final = (APPROVED_FOLDER, REFUSED_FOLDER)
+"""What people have decided about tasks. A no is written before a yes is removed, so it is copied after it."""
 
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
@@ -90,8 +94,9 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         found = [name for name in BESIDE if (home / name).is_file()]
         for name in found:
             shutil.copy2(home / name, out / name)
-        if (home / "approved").is_dir():
-            shutil.copytree(home / "approved", out / "approved")
+        for folder in DECIDED:
+            if (home / folder).is_dir():
+                shutil.copytree(home / folder, out / folder)
         head = backup(target, out / JOURNAL_FILE, anchor=out / ANCHOR_FILE)
     except BaseException:
         shutil.rmtree(out)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feature_store.backbones.names import is_plain_name
 from feature_store.decode import Skipped
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import StoredModel
@@ -70,7 +71,7 @@ def predict_images(
     from feature_store.backbones import load_backbone
     from feature_store.embedding import embed_source
 
-    name = backbone or model.backbone
+    name = backbone or (model.backbone if is_plain_name(model.backbone) else "")
     if not name:
         raise InvalidSetting(
             "the model's file does not name a backbone that can be loaded by a name; give it with --backbone (the file "

@@ -40,6 +40,7 @@ KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"
 CA_FILE = "coordinator-ca.pem"
+APPROVED_FOLDER = "approved"
 SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 SECRET_FILE = "noise.secret"
@@ -183,21 +184,21 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
 
 def approve(home: Path, digest: str) -> None:
     """A person at the site approves a task; works while the agent runs, which owns the journal."""
-    folder = home / "approved"
+    folder = home / APPROVED_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     replace_file(folder / _digest(digest), b"", mode=0o600)
 
 
 def revoke_approval(home: Path, digest: str) -> None:
     """Take an approval back; what was answered stays answered."""
-    (home / "approved" / _digest(digest)).unlink(missing_ok=True)
-    if (home / "approved").is_dir():
-        sync_folder(home / "approved")
+    (home / APPROVED_FOLDER / _digest(digest)).unlink(missing_ok=True)
+    if (home / APPROVED_FOLDER).is_dir():
+        sync_folder(home / APPROVED_FOLDER)
 
 
 def is_approved(home: Path, digest: str) -> bool:
     """Whether a person at the site has approved a task."""
-    return (home / "approved" / _digest(digest)).is_file()
+    return (home / APPROVED_FOLDER / _digest(digest)).is_file()
 
 
 def _digest(digest: str) -> str:
