@@ -174,6 +174,15 @@ def test_a_request_under_way_is_ended_by_another_thread(serve: Serve) -> None:
         connection.close()
 
 
+def test_a_request_that_begins_as_it_is_ended_makes_no_new_connection_to_wait_on(serve: Serve) -> None:
+    server, connection = serve([OK], [OK])
+    assert post(connection).status == 200
+    connection.end()
+    with pytest.raises(ConnectionAbortedError):
+        post(connection)
+    assert [len(requests) for requests in server.requests if requests] == [1]
+
+
 # Through a proxy.
 
 

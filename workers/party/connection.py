@@ -65,6 +65,7 @@ class Connection:
         self._open: HTTPConnection | None = None
         self._guard = threading.Lock()
         self._handle: socket.socket | None = None
+        self._is_ended = False
 
     def close(self) -> None:
         """Close what is open."""
@@ -74,8 +75,12 @@ class Connection:
             self._open = None
 
     def end(self) -> None:
-        """Have the request that is under way, in another thread, fail at once."""
+        """Have the request that is under way, in another thread, fail at once; one that comes after it fails, too.
+
+        Else a request that was about to begin would find the connection closed, make a new one, and wait on that.
+        """
         with self._guard:
+            self._is_ended = True
             if self._handle is not None:
                 with suppress(OSError):  # it was closed by the other side
                     self._handle.shutdown(socket.SHUT_RDWR)
@@ -92,7 +97,7 @@ class Connection:
 
         Raises:
             TooLarge: the answer is longer.
-            OSError, http.client.HTTPException: nobody answers, or not in HTTP.
+            OSError, http.client.HTTPException: nobody answers, or not in HTTP; or `end` was called.
         """
         is_whole = False
         try:
@@ -134,8 +139,11 @@ class Connection:
         """Keep a second handle of the connection, for `end`."""
         with self._guard:
             before, self._handle = self._handle, handle
+            is_late = self._is_ended and handle is not None
         if before is not None:
             before.close()
+        if is_late:
+            raise ConnectionAbortedError("told to stop")
 
 
 def _has_ended(connection: socket.socket) -> bool:
