@@ -27,8 +27,10 @@ exponential with mean b (`asked_posterior`). Then, with f(n; m) the density of a
 
     P(class c has most votes | n) = r_c / sum_c' r_c',      r_c = f(n_c; m) / f(n_c; b).
 
-That speaks of the noiseless votes. To speak of the label it goes through the share of votes that agree with the
-student, which plays the part of "the majority is right" (`asked_posterior`).
+That speaks of the noiseless votes. To speak of the label it goes through how often the majority is right, for which
+stands the share of votes that agree with the student or, if that is larger, the share that the leading class gets of
+the votes about such an image (`majority_share`): voters who agree with each other about an image are believed more
+than a student who was told of other images.
 
 SMEAR and the priors were chosen on Office-Caltech10, CIFAR-10 and USPS (`labeler bench calibration` measures them with
 other seeds): votes cast by another domain's images land beside their class more often than this domain's labels are
@@ -164,6 +166,31 @@ def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignmen
     total = mean_votes(answers) * int(answers.answered.sum())
     guessing = 1.0 / answers.num_classes
     return float(np.clip((votes * shares).sum() / total, guessing, 1 - SMEAR))
+
+
+def majority_share(noisy_votes: NDArray[np.floating], sigma: float) -> float:
+    """What share of a question's votes its leading class gets, over all of these questions; 0 where noise hides it.
+
+    With votes v_qc of M_q = sum_c v_qc in question q and noise of known variance, sum_c n_qc^2 - C sigma^2 and
+    (sum_c n_qc)^2 - C sigma^2 are unbiased for sum_c v_qc^2 and M_q^2. Their sums over q have the ratio
+    s = a^2 + (1 - a)^2 / (C - 1) where a share a of the votes is for one class and the rest for all others alike.
+    It is the larger root a. Nothing is said where the sum of M_q^2 is below four of its standard errors, at most
+    sqrt(2 Q) C sigma^2 where there are no votes.
+
+    Args:
+        noisy_votes: shape (num_questions, num_classes), in votes.
+        sigma: of the noise in one of them, in votes.
+    """
+    questions, classes = noisy_votes.shape
+    bias = classes * sigma**2
+    squares = float(((noisy_votes**2).sum(axis=1) - bias).sum())
+    totals = float((noisy_votes.sum(axis=1) ** 2 - bias).sum())
+    if totals <= 4 * math.sqrt(2 * questions) * bias or totals <= 0:
+        return 0.0
+    others = classes - 1
+    # (1 + 1 / m) a^2 - (2 / m) a + 1 / m - s = 0 with m other classes.
+    share = min(max(squares / totals, 1 / classes), 1.0)
+    return min((1 + math.sqrt(max(1 - (others + 1) * (1 - share * others), 0.0))) / (others + 1), 1 - SMEAR)
 
 
 def log_density(counts: NDArray[np.floating], mean: float, sigma: float) -> NDArray[np.float64]:

@@ -7,13 +7,14 @@ privacy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers
-from feature_store.students.calibration import asked_posterior, vote_agreement
+from feature_store.students.calibration import asked_posterior, majority_share, sharpened, vote_agreement
+from feature_store.students.rehearsal import temperatures
 from feature_store.students.student import Student, StudentKind, assignment_of, fit_student
 from labeler.methods import METHODS
 
@@ -25,7 +26,8 @@ class LabelledImages:
     Attributes:
         student: which learnt from it.
         probabilities: float64, shape (num_images, num_classes), rows sum to one; the label is the largest, and that
-            probability a calibrated confidence.
+            probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows
+            (feature_store.students.rehearsal).
         asked: shape (num_images,), which images were questions themselves, with an answer.
     """
 
@@ -55,14 +57,37 @@ def label_images(
         BadData: nothing was answered, or features do not fit the answers.
     """
     student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed)
-    probabilities = student.predict_proba(public_features)
     asked = np.zeros(len(public_features), dtype=np.bool_)
-    if rows is None:
+    if rows is not None:
+        asked[rows[(rows >= 0) & answers.answered]] = True
+    probabilities = _say(student, answers, public_features, rows)
+    if answers.noisy_votes is None or not METHODS[answers.method].counts:
         return LabelledImages(student, probabilities, asked)
-    own = np.flatnonzero((rows >= 0) & answers.answered)
-    asked[rows[own]] = True
-    if answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
-        agreement = vote_agreement(probabilities.argmax(axis=1), answers, assignment_of(answers, public_features))
-        images = rows[own]
-        probabilities[images] = asked_posterior(probabilities[images], answers.noisy_votes[own], answers, agreement)
-    return LabelledImages(student, probabilities, asked)
+
+    def label(release: NoisyAnswers) -> NDArray[np.float64]:
+        again = fit_student(student.kind, release, public_features, num_classes=release.num_classes, seed=seed)
+        return _say(again, release, public_features, rows)
+
+    assignment = assignment_of(answers, public_features)
+    own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    probabilities[asked] = sharpened(probabilities[asked], own)
+    probabilities[~asked] = sharpened(probabilities[~asked], inferred)
+    # Of other images the student says no more than of those that were not asked about.
+    cooled = student.temperature * (inferred if not asked.all() else own)
+    return LabelledImages(replace(student, temperature=cooled), probabilities, asked)
+
+
+def _say(
+    student: Student, answers: NoisyAnswers, public_features: NDArray[np.generic], rows: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """What a student says of every image, together with what was answered about the image itself."""
+    probabilities = student.predict_proba(public_features)
+    own = np.zeros(0, dtype=np.int64) if rows is None else np.flatnonzero((rows >= 0) & answers.answered)
+    if rows is not None and answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
+        images, counts = rows[own], answers.noisy_votes[own]
+        trust = vote_agreement(probabilities.argmax(axis=1), answers, assignment_of(answers, public_features))
+        agreement = max(trust, majority_share(counts, answers.total_sigma_votes))
+        # A student that is wrong as often as votes contradict it may not overrule what was answered about the image.
+        doubted = trust * probabilities[images] + (1 - trust) / answers.num_classes
+        probabilities[images] = asked_posterior(doubted, counts, answers, agreement)
+    return probabilities
