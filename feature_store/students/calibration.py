@@ -190,7 +190,8 @@ def majority_share(noisy_votes: NDArray[np.floating], sigma: float) -> float:
     others = classes - 1
     # (1 + 1 / m) a^2 - (2 / m) a + 1 / m - s = 0 with m other classes.
     share = min(max(squares / totals, 1 / classes), 1.0)
-    return min((1 + math.sqrt(max(1 - (others + 1) * (1 - share * others), 0.0))) / (others + 1), 1 - SMEAR)
+    root = math.sqrt(max(1 - (others + 1) * (1 - share * others), 0.0))
+    return float(min((1 + root) / (others + 1), 1 - SMEAR))
 
 
 def log_density(counts: NDArray[np.floating], mean: float, sigma: float) -> NDArray[np.float64]:

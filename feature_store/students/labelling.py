@@ -8,6 +8,7 @@ privacy.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,9 @@ def label_images(
         return LabelledImages(student, probabilities, asked)
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
-        again = fit_student(student.kind, release, public_features, num_classes=release.num_classes, seed=seed)
+        again = fit_student(
+            cast(StudentKind, student.kind), release, public_features, num_classes=release.num_classes, seed=seed
+        )
         return _say(again, release, public_features, rows)
 
     assignment = assignment_of(answers, public_features)

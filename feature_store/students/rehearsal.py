@@ -96,7 +96,8 @@ def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArra
     np.add.at(shares, (assignment, truth), 1.0)
     sizes = shares.sum(axis=1, keepdims=True)
     alike = np.divide(shares, sizes, out=np.full_like(shares, 1 / answers.num_classes), where=sizes > 0)
-    return _mean_votes(answers) * ((1 - SMEAR) * alike + SMEAR / answers.num_classes)
+    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * alike + SMEAR / answers.num_classes)
+    return votes
 
 
 def _least(probabilities: NDArray[np.float64], truth: NDArray[np.integer]) -> float:
@@ -106,7 +107,7 @@ def _least(probabilities: NDArray[np.float64], truth: NDArray[np.integer]) -> fl
     right = max(float((probabilities.argmax(axis=1) == truth).mean()), 1 / probabilities.shape[1])
 
     def is_too_sure(temperature: float) -> bool:
-        return float(sharpened(probabilities, temperature).max(axis=1).mean()) > right
+        return bool(sharpened(probabilities, temperature).max(axis=1).mean() > right)
 
     if not is_too_sure(1.0):
         return 1.0
