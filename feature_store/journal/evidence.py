@@ -28,6 +28,7 @@ from labeler.evidence.derive import decimal
 from labeler.evidence.document import Facts, Job, Refusal, Round, Scope, TaskFacts
 
 FEDERATION = "federation"
+_RELEASES_AT_ONCE = 16
 MAX_JOBS = 20_000
 """Most jobs of one document: one that nobody can print proves nothing to anybody."""
 
@@ -163,7 +164,8 @@ class _Tables:
         opened = {}
         if there(releases.name):
             columns = select(releases.c.job_id, releases.c.number, releases.c.data)
-            for opening in connection.execute(columns):
+            # A few at a time: all that was ever released may be more than there is memory.
+            for opening in connection.execute(columns, execution_options={"yield_per": _RELEASES_AT_ONCE}):
                 if opening.job_id in wanted:
                     opened[opening.job_id, opening.number] = hashlib.sha256(bytes(opening.data)).hexdigest()
         return cls(by_round, asked, answers, refusals, opened)

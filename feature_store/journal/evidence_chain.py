@@ -16,7 +16,9 @@ from sqlalchemy import Connection, select
 
 from feature_store.journal.chain import EMPTY, Head, time_text
 from feature_store.journal.ledger_tables import ledger_entries
+from feature_store.journal.unpriced import WRITTEN_OFF
 from feature_store.journal.verification import hash_at, verify_if_there
+from labeler.batching import LEVELS
 from labeler.errors import JournalBehind, JournalBroken
 from labeler.evidence.document import AccountFacts, Charge, Journal
 from labeler.task import Level
@@ -96,11 +98,33 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
     journal = Journal(
         entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
     )
+    unpriced = _unpriced(reservations)
     found = tuple(
-        AccountFacts(account=name, level=level, cap_nano=sums.cap, reserved_nano=sums.reserved, posted_nano=sums.posted)
+        AccountFacts(
+            account=name,
+            level=level,
+            cap_nano=sums.cap,
+            reserved_nano=sums.reserved,
+            posted_nano=sums.posted,
+            is_unpriced=(name, level) in unpriced,
+        )
         for (name, level), sums in sorted(accounts.items())
     )
     return Chain(journal, reservations, found)
+
+
+def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
+    """Accounts that paid for something which names another level and not this one: see feature_store.journal.unpriced.
+
+    Nothing bounds what was told there, whatever the entries of this level add up to.
+    """
+    named: dict[tuple[str, str], set[Level]] = {}
+    for name, charged in reservations.items():
+        if charged.state != "void":
+            what = WRITTEN_OFF if name.startswith(WRITTEN_OFF) else name
+            for charge in charged.charges:
+                named.setdefault((charge.account, what), set()).add(charge.level)
+    return {(account, level) for (account, _), levels in named.items() for level in LEVELS if level not in levels}
 
 
 def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: dict[_Key, _Sums]) -> None:

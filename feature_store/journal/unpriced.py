@@ -7,10 +7,15 @@ cannot tell: an answer of an ensemble, or of the one nearest record, costs less 
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Connection, case, func, select
 
 from feature_store.journal.ledger_tables import ledger_entries, ledger_reservations
 from labeler.task import Level
+
+WRITTEN_OFF: Final = "written-off-"
+"""What the reservations begin with by which all that is left of an account is spent."""
 
 
 def accounts_charged_without(level: Level, connection: Connection) -> set[str]:
@@ -20,7 +25,7 @@ def accounts_charged_without(level: Level, connection: Connection) -> set[str]:
     (it is not limited), nobody knows what was spent at it.
     """
     entry, reservation = ledger_entries.c, ledger_reservations.c
-    written_off = entry.reservation_id.like("written-off-%")
+    written_off = entry.reservation_id.like(f"{WRITTEN_OFF}%")
     together = case((written_off, "written-off"), else_=entry.reservation_id)
     here = func.sum(case((entry.level == level, 1), else_=0))
     query = (

@@ -101,7 +101,9 @@ def derive(facts: Facts, software: Software) -> Evidence:
             AccountFindings(
                 account=one.account,
                 level=one.level,
-                spent_epsilon=bound(epsilon_spent(one.posted_nano + one.reserved_nano, float(facts.delta))),
+                spent_epsilon=None
+                if one.is_unpriced
+                else bound(epsilon_spent(one.posted_nano + one.reserved_nano, float(facts.delta))),
                 cap_epsilon=None if one.cap_nano is None else bound(epsilon_spent(one.cap_nano, float(facts.delta))),
             )
             for one in facts.accounts
@@ -174,10 +176,13 @@ def charged_rounds(task: TaskFacts) -> list[Round]:
 def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int | None:
     """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound.
 
-    Where the task is not known its charges are all there is to go by.
+    Where the task is not known its charges are all there is to go by; an earlier version wrote none where an answer had
+    no finite price.
     """
     total = 0
     for one in rounds:
+        if task is None and all(charge.level != level for charge in one.charges):
+            return None
         price_now = 0 if task is None else round_charges(task, one.questions).get(level)
         if price_now is None:
             return None

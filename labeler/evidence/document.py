@@ -176,6 +176,8 @@ class AccountFacts(_Part):
         account, level: whose budget.
         cap_nano: nano-units of mu^2; None where charges are recorded and not limited.
         posted_nano, reserved_nano: final charges, and those that may become so.
+        is_unpriced: something was charged that names another level and not this one, as earlier versions did where
+            there was no finite price; so what the charges add up to bounds nothing.
     """
 
     account: Text
@@ -183,6 +185,7 @@ class AccountFacts(_Part):
     cap_nano: Count | None
     posted_nano: Count
     reserved_nano: Count
+    is_unpriced: bool = False
 
 
 class Facts(_Part):

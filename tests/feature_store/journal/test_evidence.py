@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from feature_store.journal.evidence import Wanted, coordinator_facts
+from feature_store.journal.evidence_chain import read_chain
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.journal.unpriced import accounts_charged_without
 from labeler.batching import LEVELS
+from labeler.budget import NothingLeft
 from labeler.errors import JournalBroken
 from labeler.evidence.check import differences
 from labeler.evidence.derive import derive, software
@@ -37,3 +40,29 @@ def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refu
     ledger.reserve(name, [Charge("federation", "instance", 5)], detail={"job": "job_1", "task": task.digest})
     with pytest.raises(JournalBroken, match="a row was removed"), database.read() as connection:
         coordinator_facts(connection, Wanted(task.digest), delta=1e-5, read_at=clock())
+
+
+def test_an_account_that_paid_for_something_of_no_finite_price_has_no_bound(sqlite_place: Place, clock: Clock) -> None:
+    """As earlier versions wrote it, and as a restored journal is whose unlimited accounts were not written off."""
+    database = sqlite_place.open()
+    ledger = Ledger(database, clock=clock)
+    accounts = ("whole", "unpriced", "given back", "restored")
+    for account in accounts:
+        for level in LEVELS:
+            ledger.open_account(account, level, 10**9)
+    ledger.reserve("job/0", [Charge("whole", level, 5) for level in LEVELS])
+    for name, account in (("old", "unpriced"), ("void", "given back")):
+        ledger.reserve(name, [Charge(account, "instance", 5)])
+    ledger.post("old")
+    ledger.void("void", NothingLeft("void", "never-asked"))
+    ledger.write_off("whole", "instance", "lost")
+    ledger.write_off("whole", "agent", "lost")
+    ledger.write_off("restored", "instance", "lost")
+    with database.read() as connection:
+        found = read_chain(connection, read_at=clock()).accounts
+        known = {level: accounts_charged_without(level, connection) for level in LEVELS}
+    assert {(one.account, one.level) for one in found if one.is_unpriced} == {
+        ("unpriced", "agent"),
+        ("restored", "agent"),
+    }
+    assert known == {"instance": set(), "agent": {"unpriced", "restored"}}

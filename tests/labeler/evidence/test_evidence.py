@@ -207,6 +207,18 @@ def test_facts_that_cannot_all_be_true_are_named(task: Task, change: dict[str, A
     assert any(words in line for line in told), told
 
 
+def test_nothing_bounds_what_was_charged_without_an_entry_of_its_level(task: Task) -> None:
+    facts = facts_of(task, round_of(task))
+    accounts = tuple(one.model_copy(update={"is_unpriced": one.level == "agent"}) for one in facts.accounts)
+    charges = tuple(one for one in facts.tasks[0].jobs[0].rounds[0].charges if one.level == "instance")
+    job = facts.tasks[0].jobs[0]
+    old = job.model_copy(update={"rounds": (job.rounds[0].model_copy(update={"charges": charges}),)})
+    unknown = facts.tasks[0].model_copy(update={"task": None, "participants": (), "jobs": (old,)})
+    document = derive(facts.model_copy(update={"accounts": accounts, "tasks": (unknown,)}), software("0"))
+    assert {one.level: one.spent_epsilon is None for one in document.accounts} == {"instance": False, "agent": True}
+    assert {one.unit: one.epsilon is None for one in document.tasks[0].spent} == {"image": False, "agent": True}
+
+
 def test_the_page_shows_the_document_and_obeys_nothing_in_it(task: Task) -> None:
     hostile = task_with(name="<script>alert(1)</script>")
     facts = facts_of(hostile, round_of(hostile))
