@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,10 +42,13 @@ from labeler.errors import (
     IdempotencyMismatch,
     InvalidSetting,
     InvalidTask,
+    NotFound,
     NotReady,
     PrivacyRefusal,
 )
 from labeler.task import Level, Task
+
+log = logging.getLogger("labeler.coordinator")
 
 MAX_KEY_LENGTH = 255
 
@@ -339,10 +343,25 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
         error.last_spenders = own_spenders(error.last_spenders, order.job.created_by, stores.jobs.creators)
         return _refuse(order, error, config=config, stores=stores)
     finally:
-        if not accepted:
+        if not accepted and not _is_kept(order, stores):
             target.unlink(missing_ok=True)
             with suppress(OSError):
                 target.parent.rmdir()
+
+
+def _is_kept(order: _Order, stores: Stores) -> bool:
+    """Whether the job is in the journal, although its submission was not told so: a step after the commit failed.
+
+    Where the journal cannot be read it counts as kept: an upload without a job is swept later, a job without its upload
+    is lost.
+    """
+    try:
+        return stores.jobs.get(order.job.job_id).state not in FINISHED
+    except NotFound:
+        return False
+    except Exception:  # whatever the journal says, the upload stays
+        log.warning("whether a job was kept could not be read", extra={"job": order.job.job_id})
+    return True
 
 
 def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:

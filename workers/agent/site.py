@@ -50,7 +50,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     with closing(_look(home)) as database:
         balances = Ledger(database, clock=_now).balances()
         with database.read() as connection:
-            unpriced = accounts_charged_without("agent", connection)
+            unpriced = {level: accounts_charged_without(level, connection) for level in LEVELS}
     return [
         {
             "account": one.account,
@@ -61,7 +61,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
             "spent_epsilon": None
-            if (one.level == "agent" and one.account in unpriced) or one.spent >= UNBOUNDED_NANO
+            if one.account in unpriced[one.level] or one.spent >= UNBOUNDED_NANO
             else epsilon_of(one.spent, delta),
         }
         for one in balances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.pricing import price_view
 from api.problems import problem_of
 from api.schema import JobRequest
+from feature_store.driving.errands import Errand
 from feature_store.journal.ledger import Ledger
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
@@ -27,6 +29,7 @@ from labeler.errors import (
     LabelerError,
     NotFound,
     NotReady,
+    Unavailable,
 )
 from tests.api.conftest import FINGERPRINT, House
 
@@ -163,6 +166,26 @@ def test_vectors_in_the_request_need_no_files(house: House) -> None:
             config=house.config,
             stores=house.stores,
         )
+
+
+def test_a_job_whose_commit_is_durable_keeps_its_upload_although_its_requester_was_told_of_trouble(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the anchor beside the journal cannot be written on a full disk."""
+    record = house.task()
+
+    def trouble_behind_the_commit(errand: Errand) -> None:
+        with house.database.write() as connection:
+            errand.write(connection)
+        errand.settle(Unavailable("the disk is full"))
+
+    troubled = dataclasses.replace(house.stores, hand_in=trouble_behind_the_commit)
+    monkeypatch.setattr(House, "stores", property(lambda _: troubled))
+    with pytest.raises(Unavailable):
+        house.submit(record, 10, key="k")
+    (job,) = house.jobs.unfinished()
+    assert house.files() == [f"jobs/{job.job_id}", f"jobs/{job.job_id}/upload.parquet"]
+    assert house.submit(record, 10, key="k").job_id == job.job_id
 
 
 def test_the_same_key_and_request_give_the_same_job(house: House) -> None:
