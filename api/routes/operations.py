@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 
 from api import dashboard, examples
 from api.documentation import answers, document, problem
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(str(dashboard.STATIC))
 _PAGE = "index.html"
+_BEGIN = "The dashboard is at /dashboard\n"
 
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path = STATIC) -> APIRouter:
@@ -117,13 +118,13 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
             307: {
                 "description": "The dashboard",
                 "headers": {"Location": {"description": "/dashboard", "schema": {"type": "string"}}},
-                "content": {"text/plain": {"schema": {"type": "string"}, "example": ""}},
+                "content": {"text/plain": {"schema": {"type": "string"}, "example": _BEGIN}},
             },
             429: problem(429),
         },
     )
     async def begin() -> Response:
-        return RedirectResponse("/dashboard")
+        return PlainTextResponse(_BEGIN, 307, {"Location": "/dashboard"})
 
     @router.get(
         "/dashboard",

@@ -49,6 +49,14 @@ def test_every_route_has_a_row_and_every_row_a_route(service: Service) -> None:
     assert routes == set(ACCESS)
 
 
+@pytest.mark.parametrize("path", sorted({path for _, path in ACCESS}))
+def test_a_method_that_no_route_knows_is_told_those_of_its_own_path(service: Service, path: str) -> None:
+    with service.http("admin") as http:
+        response = http.request("OPTIONS", concrete(path))
+    assert response.status_code == 405
+    assert response.headers["Allow"].split(", ") == sorted(method for method, where in ACCESS if where == path)
+
+
 @pytest.mark.parametrize("role", CALLERS)
 @pytest.mark.parametrize(("method", "path"), ACCESS)
 def test_a_role_reaches_what_the_table_says_and_nothing_else(

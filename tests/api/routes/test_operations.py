@@ -131,6 +131,7 @@ def test_the_address_alone_leads_to_the_dashboard(service: Service) -> None:
     with service.http(None) as http:
         answer = http.get("/")
         assert (answer.status_code, answer.headers["Location"]) == (307, "/dashboard")
+        assert answer.headers["Content-Type"].startswith("text/plain")
         assert http.get("/", follow_redirects=True).headers["Content-Type"].startswith("text/html")
 
 

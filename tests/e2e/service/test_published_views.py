@@ -30,8 +30,8 @@ DIMENSION = 64
 RANDOM = re.compile(
     r"[0-9a-f]{12,}|\d{4}-\d\d-\d\dT[\d:.]+(?:\+00:00|Z)?|127\.0\.0\.1:\d+|\b(?:job|tok)-[\w-]+", flags=re.IGNORECASE
 )
-VARYING = {"version", "label", "label_name", "noisy_votes"}
-"""Of a job how often it was looked at; the released answers, which were paid for."""
+VARYING = {"version", "label", "label_name", "confidence", "noisy_votes"}
+"""Of a job how often it was looked at; the released answers, which were paid for, and what is inferred from them."""
 
 
 def _shard(path: Path, *, far: int, seed: int) -> Path:
