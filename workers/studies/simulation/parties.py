@@ -26,6 +26,8 @@ from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError
 from labeler.messages import Message
+from labeler.messages.rounds import OpenRound
+from labeler.tally import AggregateShare
 from workers.agent.admission import Admission
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
@@ -46,6 +48,9 @@ from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group
 from workers.tallier.winners import WinnerDesk
+
+_REAL_S = 60.0
+"""Of this machine's time, that a computation may take."""
 
 _TRIES = 3
 """How often a party whose request was lost in the middle of its work tries again before it is told to stop."""
@@ -206,6 +211,17 @@ def boot_agent(
         return _Conversing(link, desk, stop, owned.pop_all())
 
 
+class PromptWinners(WinnerDesk):
+    """Computations that have ended when they have begun, as their engine never waits: whether a thread was fast enough
+    is not for a schedule to depend on."""
+
+    def begin(self, opening: OpenRound, aggregate: AggregateShare) -> bool:
+        """See WinnerDesk."""
+        began = super().begin(opening, aggregate)
+        self.wait(_REAL_S)
+        return began
+
+
 def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: Clock) -> Party:
     """A tallier as `workers.tallier.service.run_tallier` makes it from its home."""
     config = read_tallier_config(home)
@@ -219,7 +235,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
         mark_home(database, erasable)
         journal.sweep()
         keys = PartyKeys.load(home / KEYS_FILE)
-        winners = WinnerDesk(read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room)
+        winners = PromptWinners(read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room)
         owned.callback(winners.close)
         link = PartyLink(
             url=URL,

@@ -25,6 +25,7 @@ from feature_store.faults import listening
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError
+from labeler.rounds.coordinator import TURN_GRACE_S
 from workers.agent.policy import Policy
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
 from workers.studies.simulation.homes import REQUESTER, START, VARIANTS, Shape, Template, Templates, questions
@@ -45,6 +46,7 @@ _FORGET_S = 8 * 86_400.0
 """After which talliers forget what they kept of rounds that were summed."""
 
 _CALM_TURNS = 90
+_LONG_TURNS = 30
 _QUIET_TURNS = 3
 _LAST_TURNS = 24
 _LEAP_S = 120.0
@@ -299,7 +301,11 @@ class World:
             quiet = quiet + 1 if self.witness.all_ended else 0
             if quiet >= _QUIET_TURNS:
                 break
-            self._pass(_STEP_S if before else 2 * _STEP_S)
+            if number < _CALM_TURNS - _LONG_TURNS:
+                self._pass(_STEP_S if before else 2 * _STEP_S)
+            else:
+                # An ask for winners that was lost is made again when its turn has lasted as long as winners may take.
+                self._pass(TURN_GRACE_S / 3)
         if not self.witness.all_ended and self._must_complete:
             raise Violation("liveness", f"jobs are {self.witness.states} after {_CALM_TURNS} calm turns, not ended")
         self._pass(max((one.plan.deadline_s for one in self._jobs), default=0.0) + SETTLE_S)
