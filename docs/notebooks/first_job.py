@@ -111,6 +111,24 @@ def _(job):
 
 
 @app.cell
+def _(mo):
+    mo.md("""
+    The labels for other tools: a data set that `datasets.load_dataset(folder)` reads, class names, pictures and the
+    price in its card included. And the student, for images that nobody has asked about.
+    """)
+    return
+
+
+@app.cell
+def _(job, labeler, root):
+    labelled = job.export("hf", root / "labelled", images=root / "scans")
+    student = labeler.load_student(job.path / "student.safetensors")
+    again = student.label(root / "scans", "arrow", quiet=True)
+    labelled.name, again.slice(0, 3).to_pylist()
+    return again, labelled
+
+
+@app.cell
 def _(job, mo):
     mo.md(job.privacy_card)
     return

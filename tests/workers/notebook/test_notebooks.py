@@ -37,6 +37,12 @@ def test_a_first_job_labels_most_images_right(tmp_path: Path, monkeypatch: pytes
     assert defined["share"] > 0.75
     assert defined["price"].epsilon <= 0.5
     assert "epsilon" in defined["job"].privacy_card
+    datasets = pytest.importorskip("datasets", reason="the extra `formats` is not installed")
+    found = datasets.load_dataset(str(defined["labelled"]), split="train", cache_dir=str(tmp_path / "cache"))
+    names = found.features["label"]
+    assert [names.int2str(label) for label in found["label"]] == defined["labels"]["label_name"].to_pylist()
+    assert found[0]["image"].size == (8, 8)
+    assert len(defined["again"]) == 200
 
 
 def test_choosing_shows_what_its_words_say() -> None:
