@@ -19,6 +19,7 @@ integral below that. Measured against 50 digits: relative error of delta below 1
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def delta_of_epsilon(epsilon: float, mu: float) -> float:
     """
     _check_epsilon(epsilon)
     _check_mu(mu)
-    return _delta(epsilon / mu - mu / 2, mu) if mu > 0 else 0.0
+    return _delta(_place(epsilon, mu), mu) if mu > 0 else 0.0
 
 
 def epsilon_of_delta(delta: float, mu: float) -> float:
@@ -94,9 +95,14 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     while excess(high) < 0:
         high *= 2
     mu = math.exp(crossing(excess, low, high))
-    while _delta(epsilon / mu - mu / 2, mu) > delta:
+    while _delta(_place(epsilon, mu), mu) > delta:
         mu *= 1 - _REFINE
     return mu
+
+
+def _place(epsilon: float, mu: float) -> float:
+    """epsilon / mu - mu / 2, rounded once at the end: terms of size mu cancel, and a tail moves by x times the rest."""
+    return float(Fraction(epsilon) / Fraction(mu) - Fraction(mu) / 2)
 
 
 def _delta(x: float, mu: float) -> float:

@@ -301,7 +301,7 @@ class World:
             quiet = quiet + 1 if self.witness.all_ended else 0
             if quiet >= _QUIET_TURNS:
                 break
-            if number < _CALM_TURNS - _LONG_TURNS:
+            if self.case.release != "winner" or number < _CALM_TURNS - _LONG_TURNS:
                 self._pass(_STEP_S if before else 2 * _STEP_S)
             else:
                 # An ask for winners that was lost is made again when its turn has lasted as long as winners may take.
