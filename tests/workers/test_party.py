@@ -372,7 +372,10 @@ def test_a_missing_certificate_file_is_refused(make_link: MakeLink, tmp_path: Pa
 
 @pytest.fixture
 def encrypted(relay: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The relay behind TLS, with a certificate that only its own file vouches for."""
+    """The relay behind TLS, with a certificate that only its own file vouches for.
+
+    Ask for it before `make_link`: it ends once its peers have hung up, or 30 s later.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
@@ -405,7 +408,7 @@ def encrypted(relay: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_a_certificate_is_checked_against_the_file_that_was_named(
-    make_link: MakeLink, relay: Any, encrypted: tuple[str, Path]
+    encrypted: tuple[str, Path], make_link: MakeLink, relay: Any
 ) -> None:
     url, certificate = encrypted
     make_link(url=url, ca_file=str(certificate)).post([DRAFT])
