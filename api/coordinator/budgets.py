@@ -59,8 +59,8 @@ def epsilon_text(nano: int, delta: float) -> str:
     return "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
 
 
-def balance_view(balance: Balance, delta: float) -> BalanceView:
-    """One account at one level."""
+def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True) -> BalanceView:
+    """One account at one level; `is_bounded` is False where something was paid that had no finite price at it."""
     return BalanceView(
         account=balance.account,
         level=balance.level,
@@ -70,7 +70,7 @@ def balance_view(balance: Balance, delta: float) -> BalanceView:
         left_nano=balance.left,
         delta=delta,
         cap_epsilon=None if balance.cap is None else cap_as_written(balance.cap, delta),
-        spent_epsilon=epsilon_spent(balance.spent, delta),
+        spent_epsilon=epsilon_spent(balance.spent, delta) if is_bounded else None,
         left_fraction=balance.left / balance.cap if balance.cap and balance.left is not None else None,
     )
 
@@ -85,8 +85,9 @@ def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> 
     if account is not None and not balances:
         raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
     head = ledger.head()
+    unpriced = ledger.charged_without()
     return BudgetView(
-        accounts=tuple(balance_view(balance, delta) for balance in balances),
+        accounts=tuple(balance_view(one, delta, is_bounded=one.account not in unpriced[one.level]) for one in balances),
         head_seq=head.seq,
         head_hash=head.hash,
         delta=delta,

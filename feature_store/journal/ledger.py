@@ -39,7 +39,9 @@ from feature_store.journal.known_balances import KnownBalances
 from feature_store.journal.ledger_statements import entries_query
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.overdrafts import cap_too_low, overdrawn, room
+from feature_store.journal.unpriced import accounts_charged_without
 from feature_store.journal.verification import verify_ledger
+from labeler.batching import LEVELS
 from labeler.budget import NothingLeft
 from labeler.errors import (
     InvalidSetting,
@@ -81,6 +83,7 @@ class Ledger:
         self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
         self._known_head: Head | None = None
         self.known_balances = KnownBalances(self._numbered_balances)
+        self._charged_without: dict[Level, frozenset[str]] | None = None
         """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchor()
 
@@ -125,6 +128,16 @@ class Ledger:
         with self._reading(None) as held:
             found = self._book.balances(held)
         return sorted(found, key=lambda balance: (balance.account, balance.level))
+
+    def charged_without(self) -> dict[Level, frozenset[str]]:
+        """For each level, the accounts whose sum there is no bound: `feature_store.journal.unpriced`.
+
+        Read once: a charge of this version names both levels, so what is opened later adds none.
+        """
+        if self._charged_without is None:
+            with self._reading(None) as held:
+                self._charged_without = {level: frozenset(accounts_charged_without(level, held)) for level in LEVELS}
+        return self._charged_without
 
     def _numbered_balances(self) -> tuple[int, list[Balance]]:
         with self._reading(None) as held:

@@ -19,7 +19,6 @@ from feature_store.journal.asked_by import requesters
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
-from feature_store.journal.unpriced import accounts_charged_without
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import LEVELS
 from labeler.budget import NANO, UNBOUNDED_NANO
@@ -48,9 +47,8 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     caps = {"instance": limits.instance_epsilon, "agent": limits.agent_epsilon}
     delta = limits.delta
     with closing(_look(home)) as database:
-        balances = Ledger(database, clock=_now).balances()
-        with database.read() as connection:
-            unpriced = {level: accounts_charged_without(level, connection) for level in LEVELS}
+        ledger = Ledger(database, clock=_now)
+        balances, unpriced = ledger.balances(), ledger.charged_without()
     return [
         {
             "account": one.account,

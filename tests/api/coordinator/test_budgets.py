@@ -16,6 +16,7 @@ from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
 from feature_store.journal.charges import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.batching import LEVELS
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError, NotFound
 from tests.api.conftest import House
@@ -46,7 +47,8 @@ def test_nothing_spent_is_zero_and_an_unbounded_round_has_no_epsilon() -> None:
 
 def test_the_budget_shows_caps_as_written_and_what_is_left(house: House) -> None:
     house = house.with_caps(federation=(10.0, "unlimited"), agents=(4.0, 100.0))
-    house.ledger.reserve("job-1/0", [Charge(FEDERATION, "instance", 10**9), Charge("agent:east", "agent", 10**9)])
+    both = [Charge(FEDERATION, level, 10**9) for level in LEVELS]
+    house.ledger.reserve("job-1/0", [*both, Charge("agent:east", "instance", 1), Charge("agent:east", "agent", 10**9)])
     house.ledger.post("job-1/0")
     view = budget_view(house.ledger, house.config.delta)
     by_account = {(one.account, one.level): one for one in view.accounts}
@@ -64,6 +66,14 @@ def test_the_budget_shows_caps_as_written_and_what_is_left(house: House) -> None
     }
     with pytest.raises(NotFound, match="no account 'agent:nobody'"):
         budget_view(house.ledger, 1e-5, account="agent:nobody")
+
+
+def test_an_account_that_paid_for_something_without_a_price_at_a_level_shows_no_epsilon_there(house: House) -> None:
+    """As earlier versions wrote it, and as a restored journal is whose unlimited accounts were not written off."""
+    house = house.with_caps(federation=(10.0, "unlimited"), agents=(4.0, 100.0))
+    house.ledger.write_off(FEDERATION, "instance", "the disk was lost")
+    shown = {one.level: one.spent_epsilon for one in budget_view(house.ledger, 1e-5, account=FEDERATION).accounts}
+    assert shown == {"instance": pytest.approx(10.0), "agent": None}
 
 
 def test_an_account_that_took_an_unbounded_round_cannot_be_given_a_cap(house: House) -> None:
