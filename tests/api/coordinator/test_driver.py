@@ -251,7 +251,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
         site.deliver(site.held(tallier, agreed))
     driver = site.conductor.driver
     driver.turn()
-    assert driver._stored == [agreed.job_id]
+    assert driver._live.stored == [agreed.job_id]
     site._rotate("west")
     site.steady_s += LONGEST_PAUSE_S
     with monkeypatch.context() as broken:
@@ -259,7 +259,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
         def away(*_: Any) -> Any:
             raise Unavailable("the journal is away")
 
-        broken.setattr(driver._loader, "load", away)
+        broken.setattr(driver._reader._loader, "load", away)
         site.conductor.wake("another")
         site.conductor.tick()
     site.conductor.tick()
@@ -268,7 +268,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
     site.steady_s += LONGEST_PAUSE_S
     site.conductor.tick()
     assert site.waiting("west") > sent, "the job whose look was lost asks again"
-    assert driver._live[due.job_id].run.parties["west"].verify_key == site.keys["west"].public.verify_key
+    assert driver._live.jobs[due.job_id].run.parties["west"].verify_key == site.keys["west"].public.verify_key
 
 
 def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Site) -> None:
@@ -358,7 +358,7 @@ def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_lo
 ) -> None:
     loud, quiet = site.submit(prepared=False), site.submit(prepared=False, start=9)
     looked: list[str] = []
-    questions = site.conductor.driver._questions
+    questions = site.conductor.driver._stepper._questions
     monkeypatch.setattr(questions, "look", lambda job, _: looked.append(job.job_id))
     for _ in range(150):
         site.conductor.wake(loud.job_id)
@@ -369,13 +369,13 @@ def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_lo
 
 def test_what_was_lost_of_a_wake_is_found_by_looking(site: Site) -> None:
     job = site.submit(prepared=False)
-    site.conductor.driver._woken.clear()
+    site.conductor.driver._inbox.woken.clear()
     site.conductor.tick()
-    assert job.job_id in site.conductor.driver._live
+    assert job.job_id in site.conductor.driver._live.jobs
     submission.cancel(job.job_id, stores=site.house.stores)
     site.steady_s += 2.0
     site.conductor.tick()
-    assert job.job_id not in site.conductor.driver._live
+    assert job.job_id not in site.conductor.driver._live.jobs
 
 
 def test_nothing_is_kept_of_jobs_that_have_ended(site: Site) -> None:
@@ -389,12 +389,12 @@ def test_nothing_is_kept_of_jobs_that_have_ended(site: Site) -> None:
     site.conductor.wake(job.job_id)
     site.conductor.tick()
     driver = site.conductor.driver
-    assert (driver._live, driver._of_round, driver._stored) == ({}, {}, [])
+    assert (driver._live.jobs, driver._live.of_round, driver._live.stored) == ({}, {}, [])
     outcomes = site.deliver(late), site.deliver(site.yes("east", job))
     site.conductor.tick()
     assert isinstance(outcomes[0][0], WrongDigest)
     assert outcomes[1] == [1]
-    assert (driver._live, driver._of_round) == ({}, {})
+    assert (driver._live.jobs, driver._live.of_round) == ({}, {})
 
 
 def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site: Site) -> None:
@@ -446,7 +446,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     for number, count in enumerate((2, 1, 6, 1, 1)):
         threads.append(Thread(target=submit, args=(number, count)))
         threads[-1].start()
-        while len(site.conductor.driver._errands) <= number:
+        while len(site.conductor.driver._inbox.errands) <= number:
             sleep(0.001)
     told = site.deliver(site.yes("east", job))
     commits: list[int] = []

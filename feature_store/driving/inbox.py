@@ -1,0 +1,98 @@
+"""What others say to the coordinator's driver between two turns; any thread may say it.
+
+Deliveries and errands have somebody who waits for what becomes of them, so they are told also when the driver ends.
+A wake has nobody: a job that was changed is found by looking, too, only later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from feature_store.driving.errands import Errand
+from feature_store.driving.intake import Delivery
+from labeler.errors import LabelerError, Unavailable
+
+
+class Inbox:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._bell = threading.Condition()
+        self.deliveries: list[Delivery] = []
+        self.errands: list[Errand] = []
+        self.woken: dict[str, None] = {}
+        self._rung = False
+        self._closed = False
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Have messages taken at the next turn; `delivery.done` is told what became of them."""
+        with self._bell:
+            if not self._closed:
+                self.deliveries.append(delivery)
+                self._bell.notify()
+                return
+        delivery.done(_stopping())
+
+    def hand_in(self, errand: Errand) -> None:
+        """Have something written in the next turn's transaction; `errand.done` is told what became of it."""
+        with self._bell:
+            if not self._closed:
+                self.errands.append(errand)
+                self._bell.notify()
+                return
+        errand.settle(_stopping())
+
+    def wake(self, job_id: str) -> None:
+        """Something about a job was changed in the journal, or around it: read it again at the next turn."""
+        with self._bell:
+            self.woken[job_id] = None
+            self._bell.notify()
+
+    def wake_again(self, job_ids: Iterable[str]) -> None:
+        """Jobs that a turn could not look at; they come before those that were woken since."""
+        with self._bell:
+            self.woken = dict.fromkeys(job_ids) | self.woken
+
+    def ring(self) -> None:
+        """End a `wait` at once."""
+        with self._bell:
+            self._rung = True
+            self._bell.notify()
+
+    def take(self) -> tuple[list[Delivery], list[Errand], dict[str, None]]:
+        """Everything that was said since the last turn."""
+        with self._bell:
+            deliveries, self.deliveries = self.deliveries, []
+            errands, self.errands = self.errands, []
+            woken, self.woken = self.woken, {}
+        return deliveries, errands, woken
+
+    def close(self) -> None:
+        """Take nothing more; whoever waits is told to send again."""
+        with self._bell:
+            self._closed = True
+        deliveries, errands, _ = self.take()
+        for delivery in deliveries:
+            delivery.done(_stopping())
+        for errand in errands:
+            errand.settle(_stopping())
+
+    def wait(self, pause_s: Callable[[], float]) -> None:
+        """Wait until there is something to do, or `ring`.
+
+        Args:
+            pause_s: for how long at most; asked once nothing is there.
+        """
+        with self._bell:
+            if self._rung or self._closed or self.deliveries or self.errands or self.woken:
+                self._rung = False
+                return
+            longest_s = pause_s()
+            if longest_s > 0:
+                self._bell.wait(longest_s)
+            self._rung = False
+
+
+def _stopping() -> LabelerError:
+    return Unavailable("the coordinator is stopping; send again in a moment")

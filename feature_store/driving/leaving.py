@@ -1,0 +1,73 @@
+"""What leaves after a turn's commit: every message of every job in one pipeline, and the places where a test may kill.
+
+A message that is lost is asked for again; a job whose messages cannot be written harms itself alone.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from feature_store.driving.post_office import letter_of
+from feature_store.driving.sending import Sender
+from feature_store.driving.turn_plan import Plan
+from feature_store.faults import fault_point
+from feature_store.journal.chain import EMPTY
+from feature_store.journal.ledger import Ledger
+from feature_store.mailbox import Letter, Mailbox
+from labeler.errors import LabelerError
+from labeler.rounds.effects import (
+    AskForSums,
+    FixContributors,
+    Post,
+    SendAsks,
+    SendProposals,
+    StoreRelease,
+    Tell,
+)
+
+log = logging.getLogger("labeler.conductor")
+
+
+def note_stored(plan: Plan) -> None:
+    """Everything of a turn that is stored is durable, and nothing has left."""
+    for kind, name in (
+        (FixContributors, "coordinator.agreed"),
+        (Post, "coordinator.posted"),
+        (StoreRelease, "coordinator.released"),
+    ):
+        if any(isinstance(one, kind) for stores in plan.stores.values() for one in stores):
+            fault_point(name)
+
+
+def send_off(plan: Plan, sender: Sender, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
+    """Everything that leaves, in one pipeline; why it could not, where it could not: it is asked for again."""
+    letters: list[Letter] = [letter_of(incoming.message) for incoming in plan.relays]
+    tell: dict[str, None] = {}
+    head = EMPTY
+    if any(isinstance(send, AskForSums) for _, send in plan.sends):
+        head = ledger.known_head()
+    for job_id, send in plan.sends:
+        if isinstance(send, Tell):
+            tell[job_id] = None
+            continue
+        try:
+            letters += sender.letters(plan.runs[job_id], send, head)
+        except LabelerError as error:
+            # Of this job alone; the others' messages leave.
+            plan.broken[job_id] = error
+    try:
+        if letters or tell:
+            mailbox.send_all(letters, tell=tell)
+    except LabelerError as error:
+        log.warning("messages could not be sent", extra={"problem": error.problem_type, "letters": len(letters)})
+        return error
+    for kind, name in (
+        (SendProposals, "coordinator.proposed"),
+        (SendAsks, "coordinator.asked"),
+        (AskForSums, "coordinator.sum-asked"),
+    ):
+        if any(isinstance(send, kind) for _, send in plan.sends):
+            fault_point(name)
+    for job_id in {one for one, stores in plan.stores.items() if any(isinstance(s, StoreRelease) for s in stores)}:
+        log.info("round opened", extra={"job_id": job_id})
+    return None

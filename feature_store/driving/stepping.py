@@ -1,0 +1,213 @@
+"""Steps of the coordinator's machine, with what its computations come back as: questions, bodies, releases, turns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.driving.intake import Incoming
+from feature_store.driving.live_jobs import Live, LiveJobs
+from feature_store.driving.relays import Relays
+from feature_store.driving.sending import Sender, batch_of
+from feature_store.driving.turn_plan import Plan
+from feature_store.faults import fault_point
+from feature_store.journal.jobs import JobRecord
+from labeler.errors import BadData, LabelerError, TryAgain
+from labeler.messages.shares import aggregate_from_bytes, winner_from_bytes
+from labeler.release import agree_on_winners, open_histogram
+from labeler.rounds import winner_line
+from labeler.rounds.coordinator import step
+from labeler.rounds.effects import (
+    SENDS,
+    STORES,
+    Admitted,
+    AskForTurn,
+    BodiesMade,
+    Effect,
+    Enter,
+    Event,
+    Failed,
+    Leave,
+    MakeBodies,
+    Opened,
+    Patience,
+    Prepare,
+    PutTogether,
+    QuestionsPrepared,
+    Refuse,
+    Relay,
+    TurnFailed,
+    TurnGranted,
+    WaitUntil,
+)
+from labeler.rounds.job_state import JobRun
+from labeler.rounds.lanes import enter, leave
+from labeler.tally import round_of
+from labeler.task import Task
+
+
+class Questions(Protocol):
+    """Whoever makes the questions of jobs."""
+
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
+        """The questions of a job, shape (queries, dimension); asks whoever makes them, and None while there are none.
+
+        Raises:
+            LabelerError: there are none to be had; TryAgain where there may be later.
+        """
+
+    def read(self, job_id: str) -> NDArray[np.int16]:
+        """The questions of a job that has them.
+
+        Raises:
+            BadData: they cannot be read.
+        """
+
+
+class Stepper:
+    """Steps jobs; what comes of it goes into a plan.
+
+    Args:
+        live: jobs in memory.
+        sender: makes what rounds send before they are charged for.
+        questions: makes the questions of jobs.
+        relays: counts shares that are passed on.
+        patience: how long jobs wait.
+    """
+
+    def __init__(
+        self, live: LiveJobs, sender: Sender, questions: Questions, relays: Relays, patience: Patience
+    ) -> None:
+        self._live = live
+        self._sender = sender
+        self._questions = questions
+        self._relays = relays
+        self._patience = patience
+
+    def run_of(self, job_id: str, plan: Plan) -> JobRun:
+        """A job as this turn has made it so far."""
+        return plan.runs[job_id] if job_id in plan.runs else self._live.jobs[job_id].run
+
+    def step_safely(self, job_id: str, event: Event, plan: Plan) -> None:
+        """A step that no message waits for: a job that meets a defect must not stop the others."""
+        if job_id not in self._live.jobs:
+            return
+        draft = plan.draft(job_id, self.run_of(job_id, plan))
+        try:
+            self.step(job_id, event, draft)
+        except Exception as error:
+            plan.retries[job_id] = error
+            return
+        plan.join(draft)
+
+    def step(self, job_id: str, event: Event, plan: Plan, incoming: Incoming | None = None) -> LabelerError | None:
+        """One event, and the events that its computations come back as; why a message is refused."""
+        waiting: list[Event] = [event]
+        while waiting:
+            run, effects = step(self.run_of(job_id, plan), waiting.pop(0), plan.now)
+            plan.runs[job_id] = run
+            for effect in effects:
+                if isinstance(effect, Refuse):
+                    return effect.error
+                if isinstance(effect, STORES):
+                    plan.stores.setdefault(job_id, []).append(effect)
+                elif isinstance(effect, Relay) and incoming is not None:
+                    columns = _columns(run.task)
+                    one = run.round_with(incoming.message.header.round_digest)
+                    self._relays.check(incoming.message, one.num_queries if one is not None else 0, columns)
+                    plan.relays.append(incoming)
+                elif isinstance(effect, SENDS):
+                    plan.sends.append((job_id, effect))
+                else:
+                    waiting += self._compute(job_id, effect, plan)
+        return None
+
+    def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event]:
+        """What comes back of an effect that is neither stored nor sent."""
+        live, run = self._live.jobs[job_id], plan.runs[job_id]
+        match effect:
+            case WaitUntil():
+                plan.looks[job_id] = effect.steady_s
+            case Enter():
+                if job_id in plan.lanes.held:
+                    return [Admitted()]  # the step that took its place could not be kept; the place could
+                plan.lanes = enter(plan.lanes, live.loaded.record.created_by, job_id)
+            case Prepare():
+                return self._prepare(live, run)
+            case MakeBodies():
+                try:
+                    self._sender.make(run, effect.number)
+                except TryAgain:
+                    raise
+                except LabelerError as error:
+                    return [Failed(error)]
+                return [BodiesMade(effect.number)]
+            case PutTogether():
+                return [self._put_together(run, effect)]
+            case AskForTurn():
+                plan.line, is_granted = winner_line.ask_for_turn(
+                    plan.line,
+                    effect.round_digest,
+                    plan.now.steady_s,
+                    num_answers=effect.num_answers,
+                    limit_s=effect.limit_s,
+                    ask_again_s=self._patience.ask_again_s,
+                )
+                return [TurnGranted(effect.round_digest)] if is_granted else []
+            case TurnFailed():
+                plan.line, following = winner_line.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
+                plan.follow += [] if following is None else [following]
+            case Leave():
+                plan.line, following = winner_line.leave_line(plan.line, effect.round_digests)
+                plan.follow += [] if following is None else [following]
+                if effect.has_ended:
+                    plan.lanes = leave(plan.lanes, job_id)
+        return []
+
+    def _prepare(self, live: Live, run: JobRun) -> list[Event]:
+        try:
+            features = self._questions.look(live.loaded.record, run.task)
+            if features is None:
+                return []
+            if len(features) != run.num_queries:
+                raise _wrong_count(len(features), run)
+            batches = []
+            for one in run.rounds:
+                batch = batch_of(features, run, one)
+                batches.append((one.number, batch.digest, round_of(run.task, batch).digest))
+        except TryAgain:
+            raise
+        except LabelerError as error:
+            return [Failed(error)]
+        return [QuestionsPrepared(tuple(batches))]
+
+    def _put_together(self, run: JobRun, effect: PutTogether) -> Event:
+        try:
+            if run.task.release == "winner":
+                of_round = run.round_value(run.rounds[effect.number])
+                release = agree_on_winners([winner_from_bytes(one) for one in effect.answers], of_round, run.task)
+            else:
+                release = open_histogram([aggregate_from_bytes(one) for one in effect.answers], run.task)
+        except LabelerError as error:
+            return Failed(error)
+        fault_point("coordinator.opened")
+        return Opened(effect.number, release)
+
+
+def _columns(task: Task) -> int:
+    """How many numbers a share has for each query."""
+    terms = task.winner_terms
+    # Where rows are checked, ballots with a column for votes not cast travel beside the noise.
+    has_rows = terms is not None and terms.row_total is not None
+    return 2 * task.num_classes + 1 if has_rows else task.num_classes
+
+
+def _wrong_count(found: int, run: JobRun) -> BadData:
+    advice = (
+        f"make a task with max_queries = {found}, one more than a feature has numbers"
+        if run.task.traits.asks_for_a_model
+        else "submit again"
+    )
+    return BadData(f"{found} questions were prepared, {run.num_queries} were paid for; {advice}")
