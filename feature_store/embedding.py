@@ -102,6 +102,7 @@ def embed_source(
     duplicates: Duplicates | None = None,
     key: SiteKey | Path | None = None,
     scanned: Progress | None = None,
+    part_size: int | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     loader: Loader | None = None,
 ) -> EmbedReport:
@@ -128,6 +129,7 @@ def embed_source(
         key: the site's key for digests of persons and images, or its file; by default the file SITE_KEY_FILE beside
             `out`, which is made where there is none. Private shards only.
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
+        part_size: records in each file of features, or a few more to fill whole pages; one file of all where absent.
         random_bytes: source of record ids and row order; the operating system's except in simulations.
         loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
             None. Such images are compared by their features alone.
@@ -176,6 +178,7 @@ def embed_source(
         backbone=backbone.spec,
         job=job,
         site_key=None if public else digester.name,
+        part_records=part_size,
         random_bytes=random_bytes,
     ) as writer:
         resumed_from = writer.position

@@ -7,13 +7,19 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.durable import replace_file
 from labeler.errors import BadData, DamagedShard
 
 MANIFEST_NAME = "manifest.json"
+FEATURES_NAME = "features.npy"
 _READ_BYTES = 1 << 24
+
+
+def part_name(number: int) -> str:
+    """File name of a part of the features."""
+    return f"features-{number:05d}.int16"
 
 
 class FileSum(BaseModel):
@@ -29,7 +35,7 @@ class Manifest(BaseModel):
     """What a shard says about itself.
 
     Attributes:
-        format: of the folder; another number is another layout.
+        format: of the folder; another number is another layout: 1 keeps features in one file, 2 in parts.
         role: private (an agent's records; labels are secret) or public (queries; labels, if any, only for scoring).
         fingerprint: of the backbone that made the features.
         backbone: its description, for people.
@@ -39,12 +45,13 @@ class Manifest(BaseModel):
         job: digest of the source and settings it was made from; empty if unknown.
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
+        part_records: rows in each part but the last, which has the rest; None where features are one file.
         site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    format: Literal["labeler-shard/1"] = "labeler-shard/1"
+    format: Literal["labeler-shard/1", "labeler-shard/2"] = "labeler-shard/1"
     role: Literal["private", "public"]
     fingerprint: Annotated[str, Field(min_length=1)]
     backbone: dict[str, Any]
@@ -55,6 +62,20 @@ class Manifest(BaseModel):
     files: dict[str, FileSum]
     deleted: tuple[int, ...] = ()
     site_key: str | None = None
+    part_records: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_format(self) -> Manifest:
+        if (self.format == "labeler-shard/1") != (self.part_records is None):
+            raise ValueError("features are in parts in format 2, and in no other")
+        return self
+
+    @property
+    def feature_files(self) -> tuple[str, ...]:
+        """Names of the files that hold the features, in the order of rows."""
+        if self.part_records is None:
+            return (FEATURES_NAME,)
+        return tuple(part_name(number) for number in range(-(-self.records // self.part_records)))
 
     @property
     def version(self) -> str:
@@ -102,7 +123,8 @@ def sum_file(path: Path) -> FileSum:
 
 def _canonical(manifest: Manifest) -> bytes:
     fields = manifest.model_dump(mode="json")
-    if manifest.site_key is None:
+    for name in ("site_key", "part_records"):
         # Came later: a shard without it has the version, and the checksum, that it always had.
-        del fields["site_key"]
+        if fields[name] is None:
+            del fields[name]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

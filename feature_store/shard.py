@@ -4,6 +4,7 @@ A shard is a folder:
 
     manifest.json        role, backbone, classes, checksums, deleted records (feature_store.manifest)
     features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.quantize)
+    features-00000.int16 the same in parts, one behind the other, without a header; instead of features.npy
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only)
     record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
     sources.jsonl        one JSON string per row: the image's name within its source
@@ -30,13 +31,14 @@ from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
 from feature_store.durable import exclusive
-from feature_store.manifest import MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
+from feature_store.joined_rows import joined_rows
+from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
 from feature_store.private_files import keep_private
 from feature_store.quantize import largest_square_length
 from feature_store.site_key import DIGEST_WORDS
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 
-_ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
+_ARRAYS: dict[str, type[np.generic]] = {"labels.npy": np.int16, "record_ids.npy": np.int64}
 
 _DIGESTS = ("persons.npy", "image_digests.npy")
 """Arrays that a private shard may have: those made earlier have none."""
@@ -49,7 +51,7 @@ class Shard:
 
     Attributes:
         path: its folder.
-        features: int16, shape (n, dimension), memory-mapped, read-only.
+        features: int16, shape (n, dimension), memory-mapped, read-only; one array, also where they lie in parts.
         labels: int16, shape (n,). Secret in a private shard; in a public one only for scoring.
         record_ids: int64, shape (n,).
         version: changes when a record is deleted.
@@ -61,7 +63,7 @@ class Shard:
         self.path = path
         self._manifest = manifest
         self._known_version: tuple[Manifest | None, str] = (None, "")
-        self.features: NDArray[np.int16] = arrays["features.npy"]
+        self.features: NDArray[np.int16] = arrays[FEATURES_NAME]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
         self.persons: NDArray[np.int64] | None = arrays.get("persons.npy")
@@ -87,6 +89,7 @@ class Shard:
             keep_private(folder, [*manifest.files, MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
         arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
+        arrays[FEATURES_NAME] = _map_features(folder, manifest)
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
         if verify:
@@ -298,7 +301,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
-    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl"}) - manifest.files.keys()
+    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl", *manifest.feature_files}) - manifest.files.keys()
     if missing:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
     if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
@@ -319,6 +322,18 @@ def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
             raise DamagedShard(
                 f"shard {folder.name!r}: the bytes of {name} do not match its checksum; embed the images again"
             )
+
+
+def _map_features(folder: Path, manifest: Manifest) -> NDArray[Any]:
+    if manifest.part_records is None:
+        return _map_array(folder, FEATURES_NAME, np.int16)
+    row_bytes = 2 * manifest.dimension
+    last = manifest.records - manifest.part_records * (len(manifest.feature_files) - 1)
+    for number, name in enumerate(manifest.feature_files, 1):
+        rows = last if number == len(manifest.feature_files) else manifest.part_records
+        if manifest.files[name].bytes != rows * row_bytes:
+            raise DamagedShard(f"shard {folder.name!r}: its part {name} is not as long as its manifest states")
+    return joined_rows([folder / name for name in manifest.feature_files], manifest.dimension)
 
 
 def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
 from feature_store.durable import exclusive, replace_file, sync_folder
-from feature_store.manifest import Manifest, sum_file, write_manifest
+from feature_store.joined_rows import rows_to_an_edge
+from feature_store.manifest import FEATURES_NAME, Manifest, part_name, sum_file, write_manifest
 from feature_store.private_files import PRIVATE_FILE, PRIVATE_FOLDER
 from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels
@@ -37,6 +39,8 @@ _PARTS = (
     "features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes", "persons", "image_digests",
 )  # fmt: skip
 _ROWS_PER_BLOCK = 8192
+_SCANNED_BYTES = 1 << 24
+_NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,8 @@ class ShardWriter:
         backbone: the backbone's description, for people.
         job: digest of what is being embedded; only a writer with the same one may go on.
         site_key: name of the key that digests of persons and images are under; needed where there are any.
+        part_records: write the features in parts of so many records, or a few more so that a part fills whole pages;
+            in one file where absent. What a record is, its id and its row do not depend on it.
         random_bytes: source of record ids and of the order of private rows.
 
     Attributes:
@@ -86,6 +92,7 @@ class ShardWriter:
         backbone: dict[str, Any] | None = None,
         job: str = "",
         site_key: str | None = None,
+        part_records: int | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.path = Path(path)
@@ -98,6 +105,7 @@ class ShardWriter:
         self._backbone = dict(backbone or {})
         self._job = job
         self._site_key = site_key
+        self._part_records = None if part_records is None else rows_to_an_edge(part_records, dimension)
         self._random_bytes = random_bytes
         self._work = self.path.with_name(f".{self.path.name}.writing")
         self._sizes = dict.fromkeys(_PARTS, 0)
@@ -105,6 +113,8 @@ class ShardWriter:
         _check_classes(self._classes, public=public)
         if dimension < 1 or not fingerprint:
             raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {dimension}")
+        if part_records is not None and part_records < 1:
+            raise InvalidSetting(f"a part of a shard needs at least 1 record, found {part_records}")
         self._refuse_existing()
 
     def __enter__(self) -> Self:
@@ -231,9 +241,7 @@ class ShardWriter:
         order = np.arange(len(kept)) if self._public else np.argsort(ids)
         ids, order = ids[order], kept[order]
         self._write_arrays(final, ids, order)
-        names = (self._work / "sources").read_text(encoding="utf-8").splitlines()
-        lines = np.array(names, dtype=object)[order]
-        (final / "sources.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        _reorder_lines(self._work / "sources", final / "sources.jsonl", order)
         shutil.copyfile(self._work / "skipped", final / "skipped.jsonl")
         if self._sizes["thumbnail_sizes"]:
             self._write_thumbnails(final, ids)
@@ -244,6 +252,7 @@ class ShardWriter:
                 np.save(final / f"{part}.npy", digests[order])
                 has_digests = True
         manifest = Manifest(
+            format="labeler-shard/1" if self._part_records is None else "labeler-shard/2",
             role="public" if self._public else "private",
             fingerprint=self._fingerprint,
             backbone=self._backbone,
@@ -252,6 +261,7 @@ class ShardWriter:
             records=len(kept),
             job=self._job,
             site_key=self._site_key if has_digests else None,
+            part_records=self._part_records,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
         )
         for file in final.iterdir():
@@ -275,11 +285,17 @@ class ShardWriter:
     def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
         shape = (self.records, self._dimension)
         written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
-        shape = (len(order), self._dimension)
-        features = open_memmap(final / "features.npy", mode="w+", dtype=np.int16, shape=shape)
-        for start in range(0, len(order), _ROWS_PER_BLOCK):
-            features[start : start + _ROWS_PER_BLOCK] = written[order[start : start + _ROWS_PER_BLOCK]]
-        features.flush()
+        most = self._part_records or len(order)
+        for number, first in enumerate(range(0, len(order), most)):
+            part = order[first : first + most]
+            shape = (len(part), self._dimension)
+            if self._part_records is None:
+                features = open_memmap(final / FEATURES_NAME, mode="w+", dtype=np.int16, shape=shape)
+            else:
+                features = np.memmap(final / part_name(number), mode="w+", dtype="<i2", shape=shape)
+            for start in range(0, len(part), _ROWS_PER_BLOCK):
+                features[start : start + _ROWS_PER_BLOCK] = written[part[start : start + _ROWS_PER_BLOCK]]
+            features.flush()
         labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
         np.save(final / "labels.npy", labels[order])
         np.save(final / "record_ids.npy", ids)
@@ -385,6 +401,22 @@ def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
         )
     if len(classes) > np.iinfo(np.int16).max:
         raise InvalidSetting(f"at most {np.iinfo(np.int16).max} classes fit, found {len(classes)}")
+
+
+def _reorder_lines(source: Path, out: Path, order: NDArray[np.int64]) -> None:
+    """Write the lines of a file in another order, with nothing in memory but where each begins."""
+    with source.open("rb") as file, out.open("wb") as written:
+        lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        blocks = range(0, len(lines), _SCANNED_BYTES)
+        found = [
+            np.flatnonzero(np.frombuffer(lines[at : at + _SCANNED_BYTES], np.uint8) == _NEWLINE) + at for at in blocks
+        ]
+        ends = np.concatenate(found) + 1
+        starts = np.concatenate([[0], ends[:-1]])
+        for start in range(0, len(order), _ROWS_PER_BLOCK):
+            some = order[start : start + _ROWS_PER_BLOCK]
+            pairs = zip(starts[some].tolist(), ends[some].tolist(), strict=True)
+            written.write(b"".join(lines[first:end] for first, end in pairs))
 
 
 def _json_lines(values: Sequence[Any]) -> bytes:

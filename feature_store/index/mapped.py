@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.joined_rows import JoinedFiles
+
 
 def row_chunks(features: NDArray[np.int16], bytes_per_row: int, chunk_bytes: int) -> Iterator[slice]:
     """Slices that cover the rows, in order; the pages behind one are given back before the next.
@@ -34,5 +36,7 @@ def unmap_pages(features: NDArray[np.int16]) -> None:
         if isinstance(owner, np.memmap) and owner.mode != "r":
             return
         owner = owner.base
+    if isinstance(owner, JoinedFiles):
+        owner.unmap_pages()
     if isinstance(owner, mmap.mmap) and not features.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
         owner.madvise(mmap.MADV_DONTNEED)

@@ -58,6 +58,9 @@ def embed(
     site_key: Annotated[
         Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
     ] = None,
+    part_size: Annotated[
+        int | None, typer.Option(min=1, help="Records in each file of features. Default: one file of all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn images into a shard of features. Continues where it was interrupted.
@@ -100,6 +103,7 @@ def embed(
                 persons=people,
                 duplicates=policy,
                 key=site_key,
+                part_size=part_size,
                 progress=progress,
             )
     except IdenticalImages as error:

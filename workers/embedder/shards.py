@@ -30,6 +30,7 @@ def embed_images(
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
     key: Path | None = None,
+    part_size: int | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Embed a source into a shard; see feature_store.embedding.embed_source.
@@ -48,6 +49,7 @@ def embed_images(
         persons=persons,
         duplicates=duplicates,
         key=key,
+        part_size=part_size,
         scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
         progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
     )
