@@ -479,6 +479,11 @@ class _Turn:
         if not missing:
             self._effects.append(PutTogether(current.number, tuple(current.sums[one] for one in talliers)))
             return
+        for one in talliers:
+            if one in current.final:
+                # It can never sum the round, so nothing opens it any more: what was charged stands.
+                self._fail(ProtocolViolation(f"{one} says: {printable(current.refusals[one])}"))
+                return
         for one in missing:
             report = current.holdings.get(one)
             lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
@@ -493,10 +498,6 @@ class _Turn:
             self._effects.append(AskForSums(current.number, due))
 
     def _seek_turn(self, current: RoundRun, talliers: Sequence[str], missing: Sequence[str]) -> None:
-        for one in talliers:
-            if one in current.final:
-                self._fail(ProtocolViolation(f"{one} says: {current.refusals[one]}"))
-                return
         limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
         self._effects.append(AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
         self._look_at_line()

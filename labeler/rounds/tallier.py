@@ -17,6 +17,8 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
   for only of agents of whom exactly one share is held, and of at least the quorum.
 * **Durable before it is said.** What `step` gives is in the order in which it must be durable: `Hold`, `Exclude` and
   `Fix` are kept before `Report`, `SendSum` and `FindWinners` are sent. A driver keeps all of a turn in one transaction.
+* **What will never be done is said.** A sum that can never be made (this tallier gave the round up and erased its
+  shares, never had it, or summed others) is declined for good, to the coordinator that asked, whose job ends of it.
 * **One share of each agent.** A second, different one excludes the agent, since nobody can tell which one the other
   talliers hold; the same one again changes nothing, also after the sum.
 
@@ -229,7 +231,14 @@ class Refuse:
     error: LabelerError
 
 
-TallierEffect = Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | Refuse
+@dataclass(frozen=True)
+class Decline:
+    """What was asked for will never be done: whoever asked is told, so that nobody waits for it."""
+
+    error: LabelerError
+
+
+TallierEffect = Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | Refuse | Decline
 _Step = tuple[TallierRound, tuple[TallierEffect, ...]]
 
 
@@ -394,18 +403,29 @@ def _sent_two(opening: OpenRound, agent: str) -> DuplicateAgent:
 def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
     opening, wanted = state.opening, frozenset(request.contributors)
     if opening is None or state.stage not in ("open", "fixed"):
-        raise WrongDigest("this tallier knows no such round, or it has expired")
+        # A sum is asked for once every tallier has said that it holds the shares, so it did not come too early.
+        return state, (Decline(_gone(state)),)
     _check_agents(opening, site)
     if state.contributors is not None:
         if wanted != state.contributors:
-            raise PrivacyRefusal(
+            error = PrivacyRefusal(
                 f"tallier {opening.tallier} has summed this round over another set of agents "
                 f"({len(state.contributors)}, now asked for {len(wanted)}); two sums of one round would differ by "
                 "single ballots, so the second is refused for ever"
             )
+            return state, (Decline(error), Report()) if state.stage == "fixed" else (Decline(error),)
         return state, (_told(state),) if state.stage == "fixed" else ()
     _check_held(opening, wanted, state.sharing_ids)
     return replace(state, contributors=wanted), (Add(wanted),)
+
+
+def _gone(state: TallierRound) -> LabelerError:
+    if state.stage == "unknown":
+        return ProtocolViolation("this tallier never opened the round, or its journal is an older copy")
+    return ProtocolViolation(
+        "the round's time was over before it was summed, and this tallier has erased its shares, so nothing of it can "
+        "be opened any more. What was charged stands; submit the job again"
+    )
 
 
 def _check_held(opening: OpenRound, wanted: Collection[str], held: Mapping[str, bytes]) -> None:

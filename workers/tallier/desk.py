@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from feature_store.clock import Clock
@@ -35,7 +35,7 @@ from labeler.errors import (
     WrongDigest,
 )
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
-from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import (
     aggregate_from_bytes,
     aggregate_to_bytes,
@@ -84,6 +84,7 @@ class _Turn:
     sums: dict[str, None] = field(default_factory=dict)
     winners: list[str] = field(default_factory=list)
     touched: dict[str, None] = field(default_factory=dict)
+    declined: list[LabelerError] = field(default_factory=list)
     letters: list[_Letter] = field(default_factory=list)
 
 
@@ -226,16 +227,24 @@ class TallierDesk:
                 raise WrongDigest("an open-round names another task or round than it holds")
             self._event(turn, message.message_id, state, machine.Opened(opening, self._site()))
             return
-        if state.opening is None or state.stage not in ("open", "fixed"):
-            raise WrongDigest("this tallier knows no such round, or it has expired")
-        if header.task_digest != state.opening.round.task_digest:
+        if state.opening is not None and header.task_digest != state.opening.round.task_digest:
             raise WrongDigest("a message names another task than its round is of")
         if header.kind == "input-share":
+            if state.opening is None or state.stage not in ("open", "fixed"):
+                raise WrongDigest("this tallier knows no such round, or it has expired")
             self._share(turn, message, body, state.opening)
             return
         self._flush(turn, header.round_digest)
         state = self._state(header.round_digest)
+        before = len(turn.declined)
         self._event(turn, message.message_id, state, machine.SumAsked(SumRequest.decode(body), self._site()))
+        for error in turn.declined[before:]:
+            body = replace(Refusal.of(error), is_final=True).encode()
+            # The task and round that were asked about: nothing else may be known of them here.
+            draft = Draft(
+                "refused", COORDINATOR, body, task_digest=header.task_digest, round_digest=header.round_digest
+            )
+            turn.letters.append(_Letter(draft, "final refusal sent"))
 
     def _key_of(self, message: Message, state: TallierRound) -> str:
         """The key a message must be signed with, by what it claims to be."""
@@ -301,6 +310,9 @@ class TallierDesk:
                     turn.touched[digest] = None
                 case machine.Refuse(error):
                     _refused(message_id, digest, error)
+                case machine.Decline(error):
+                    _refused(message_id, digest, error)
+                    turn.declined.append(error)
                 case _:
                     pass  # a sum that is to be fixed is in the turn already
 

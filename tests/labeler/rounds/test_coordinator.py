@@ -454,6 +454,16 @@ def test_a_contributor_that_a_tallier_has_shut_out_since_ends_the_round() -> Non
     assert "t1 shut out north, west" in str(ended(found).error)
 
 
+@pytest.mark.parametrize("kind", ["histogram", "winner"])
+def test_a_tallier_that_will_never_sum_a_posted_round_ends_its_job_and_nothing_is_opened(kind: Any) -> None:
+    table = Table(release=kind, rounds=2).posted()
+    found = table.message(fx.RefusalCame, "t1", "the round's time was over before it was summed", True)
+    assert "t1 says: the round's time was over" in str(ended(found).error)
+    assert ended(found).state == "failed"
+    assert not of(found, fx.StoreRelease, fx.Post)
+    assert of(found, fx.TellSettled) == [fx.TellSettled((0,))]
+
+
 def test_winners_are_asked_for_when_it_is_the_rounds_turn_and_of_all_talliers_at_once() -> None:
     table = Table(release="winner")
     table.is_turn = False

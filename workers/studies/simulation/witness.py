@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.driving.sending import SUM_GRACE_S
 from feature_store.erasable import keys_in
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.agent_memory import AgentMemory
@@ -39,6 +40,7 @@ from workers.studies.simulation.homes import NEIGHBOURS, VARIANTS, Template, que
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
 """Why an agent may refuse a round that it was charged for and keeps: its policy was changed, or the ask has expired."""
 
+GIVEN_UP = "protocol-violation"
 REASONS_TO_END = frozenset({"", "quorum-not-reached"})
 """Why a job may end other than completed: whatever else it says is a defect, of the service or of a party."""
 
@@ -359,7 +361,9 @@ class Witness:
         self.states = tuple(known[job_id].state for job_id in self._numbers)
         for job_id, job in known.items():
             reason = str((job.problem or {}).get("type", "")).rpartition(":")[2]
-            if reason not in REASONS_TO_END:
+            # A round that nobody summed in time is given up by its talliers, which have erased its shares.
+            is_too_late = self._clock() > job.expires_at + timedelta(seconds=SUM_GRACE_S)
+            if reason not in REASONS_TO_END and not (reason == GIVEN_UP and is_too_late):
                 raise Violation("completion", f"{job_id} is {job.state} because of {reason}, which nobody caused")
             if self._versions.get(job_id) != job.version:
                 self._versions[job_id] = job.version
