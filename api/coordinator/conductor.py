@@ -24,6 +24,7 @@ from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
+from feature_store.driving.sending import Sender
 from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
@@ -153,6 +154,7 @@ class Conductor:
             home, mailbox, is_wanted=lambda job_id: jobs.get(job_id).state == "queued", on_end=self.wake
         )
         self.post_office = PostOffice(keys=keys, sequences=sequences)
+        questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)
         self.driver = CoordinatorDriver(
             database=database,
             ledger=ledger,
@@ -161,9 +163,9 @@ class Conductor:
             aggregates=aggregates,
             parties=parties,
             sequences=sequences,
-            post_office=self.post_office,
+            sender=Sender(self.post_office, questions),
             mailbox=mailbox,
-            questions=PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady),
+            questions=questions,
             settlement=JournalSettlement(database, ledger, jobs, tasks),
             encode_release=release_to_bytes,
             patience=patience,

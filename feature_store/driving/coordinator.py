@@ -28,10 +28,9 @@ from feature_store.driving.intake import Delivery
 from feature_store.driving.leaving import note_stored, send_off
 from feature_store.driving.live_jobs import LiveJobs
 from feature_store.driving.loading import Loaded, Loader
-from feature_store.driving.post_office import PostOffice
-from feature_store.driving.reading import Reader
+from feature_store.driving.reading import PartyBook, Reader
 from feature_store.driving.relays import Relays
-from feature_store.driving.sending import Sender
+from feature_store.driving.sending import Writer
 from feature_store.driving.stepping import Questions, Stepper
 from feature_store.driving.storing import Settlement, Storer
 from feature_store.driving.taking import Taker, unavailable
@@ -40,24 +39,13 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, Replayed, TryAgain
 from labeler.release import Release
 from labeler.rounds import winner_line
-from labeler.rounds.effects import (
-    UNFINISHED,
-    Admitted,
-    Ended,
-    Event,
-    Failed,
-    Now,
-    Patience,
-    Stored,
-    Tick,
-)
+from labeler.rounds.effects import UNFINISHED, Admitted, Ended, Event, Failed, Now, Patience, Stored, Tick
 from labeler.rounds.job_state import JobRun
 from labeler.rounds.lanes import Lanes, admit, next_place_s
 
@@ -69,7 +57,7 @@ class CoordinatorDriver:
 
     Args:
         database, ledger, tasks, jobs, aggregates, parties, sequences: the coordinator's journal.
-        post_office: signs what it says.
+        sender: writes what it says.
         mailbox: takes it.
         questions: makes the questions of jobs.
         settlement: says what is charged to whom.
@@ -78,6 +66,7 @@ class CoordinatorDriver:
         clock: the wall clock.
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        is_simulated: noise from a known seed is expected, and every release says so; never in a service.
     """
 
     def __init__(
@@ -88,9 +77,9 @@ class CoordinatorDriver:
         tasks: TaskStore,
         jobs: JobStore,
         aggregates: AggregateStore,
-        parties: PartyStore,
+        parties: PartyBook,
         sequences: Sequences,
-        post_office: PostOffice,
+        sender: Writer,
         mailbox: Mailbox,
         questions: Questions,
         settlement: Settlement,
@@ -99,6 +88,7 @@ class CoordinatorDriver:
         clock: Clock,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
+        is_simulated: bool = False,
     ) -> None:
         self._database = database
         self._ledger = ledger
@@ -107,17 +97,19 @@ class CoordinatorDriver:
         self._clock = clock
         self._steady = steady
         self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
-        self._sender = Sender(post_office, questions)
+        self._sender = sender
         self.observe: Callable[[JobRun, JobRun], None] | None = None
         """Told of each job's step, as it was before and is now, once it is durable."""
         self.relays = Relays()
         self._live = LiveJobs()
         self._inbox = Inbox()
-        self._stepper = Stepper(self._live, self._sender, questions, self.relays, patience)
+        self._stepper = Stepper(self._live, sender, questions, self.relays, patience)
         self._line = winner_line.Line()
         self._lanes = Lanes()
         self._taker = Taker(self._live, self._stepper, sequences)
-        loader = Loader(database, tasks, jobs, aggregates, patience, requester_of=requester_of)
+        loader = Loader(
+            database, tasks, jobs, aggregates, patience, requester_of=requester_of, is_simulated=is_simulated
+        )
         self._reader = Reader(loader, parties, mailbox, self._live, patience)
 
     # What others say; any thread. See `Inbox`.
@@ -129,6 +121,10 @@ class CoordinatorDriver:
     def hand_in(self, errand: Errand) -> None:
         """Write something in the next turn's transaction; `errand.done` is told what became of it."""
         self._inbox.hand_in(errand)
+
+    def tell(self, job_id: str, event: Event) -> None:
+        """What a party of this very process says of a job: there is no message to check, and nobody waits."""
+        self._inbox.tell(job_id, event)
 
     def wake(self, job_id: str) -> None:
         """Something about a job was changed in the journal, or around it: read it again at the next turn."""
@@ -154,7 +150,7 @@ class CoordinatorDriver:
         Returns:
             Whether there is more to do at once.
         """
-        deliveries, errands, woken = self._inbox.take()
+        deliveries, errands, told, woken = self._inbox.take()
         now = self._now()
         try:
             self._reader.refresh(now, woken)
@@ -162,6 +158,7 @@ class CoordinatorDriver:
             stored, self._live.stored = self._live.stored, []
             events: list[tuple[str, Event]] = [(job_id, Stored()) for job_id in stored]
             events += [(job_id, changed) for job_id in self._live.jobs if changed is not None]
+            events += told
             due = [job_id for job_id in self._live.due(now.steady_s) if job_id not in woken]
             again = [job_id for job_id in due if job_id in self._live.deferred]
             for fresh in self._reader.reload([*woken, *again], now):
@@ -300,6 +297,11 @@ class CoordinatorDriver:
         self._stepper.step(job_id, Ended(fresh.run.state), plan)
         self._keep(plan)
 
+    def trouble(self, job_id: str) -> Exception | None:
+        """Why an unfinished job could not go on when it was tried last; None where it could, or is none."""
+        live = self._live.jobs.get(job_id)
+        return None if live is None else live.trouble
+
     # What a turn comes to.
 
     def _plan(self, now: Now) -> Plan:
@@ -348,7 +350,7 @@ class CoordinatorDriver:
                 self.observe(live.run, run)
             live.run = run
             if job_id not in plan.retries and live.pause_s and job_id in plan.looks:
-                live.pause_s = live.not_before_s = 0.0
+                live.pause_s, live.not_before_s, live.trouble = 0.0, 0.0, None
             self._live.note_rounds(run)
             if run.is_storing and job_id in plan.stores:
                 self._live.stored.append(job_id)

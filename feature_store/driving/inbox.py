@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery
 from labeler.errors import LabelerError, Unavailable
+from labeler.rounds.effects import Event
 
 
 class Inbox:
@@ -21,6 +22,7 @@ class Inbox:
         self._bell = threading.Condition()
         self.deliveries: list[Delivery] = []
         self.errands: list[Errand] = []
+        self.told: list[tuple[str, Event]] = []
         self.woken: dict[str, None] = {}
         self._rung = False
         self._closed = False
@@ -43,6 +45,12 @@ class Inbox:
                 return
         errand.settle(_stopping())
 
+    def tell(self, job_id: str, event: Event) -> None:
+        """Have an event of a job taken at the next turn, from a party of this process."""
+        with self._bell:
+            self.told.append((job_id, event))
+            self._bell.notify()
+
     def wake(self, job_id: str) -> None:
         """Something about a job was changed in the journal, or around it: read it again at the next turn."""
         with self._bell:
@@ -60,19 +68,20 @@ class Inbox:
             self._rung = True
             self._bell.notify()
 
-    def take(self) -> tuple[list[Delivery], list[Errand], dict[str, None]]:
+    def take(self) -> tuple[list[Delivery], list[Errand], list[tuple[str, Event]], dict[str, None]]:
         """Everything that was said since the last turn."""
         with self._bell:
             deliveries, self.deliveries = self.deliveries, []
             errands, self.errands = self.errands, []
+            told, self.told = self.told, []
             woken, self.woken = self.woken, {}
-        return deliveries, errands, woken
+        return deliveries, errands, told, woken
 
     def close(self) -> None:
         """Take nothing more; whoever waits is told to send again."""
         with self._bell:
             self._closed = True
-        deliveries, errands, _ = self.take()
+        deliveries, errands, _, _ = self.take()
         for delivery in deliveries:
             delivery.done(_stopping())
         for errand in errands:
@@ -85,7 +94,8 @@ class Inbox:
             pause_s: for how long at most; asked once nothing is there.
         """
         with self._bell:
-            if self._rung or self._closed or self.deliveries or self.errands or self.woken:
+            waiting = (self.deliveries, self.errands, self.told, self.woken)
+            if self._rung or self._closed or any(waiting):
                 self._rung = False
                 return
             longest_s = pause_s()

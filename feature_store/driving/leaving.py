@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from feature_store.driving.post_office import letter_of
-from feature_store.driving.sending import Sender
+from feature_store.driving.sending import Writer
 from feature_store.driving.turn_plan import Plan
 from feature_store.faults import fault_point
 from feature_store.journal.chain import EMPTY
@@ -39,7 +39,7 @@ def note_stored(plan: Plan) -> None:
             fault_point(name)
 
 
-def send_off(plan: Plan, sender: Sender, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
+def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
     """Everything that leaves, in one pipeline; why it could not, where it could not: it is asked for again."""
     letters: list[Letter] = [letter_of(incoming.message) for incoming in plan.relays]
     tell: dict[str, None] = {}

@@ -34,6 +34,7 @@ class Live:
         due_s: when it is looked at by itself.
         pause_s: how long it waits after its last failure; 0 where it goes on.
         not_before_s: until when a wake does not shorten that.
+        trouble: its last failure; None where it goes on.
     """
 
     loaded: Loaded
@@ -41,6 +42,7 @@ class Live:
     due_s: float = 0.0
     pause_s: float = 0.0
     not_before_s: float = 0.0
+    trouble: Exception | None = None
 
 
 class LiveJobs:
@@ -132,6 +134,7 @@ class LiveJobs:
             log.warning("job waits", extra={"job_id": job_id, "problem": error.problem_type})
         else:
             log.error("job met a defect", extra={"job_id": job_id}, exc_info=error)
+        live.trouble = error
         live.pause_s = min(2 * live.pause_s, LONGEST_PAUSE_S) if live.pause_s else _FIRST_PAUSE_S
         live.not_before_s = live.due_s = steady_s + live.pause_s
         heapq.heappush(self._heap, (live.due_s, job_id))

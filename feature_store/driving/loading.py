@@ -43,6 +43,7 @@ class Loader:
         database, tasks, jobs, aggregates: of the coordinator.
         patience: how long jobs wait.
         requester_of: the name of whoever holds a token, by its id; never of a job that nobody submitted.
+        is_simulated: noise from a known seed is expected.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Loader:
         patience: Patience,
         *,
         requester_of: Callable[[str], str],
+        is_simulated: bool = False,
     ) -> None:
         self._database = database
         self._tasks = tasks
@@ -61,6 +63,7 @@ class Loader:
         self._aggregates = aggregates
         self._patience = patience
         self._requester_of = requester_of
+        self._is_simulated = is_simulated
         self._known: dict[str, TaskRecord] = {}
 
     def unfinished(self) -> list[str]:
@@ -146,6 +149,7 @@ class Loader:
             asked=asked,
             parties=parties,
             requester=self._requester_of(record.created_by),
+            is_simulated=self._is_simulated,
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from feature_store.driving.intake import Delivery
 from feature_store.driving.live_jobs import LiveJobs
 from feature_store.driving.loading import Loaded, Loader, parties_of
-from feature_store.journal.parties import PartyStore
+from feature_store.journal.parties import PartyRecord
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotFound
 from labeler.rounds.effects import Now, PartiesChanged, Party, Patience
@@ -16,6 +17,17 @@ REFRESH_S = 1.0
 """How often the journal is asked which jobs are unfinished, for wakes that were lost."""
 
 _COUNTED_S = 0.5
+
+
+class PartyBook(Protocol):
+    """Who takes part: `feature_store.journal.parties.PartyStore`, or whoever has the parties in its own process."""
+
+    @property
+    def version(self) -> int:
+        """Another one whenever a party has changed."""
+
+    def all(self) -> Sequence[PartyRecord]:
+        """Every party."""
 
 
 class Reader:
@@ -30,7 +42,7 @@ class Reader:
     """
 
     def __init__(
-        self, loader: Loader, parties: PartyStore, mailbox: Mailbox, live: LiveJobs, patience: Patience
+        self, loader: Loader, parties: PartyBook, mailbox: Mailbox, live: LiveJobs, patience: Patience
     ) -> None:
         self._loader = loader
         self._parties = parties

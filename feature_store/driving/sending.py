@@ -54,6 +54,29 @@ class Questions(Protocol):
         """
 
 
+class Writer(Protocol):
+    """How what the machine sends gets to its recipients: written and signed (`Sender`), or handed over."""
+
+    def make(self, job: JobRun, number: int) -> None:
+        """Make what a round sends before it is charged for: what cannot be asked costs nothing.
+
+        Raises:
+            LabelerError: it cannot be asked.
+        """
+
+    def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
+        """The messages of one effect; what its turn stored is durable by now.
+
+        Args:
+            job: as it is after the step.
+            send: what leaves.
+            head: of the ledger, with the charge in it where sums are asked for.
+        """
+
+    def forget(self, round_digests: list[str]) -> None:
+        """These rounds ask nobody any more."""
+
+
 class Sender:
     """Writes and signs messages.
 
@@ -69,7 +92,7 @@ class Sender:
         self._kept_bytes = 0
 
     def make(self, job: JobRun, number: int, features: NDArray[np.int16] | None = None) -> None:
-        """Make what a round sends before it is charged for: a batch that cannot be asked costs nothing.
+        """See Writer.
 
         Raises:
             TooLarge, BadData, WrongDigest: it cannot be asked.
@@ -86,13 +109,7 @@ class Sender:
             )
 
     def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
-        """The messages of one effect.
-
-        Args:
-            job: as it is after the step.
-            send: what leaves; a share that is passed on, and word to watchers, are no messages of ours.
-            head: of the ledger, with the charge in it where sums are asked for.
-        """
+        """See Writer; a share that is passed on, and word to watchers, are no messages of ours."""
         found: list[Letter]
         match send:
             case SendProposals():
@@ -140,7 +157,7 @@ class Sender:
                 return []
 
     def forget(self, round_digests: list[str]) -> None:
-        """These rounds ask nobody any more."""
+        """See Writer."""
         for digest in round_digests:
             _, body = self._asks.pop(digest, ((), b""))
             self._kept_bytes -= len(body)

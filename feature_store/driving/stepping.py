@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from feature_store.driving.intake import Incoming
 from feature_store.driving.live_jobs import Live, LiveJobs
 from feature_store.driving.relays import Relays
-from feature_store.driving.sending import Sender, batch_of
+from feature_store.driving.sending import Writer, batch_of
 from feature_store.driving.turn_plan import Plan
 from feature_store.faults import fault_point
 from feature_store.journal.jobs import JobRecord
@@ -78,7 +78,7 @@ class Stepper:
     """
 
     def __init__(
-        self, live: LiveJobs, sender: Sender, questions: Questions, relays: Relays, patience: Patience
+        self, live: LiveJobs, sender: Writer, questions: Questions, relays: Relays, patience: Patience
     ) -> None:
         self._live = live
         self._sender = sender
@@ -96,7 +96,9 @@ class Stepper:
             return
         draft = plan.draft(job_id, self.run_of(job_id, plan))
         try:
-            self.step(job_id, event, draft)
+            refusal = self.step(job_id, event, draft)
+            if refusal is not None:  # of what a party of this process has told; nothing else that comes here is refused
+                raise refusal
         except Exception as error:
             plan.retries[job_id] = error
             return
