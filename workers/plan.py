@@ -15,6 +15,7 @@ from labeler.methods import Method, ReleaseKind
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
+from labeler.winner_price import winner_guarantees
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
     """
     task = solve_request(request)
     expected = _expected(task, request, public)
-    return price(task).to_json() | {
+    stated = price(task)
+    winners = winner_guarantees(task, stated.queries) if task.release == "winner" else {}
+    return stated.to_json() | {
+        **({"winners": {level: one.to_json() for level, one in winners.items()}} if winners else {}),
         "k": task.k,
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,

@@ -127,6 +127,10 @@ def _print_plan(result: dict[str, Any]) -> None:
         levels = result if key is None else result[key]
         say = say_epsilon if key is None else say_estimate
         table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in stated))
+    winners = result.get("winners", {})
+    if winners:
+        said = (say_epsilon(winners[level]["epsilon"], digits=4) if level in winners else "" for level in stated)
+        table.add_row("of the winners alone (proved)", *said)
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
@@ -148,6 +152,8 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
             "The papers' shares are smaller, and the price would be higher."
         )
+    if winners:
+        console.print("Budgets are charged the first row; the winners by themselves reveal no more than the last.")
     if "person" in result:
         console.print(
             f"A person is all records of one person at one agent, of which at most "

@@ -1,0 +1,398 @@
+"""What winners alone reveal, certified: cheaper than the histogram they are read from, without a look at the data.
+
+A release of winners is post-processing of noisy sums, so the sums' price holds for it. It reveals less, and this module
+proves how much less, for the integer noise that runs.
+
+**One query.** Let the neighbouring inputs differ in one coordinate of a query, by one vote, and fix everything else:
+the other sums, the noise of colluders, earlier answers. Whether the changed class wins, or an abstaining threshold is
+reached, is whether its noisy sum is at or above some integer: one bit. Where a vote is *swapped* between classes a and
+b, fix besides X_a + X_b, whose law the swap leaves alone, and the best of the others: then a wins where X_a is at or
+above one integer, b where it is at or below another, and somebody else between them: one of three.
+
+A vote that only arrives or leaves is no worse than a swap: it is one threshold on a smaller shift, which is a
+threshold on the larger one blurred by noise.
+
+With two classes and no abstaining threshold the winner is the sign of their difference alone (`is_duel`): one bit, read
+from noise of variance 2 v, which one vote moves by S and a swap by 2 S.
+
+The noise of h honest shares is, up to errors that `labeler.accounting.integer` bounds, a discrete Gaussian of variance
+v, and X_a given the sum one of variance v/2 around any centre. Step 2 there writes it as x drawn around
+y ~ N(centre, variance - 3), by the same rule whatever the integer shift. x grows with y (monotone likelihood ratio), so
+for each value of the coin that chooses x given y the outcome is an interval of y: a mixture of thresholds on a normal
+variable that the neighbour shifts. In units of its standard deviation the shift is
+
+    mu = S / sqrt(v - 3)    one coordinate (`ONE_BIT`),        mu = S / sqrt(v/2 - 3)    a swap (`SWAP`),
+
+    mu = S / sqrt(2 v - 3) and 2 S / sqrt(2 v - 3)    of two classes.
+
+**Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for thresholds t (one
+number, or two in order), and
+
+    W_0(y) = max(0, 1 - y),        W_j(y) = sup_t sum_o P_t(o) W_{j-1}(y Q_t(o) / P_t(o)).
+
+The hockey-stick divergence at e^epsilon of any adaptive choice of j queries is at most W_j(e^epsilon): the last query's
+best event is chosen knowing the answers before it, and so backwards; a mixture is no better than the best of what it
+mixes, since the divergence is convex. Swapping P and Q maps t to mu - t, so one W serves both directions, and
+W_j(1/y) = 1 - 1/y + W_j(y)/y: only y >= 1 is kept. W_j is convex, decreasing and at most 1, so chords between points of
+a grid are above it, and the value at a point above it holds beyond the grid's end.
+
+**Between thresholds.** phi(p, q) = p W(y q/p) is convex and homogeneous, so F = sum_o phi(P(o), Q(o)) is a convex
+function of the points (Phi(t), Phi(t - mu)) on the curve of one threshold (two such points for a swap). Cut the curve
+at t_1 < ... < t_n. Its piece between neighbours A and B lies in the triangle of A, B and the crossing T of its tangents
+there, whose slopes are the likelihood ratios; beyond the ends, tangents have slope 0 and infinity. A convex function is
+largest in a corner, and A itself lies between the crossings on both sides of it, on its own tangent: so the supremum
+over all thresholds is at most the largest F over the finitely many T, and no gap remains between grid points. For a
+swap both points run over the crossings. Where they share a piece they are ordered along it: in the coordinates (u, w)
+along A's and B's tangents, from A = (0, 0) over T = (1, 0) to B = (1, 1), they satisfy w_1 <= u_1 <= u_2 and
+w_1 <= w_2 <= u_2, an order polytope, whose corners are monotone 0-1 vectors (Stanley 1986): ordered pairs of A, T and
+B, which lie between ordered pairs of crossings. Tangents cost an error of second order in the distance of thresholds.
+
+**A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
+the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
+every epsilon >= 0: up to mass delta_0 the answers are then no easier to tell apart than N(0, 1) and N(mu', 1), and both
+numbers add under composition. More than `BLOCK` queries are priced as so many blocks.
+
+The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
+et al. (2024); the certificate by tangents is this project's.
+
+References:
+    Koskela, Redberg, Wang 2024, Privacy profiles for private selection. ICML.
+    Chadha, Jagielski, Papernot, Choquette-Choo, Nasr 2024, Auditing private prediction. ICML.
+    Stanley 1986, Two poset polytopes. Discrete & Computational Geometry 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, IntegerSum
+from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta, mu_of_epsilon
+from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, epsilon_bound, smoothing_error, sum_of_shares_error
+from labeler.errors import InvalidSetting
+
+Change = Literal["one-bit", "swap"]
+
+ONE_BIT: Final[Change] = "one-bit"
+"""One count changes by one vote: one-hot ballots at agent level."""
+
+SWAP: Final[Change] = "swap"
+"""One vote moves from one class to another, arrives or leaves: records of top-k votes and of ensembles."""
+
+BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
+"""So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
+
+DELTA_0: Final = 1e-12
+"""The mass that a whole release may have outside its Gaussian: added to the delta of every statement about it."""
+
+Floats = NDArray[np.float64]
+
+# Distance of grid points and thresholds, in units of mu and of one: each error is of second order.
+_STEP = {ONE_BIT: 0.12, SWAP: 0.16}
+_WIDTH = {ONE_BIT: 0.1, SWAP: 0.16}
+_GROWTH = {ONE_BIT: 0.3, SWAP: 0.4}
+_REACH = 9.0  # thresholds in units of one beyond which half a piece is left: 1e-19 of the mass
+_ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few sums of positive terms lose
+_OF_FORMULA = 1e-9  # relative: a hundred times the error of `labeler.accounting.gaussian`
+_ROUND_UP = 1e-6  # of epsilon, as in `labeler.accounting.integer`
+_LEAST_MASS = 1e-14  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
+
+
+@dataclass(frozen=True)
+class WinnerPair:
+    """What a release of winners is charged as.
+
+    For every epsilon >= 0 it is (epsilon, delta_mu(epsilon) + delta_0)-DP with mu^2 = `mu_squared`.
+
+    Attributes:
+        mu_squared: of the Gaussian part, rounded up to whole nano-units.
+        delta_0: the rest. Both add up under adaptive composition, with any Gaussian charge too.
+    """
+
+    mu_squared: Fraction
+    delta_0: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An upper bound on the hockey-stick divergence of so many winners, at points and by chords between them.
+
+    Attributes:
+        epsilons: [points], from 0, evenly spaced.
+        deltas: [points], not increasing; the last holds for everything above.
+        mu: of the sums that the winners are read from, whose Gaussian is above the divergence, too.
+    """
+
+    epsilons: Floats
+    deltas: Floats
+    mu: float
+
+    def delta(self, epsilon: float) -> float:
+        """A delta such that the release is (epsilon, delta)-DP, for epsilon >= 0.
+
+        Raises:
+            InvalidSetting: epsilon is negative or no number.
+        """
+        if not epsilon >= 0:
+            raise InvalidSetting(f"epsilon must be at least 0, found {epsilon}")
+        capped = min(epsilon, float(self.epsilons[-1]))
+        chord = float(np.interp(math.exp(capped), np.exp(self.epsilons), self.deltas))
+        return min(chord, delta_of_epsilon(epsilon, self.mu) * (1 + _OF_FORMULA)) if epsilon < math.inf else chord
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon the profile proves for delta.
+
+        Raises:
+            InvalidSetting: delta is not strictly between 0 and 1.
+        """
+        if not 0 < delta < 1:
+            raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
+        of_sums = epsilon_of_delta(delta / (1 + _OF_FORMULA), self.mu)
+        above = int(np.count_nonzero(self.deltas > delta))
+        if above == 0:
+            return 0.0
+        if above == len(self.deltas):
+            return of_sums
+        y, d = np.exp(self.epsilons[above - 1 : above + 1]), self.deltas[above - 1 : above + 1]
+        return min(of_sums, float(math.log(y[0] + (y[1] - y[0]) * (d[0] - delta) / (d[0] - d[1]))))
+
+
+@dataclass(frozen=True)
+class WinnerEvent:
+    """Winners read from noisy integer sums, as an event with a price of its own.
+
+    Attributes:
+        sums: the sums that winners are read from.
+        change: how neighbouring inputs differ in one query.
+        queries: how many winners.
+        is_duel: there are two classes and no abstaining threshold, so that the winner is the sign of their difference.
+    """
+
+    sums: IntegerSum
+    change: Change
+    queries: int
+    is_duel: bool = False
+
+    @property
+    def mu(self) -> float:
+        """By how many standard deviations the neighbour moves what the outcome of one query is read from.
+
+        Raises:
+            InvalidSetting: the noise is too small for any proof.
+        """
+        variance, votes = self.sums.variance_grid, 1
+        if self.is_duel:
+            variance, votes = 2 * variance, 2 if self.change == SWAP else 1
+        elif self.change == SWAP:
+            variance /= 2
+        left = variance - SMOOTHING_VARIANCE
+        if left <= 0:
+            raise InvalidSetting(f"a variance of {float(variance):.3g} grid units^2 is too small for any proof")
+        return math.nextafter(math.sqrt(votes**2 * self.sums.grid_scale**2 / left), math.inf)
+
+    @property
+    def pair(self) -> WinnerPair:
+        """What it is charged as."""
+        return winner_pair(ONE_BIT if self.is_duel else self.change, self.mu, self.queries)
+
+
+def winner_epsilon(event: WinnerEvent, delta: float, *, total_variation: float = SAMPLER_TOTAL_VARIATION) -> float:
+    """An epsilon such that the winners, computed from the integer sums that run, are (epsilon, delta)-DP.
+
+    Steps 1 to 4 of `labeler.accounting.integer`, with the pair in the place of the Gaussian. Errors of shares and of
+    smoothing are counted for every coordinate and twice, though only those of one or two changed counts, or of one
+    difference of twice as many shares, enter. The sums' own bound holds, too: the smaller is returned.
+
+    Args:
+        event: the winners.
+        delta: in (0, 1).
+        total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
+    """
+    sums = event.sums
+    histogram = epsilon_bound(sums, delta, total_variation=total_variation)
+    pair = event.pair
+    drift = sums.coordinates * sums.noise_contributors * total_variation
+    each = sum_of_shares_error(sums.share_sigma_grid, 2 * sums.noise_contributors) + smoothing_error()
+    error = 2 * sums.coordinates * each
+    split = 1e-6
+    left = delta * (1 - split) * math.exp(-error) - pair.delta_0 if error < 700 else 0.0
+    if left <= 0:
+        return histogram
+    epsilon = epsilon_of_delta(left, math.sqrt(pair.mu_squared)) + 2 * error
+    if epsilon > 600 or (1 + math.exp(epsilon)) * drift > split * delta:
+        return histogram
+    return min(histogram, (1 + _ROUND_UP) * epsilon)
+
+
+@lru_cache(maxsize=256)
+def winner_pair(change: Change, mu: float, queries: int, delta_0: float = DELTA_0) -> WinnerPair:
+    """What so many winners are charged as; below the sums' own mu^2, or equal to it where nothing can be saved.
+
+    Args:
+        change: how neighbouring inputs differ in one query.
+        mu: the shift of one query (`WinnerEvent.mu`).
+        queries: chosen one after another, or at once.
+        delta_0: mass that may lie outside the Gaussian, for all queries together.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
+    """
+    if not 0 < delta_0 < 1:
+        raise InvalidSetting(f"delta_0 must be strictly between 0 and 1, found {delta_0}")
+    size = BLOCK[change]
+    whole, rest = divmod(queries, size)
+    blocks = whole + (rest > 0)
+    share = delta_0 / max(blocks, 1) * (1 - 2**-40)
+    parts = [(times, many) for times, many in ((whole, size), (1, rest)) if times and many]
+    mu_squared = sum((times * _gaussian_part(change, mu, many, share) for times, many in parts), Fraction(0))
+    return WinnerPair(mu_squared=mu_squared, delta_0=delta_0)
+
+
+@lru_cache(maxsize=256)
+def winner_profile(change: Change, mu: float, queries: int) -> Profile:
+    """W_Q of this module's docstring, from above, on a grid.
+
+    Args:
+        change, mu: as in `winner_pair`.
+        queries: at least 1; time grows with its power 1.5, so price many by `winner_pair`.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
+    """
+    if type(queries) is not int or queries < 1:
+        raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
+    if not 0 < mu < math.inf:
+        raise InvalidSetting(f"mu must be a positive finite number, found {mu}")
+    if change not in (ONE_BIT, SWAP):
+        raise InvalidSetting(f"no winner is known to change by {change!r}")
+    step = _STEP[change] * mu
+    end = _end_of_grid(mu * math.sqrt(queries))
+    epsilons = step * np.arange(max(3, math.ceil(end / step) + 1))
+    deltas = _recursion(_outcomes(change, mu), step, np.maximum(0.0, -np.expm1(epsilons)), queries)
+    falling = np.maximum.accumulate(deltas[::-1])[::-1]
+    return Profile(np.asarray(epsilons, dtype=np.float64), falling, mu * math.sqrt(queries))
+
+
+def _end_of_grid(mu: float) -> float:
+    return mu * mu / 2 + mu * math.sqrt(-2 * math.log(_LEAST_MASS))
+
+
+def _gaussian_part(change: Change, mu: float, queries: int, delta_0: float) -> Fraction:
+    """The least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, as whole nano-units.
+
+    Between grid points W is at most its chord and delta_mu' at least its value at the right, so chords are cut into
+    eight and each piece's left end is compared with its right. Beyond the grid's end W must be within delta_0.
+    """
+    at_most = math.ceil(Fraction(mu) ** 2 * queries * NANO)
+    profile = winner_profile(change, mu, queries)
+    if profile.deltas[-1] > delta_0:
+        return Fraction(at_most, NANO)
+    fine = np.linspace(0, len(profile.epsilons) - 1, 8 * (len(profile.epsilons) - 1) + 1)
+    epsilons = np.interp(fine, np.arange(len(profile.epsilons)), profile.epsilons)
+    left = np.interp(np.exp(epsilons), np.exp(profile.epsilons), profile.deltas)[:-1] - delta_0
+    least = 0.0
+    for right, delta in zip(epsilons[1:][left > 0].tolist(), left[left > 0].tolist(), strict=True):
+        if least == 0 or delta_of_epsilon(right, least) < delta:
+            least = _least_mu(right, delta)
+    found = math.ceil(Fraction(least) ** 2 * (1 + Fraction(1, 10**6)) * NANO)
+    return Fraction(min(found, at_most), NANO)
+
+
+def _least_mu(epsilon: float, delta: float) -> float:
+    """The least mu whose Gaussian has at least this delta at epsilon."""
+    mu = mu_of_epsilon(epsilon, delta)
+    while delta_of_epsilon(epsilon, mu) < delta:
+        mu *= 1 + 1e-12
+    return mu
+
+
+def _thresholds(change: Change, mu: float) -> Floats:
+    """Symmetric around mu/2, where an outcome tells most; wider apart further out."""
+    at = [0.0]
+    while at[-1] < _REACH:
+        at.append(at[-1] + _WIDTH[change] * (1 + _GROWTH[change] * at[-1]))
+    right = np.array(at)
+    return mu / 2 + np.concatenate([-right[:0:-1], right])
+
+
+def _corners(change: Change, mu: float) -> Floats:
+    """[corners, 4]: where tangents cross, as Phi(t) and Phi(t - mu) with their complements, in the curve's order.
+
+    Complements are sums of what lies on their side, so that no tail is lost.
+    """
+    from scipy.special import ndtr
+
+    t = _thresholds(change, mu)
+    on_curve = np.column_stack([ndtr(t), ndtr(-t), ndtr(t - mu), ndtr(mu - t)])
+    slope = np.concatenate([[0.0], np.exp(mu * t - mu * mu / 2)])
+    a, b = np.concatenate([[[0.0, 1.0, 0.0, 1.0]], on_curve[:-1]]), on_curve
+    # What lies between neighbours, from the side on which nothing cancels.
+    p, q = np.where(b[:, 0::2] < 0.5, b[:, 0::2] - a[:, 0::2], a[:, 1::2] - b[:, 1::2]).T
+    run = np.clip((slope[1:] * p - q) / (slope[1:] - slope[:-1]), 0.0, p)  # along A's tangent to T
+    rise = np.minimum(run * slope[:-1], q)
+    crossings = np.column_stack([a[:, 0] + run, b[:, 1] + (p - run), a[:, 2] + rise, b[:, 3] + (q - rise)])
+    _, left_p, last_q, left_q = on_curve[-1]
+    beyond = [1.0, 0.0, last_q + slope[-1] * left_p, max(0.0, left_q - slope[-1] * left_p)]
+    return np.concatenate([crossings, [beyond]])
+
+
+def _outcomes(change: Change, mu: float) -> list[tuple[Floats, Floats]]:
+    """For every outcome its probabilities (P, Q), each [candidates]: all that the supremum is taken over."""
+    corners = _corners(change, mu)
+    below_p, above_p, below_q, above_q = corners.T
+    if change == ONE_BIT:
+        return [(below_p, below_q), (above_p, above_q)]
+    first, second = np.triu_indices(len(corners))
+    from_below = corners[second][:, 0::2] - corners[first][:, 0::2]
+    from_above = corners[first][:, 1::2] - corners[second][:, 1::2]
+    between = np.maximum(np.where(corners[second][:, 0::2] < 0.5, from_below, from_above), 0.0)
+    return [(below_p[first], below_q[first]), (between[:, 0], between[:, 1]), (above_p[second], above_q[second])]
+
+
+def _recursion(outcomes: list[tuple[Floats, Floats]], step: float, deltas: Floats, queries: int) -> Floats:
+    """W after so many queries on the grid exp(step * i), i = 0, 1, ..., from W_0 there.
+
+    On a geometric grid y Q/P is the same shift for every y: each outcome is a weighted sum of two shifted copies of W
+    (a chord), and all candidates together one sparse matrix times the matrix of all shifts.
+    """
+    from scipy.sparse import csr_array
+
+    points = len(deltas)
+    parts, reach = [], 0
+    for p, q in outcomes:
+        row = np.nonzero(p > 0)[0]
+        with np.errstate(divide="ignore"):
+            shift = np.log(q[row] / p[row]) / step
+        reach = max(reach, int(np.ceil(np.max(np.abs(shift[np.isfinite(shift)]), initial=1.0))) + 1)
+        parts.append((row, p[row], shift))
+    reach = min(reach, 2 * points)
+    whole = 2 * reach + 2  # the column of ones, which is above W wherever a shift leads
+    rows, columns, weights = [], [], []
+    for row, p, shift in parts:
+        is_far = shift < -reach
+        low = np.clip(np.floor(np.where(is_far, 0.0, shift)), -reach, reach)
+        share = np.expm1(np.clip(shift - low, 0.0, 1.0) * step) / math.expm1(step)
+        share = np.where(shift > reach, 0.0, share)  # W decreases: what stands at the last shift is above
+        for column, weight in ((low, p * (1 - share)), (low + 1, p * share)):
+            rows.append(row)
+            columns.append(np.where(is_far, whole, column + reach))
+            weights.append(weight)
+    shape = (len(outcomes[0][0]), whole + 1)
+    weighing = csr_array((np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
+    shifted = np.ones((whole + 1, points))
+    mirror = np.minimum(np.arange(reach, 0, -1), points - 1)
+    shrunk = np.exp(-step * np.arange(reach, 0, -1))
+    for _ in range(queries):
+        lattice = np.concatenate([1 - shrunk + shrunk * deltas[mirror], deltas, np.full(reach + 1, deltas[-1])])
+        shifted[:whole] = np.lib.stride_tricks.sliding_window_view(lattice, points)
+        deltas = np.minimum((weighing @ shifted).max(axis=0) * (1 + _ROUNDING), 1.0)
+    return deltas
