@@ -24,6 +24,7 @@ from labeler.accounting.winner import (
     Change,
     WinnerEvent,
     WinnerPair,
+    _outcomes,
     winner_epsilon,
     winner_pair,
     winner_profile,
@@ -272,3 +273,29 @@ def test_what_cannot_be_priced_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="delta"):
         winner_profile(ONE_BIT, 0.1, 1).epsilon(0.0)
     assert winner_profile(ONE_BIT, 0.1, 1).epsilon(1e-290) == pytest.approx(epsilon_of_delta(1e-290, 0.1), rel=1e-6)
+
+
+@given(
+    mu=st.floats(0.05, 3.0),
+    change=st.sampled_from([ONE_BIT, SWAP]),
+    kinks=st.lists(st.tuples(st.floats(0.01, 20.0), st.floats(0.01, 1.0)), min_size=1, max_size=6),
+    at=st.tuples(st.floats(-8, 8), st.floats(-8, 8)),
+    y=st.floats(0.05, 20.0),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_threshold_is_below_the_best_crossing_of_tangents(
+    mu: float, change: Change, kinks: list[tuple[float, float]], at: tuple[float, float], y: float
+) -> None:
+    """For whatever convex, decreasing W: so no threshold between those of the grid is forgotten."""
+    ends, weights = np.array(kinks).T
+
+    def after(p: Floats, q: Floats) -> Floats:
+        safe = np.where(p > 0, p, 1.0)
+        inner = np.maximum(0.0, 1 - y * (q / safe)[..., None] / ends) @ (weights / weights.sum())
+        return np.asarray(np.where(p > 0, p * inner, 0.0))
+
+    cuts = sorted(at) if change == SWAP else [at[0]]
+    edges = np.array([-np.inf, *cuts, np.inf])
+    reached = after(np.diff(ndtr(edges)), np.diff(ndtr(edges - mu))).sum()
+    bound = sum(after(p, q) for p, q in _outcomes(change, mu))
+    assert reached <= np.max(bound) * (1 + 1e-12) + 1e-15
