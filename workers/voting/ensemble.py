@@ -71,11 +71,21 @@ def train_head(records: Records, *, num_classes: int) -> NDArray[np.int64]:
         # With two classes scikit-learn fits one column of weights: of the second against the first.
         weights[:-1, present] = np.stack([-coefficients[0], coefficients[0]], axis=1) / 2 if two else coefficients.T
         weights[-1, present] = np.array([-1, 1]) * intercepts[0] / 2 if two else intercepts
+    return integer_head(weights, present)
+
+
+def integer_head(weights: NDArray[np.float64], present: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Weights as integers, scaled to what scores can hold; classes that are not present are never predicted.
+
+    Args:
+        weights: shape (dimension + 1, num_classes), the last row the intercept.
+        present: classes of which the agent has records.
+    """
     largest = np.abs(weights).max() or 1.0
     head = np.rint(weights * ((LARGEST_WEIGHT - 1) / largest)).astype(np.int64)
-    absent = np.setdiff1d(np.arange(num_classes), present)
+    absent = np.setdiff1d(np.arange(weights.shape[1]), present)
     # Beyond what any weights can add up to, so that the intercept alone keeps them from winning.
-    head[-1, absent] = -4 * LARGEST_WEIGHT * (dimension + 1)
+    head[-1, absent] = -4 * LARGEST_WEIGHT * len(weights)
     return head
 
 
@@ -93,6 +103,12 @@ def _fit(records: Records) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.int64]:
-    """The class with the largest score, shape (num_queries,); sums of integers, exact whatever their order."""
-    scores = queries.astype(np.float64) @ head[:-1].astype(np.float64) + _FEATURE_ONE * head[-1].astype(np.float64)
-    return np.asarray(scores.argmax(axis=1), dtype=np.int64)
+    """The class with the largest score, shape (..., num_queries); sums of integers, exact whatever their order.
+
+    Args:
+        head: of one agent, or of several along leading axes.
+        queries: shape (num_queries, dimension).
+    """
+    weights = head.astype(np.float64)
+    scores = queries.astype(np.float64) @ weights[..., :-1, :] + _FEATURE_ONE * weights[..., -1:, :]
+    return np.asarray(scores.argmax(axis=-1), dtype=np.int64)
