@@ -1,6 +1,10 @@
 """Choosing an engine and building an index: the one place that knows all engines by name.
 
 faiss and torch are imported only when the engine that needs them is asked for.
+
+**auto** is FAISS on the processor; where a CUDA device was met and found exact (`device_probe`) and there is enough
+to do to be worth it, torch on all of them. An engine on a device is never a matter of trust: it is met in a child
+process first.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Engine
+from feature_store.index.device_probe import contact, found_or_none, has_driver
+from feature_store.index.engine import DeviceEngine, Engine
 from feature_store.index.geometry import check_count, check_features, check_record_ids
 from feature_store.index.memory import check_memory_limit, rows_at_once
 from feature_store.index.protocol import NeighborIndex
@@ -21,6 +26,12 @@ from labeler.errors import InvalidSetting
 
 EngineName = Literal["auto", "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu"]
 
+USUAL_SEARCHES: Final = 500
+
+WORTH_A_DEVICE: Final = 2**35
+"""Products of one search that are worth a device: about a second of two cores, and about what it costs a process to
+begin with a device. A choice of speed alone: neighbours are equal."""
+
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 
@@ -30,6 +41,7 @@ def build_index(
     *,
     engine: str = "auto",
     memory_limit_bytes: int | None = None,
+    searches: int = USUAL_SEARCHES,
 ) -> NeighborIndex:
     """An index over an agent's records.
 
@@ -38,10 +50,11 @@ def build_index(
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
-        engine: "auto" (FAISS, on a CUDA device if it sees one), "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu".
+        engine: "auto" (see the module), "numpy", "faiss", "faiss-gpu", "torch", "torch-gpu".
         memory_limit_bytes: most memory that building and searching may add (see `memory` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
+        searches: about how many queries there will be: with little to do, auto stays on the processor.
 
     Returns:
         The index, ready to search.
@@ -51,6 +64,12 @@ def build_index(
         InvalidSetting: an unknown engine, one this machine has no device for, or a limit too small.
         UnsafeIndex: a kind of index that depends on other records.
     """
+    if (
+        engine == "auto"
+        and isinstance(features, np.ndarray)
+        and not goes_to_device(features, engine, searches=searches)
+    ):
+        engine = "faiss"
     loaded = load_engine(engine)
     if memory_limit_bytes is not None and isinstance(features, np.ndarray):
         check_count(memory_limit_bytes, "memory_limit_bytes")
@@ -63,7 +82,14 @@ def build_index(
     return StoredIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
 
 
-def load_engine(name: str) -> Engine:
+def goes_to_device(features: NDArray[np.int16], engine: str, *, searches: int = USUAL_SEARCHES) -> bool:
+    """Whether an index over these would be tried on a device of this machine; see build_index."""
+    if engine == "auto":
+        return features.size * searches >= WORTH_A_DEVICE and has_driver()
+    return engine in ("faiss-gpu", "torch-gpu")
+
+
+def load_engine(name: str) -> Engine | DeviceEngine:
     """The engine of that name.
 
     Raises:
@@ -76,14 +102,25 @@ def load_engine(name: str) -> Engine:
         from feature_store.index.engine_numpy import NumpyEngine
 
         return NumpyEngine()
-    if name in ("auto", "faiss", "faiss-gpu"):
-        from feature_store.index.engine_faiss import FaissDeviceEngine, FaissEngine, num_devices
+    if name in ("auto", "torch-gpu"):
+        met = found_or_none("torch-gpu") if name == "auto" else contact("torch-gpu")
+        if met is not None:
+            from feature_store.index.engine_torch import TorchEngine
 
-        on_device = name == "faiss-gpu" or (name == "auto" and num_devices() > 0)
-        return FaissDeviceEngine() if on_device else FaissEngine()
-    if name in ("torch", "torch-gpu"):
+            on_all = TorchEngine(devices=[f"cuda:{number}" for number in range(met.devices)])
+            return on_all if met.is_half_exact else on_all.in_single_precision()
+    if name == "torch":
         from feature_store.index.engine_torch import TorchEngine
 
-        return TorchEngine(device="cuda" if name == "torch-gpu" else "cpu")
+        return TorchEngine()
+    if name in ("auto", "faiss"):
+        from feature_store.index.engine_faiss import FaissEngine
+
+        return FaissEngine()
+    if name == "faiss-gpu":
+        contact(name)
+        from feature_store.index.engine_faiss import FaissDeviceEngine
+
+        return FaissDeviceEngine()
     refuse_unsafe(name)
     raise InvalidSetting(f"engine {name!r} is unknown; choose one of {', '.join(ENGINES)}")

@@ -22,7 +22,7 @@ _RANK_MASK: Final = (1 << RANK_BITS) - 1
 _OFFSET: Final = 1 << 24
 
 
-def pack(similarities: NDArray[np.float32], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+def pack(similarities: NDArray[np.floating], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Keys of neighbours, from exact similarities and ranks of equal shape."""
     keys = similarities.astype(np.int64)
     np.subtract(_OFFSET, keys, out=keys)

@@ -4,7 +4,9 @@
 beyond: the arrays passed in, the Neighbors returned, and the fixed
 workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
 are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
-On a CUDA device the same blocks bound the device's memory.
+On a CUDA device the same blocks bound the device's memory; and what it has free bounds them, limit or not: the library
+that knows the device says how many records there is room for (engine.DeviceEngine), and the rest is read block by
+block.
 
 **No limit refuses a number of records**, which would tell that number. Tables of records take at most a quarter of the
 limit; a shard with more is searched part by part (`split`). At least half of the limit is left for blocks, so whether
@@ -16,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from feature_store.index.engine import Engine
+from feature_store.index.engine import DeviceEngine, Engine
 from feature_store.index.records import BYTES_PER_RECORD
 from labeler.errors import InvalidSetting
 
@@ -68,14 +70,19 @@ class MemoryBudget:
     num_records: int
     dimension: int
 
-    def keeps_records(self, engine: Engine) -> bool:
+    def keeps_records(self, engine: Engine | DeviceEngine) -> bool:
         """Whether all records may stay in memory as float32, with room for searching all of them at once."""
+        fits = self._room_rows(engine)
+        if fits is not None and self.num_records > fits:
+            return False
         if self.limit_bytes is None:
             return True
         room = self._usable_bytes - self._resident_bytes
         return self._resident_bytes <= room and self._query_bytes(engine, self.num_records, self.num_records) <= room
 
-    def plan(self, engine: Engine, *, found: int, resident: bool, most_rows: int | None = None) -> BlockPlan:
+    def plan(
+        self, engine: Engine | DeviceEngine, *, found: int, resident: bool, most_rows: int | None = None
+    ) -> BlockPlan:
         """Sizes for a search.
 
         Args:
@@ -94,7 +101,12 @@ class MemoryBudget:
             room = (self._usable_bytes - GATHER_BYTES) // 2
         block_rows = self.num_records
         if not resident:
-            block_rows = min(block_rows, room // (_BYTES_PER_ROW_COORDINATE * self.dimension), most_rows or block_rows)
+            block_rows = min(block_rows, most_rows or block_rows)
+            fits = self._room_rows(engine)
+            if fits is not None:
+                block_rows = min(block_rows, fits)
+            if fits is None or self.limit_bytes is not None:
+                block_rows = min(block_rows, room // (_BYTES_PER_ROW_COORDINATE * self.dimension))
             # A large block finds many neighbours, which take room themselves: halve until one query's fit.
             while block_rows > 1 and self._query_bytes(engine, block_rows, found) > room:
                 block_rows //= 2
@@ -105,7 +117,10 @@ class MemoryBudget:
             raise _too_small(self.limit_bytes or 0, self.dimension)
         return BlockPlan(None if resident else block_rows, query_rows, room)
 
-    def _query_bytes(self, engine: Engine, block_rows: int, found: int) -> int:
+    def _room_rows(self, engine: Engine | DeviceEngine) -> int | None:
+        return engine.room_rows(self.dimension) if isinstance(engine, DeviceEngine) else None
+
+    def _query_bytes(self, engine: Engine | DeviceEngine, block_rows: int, found: int) -> int:
         kept = min(found, block_rows) + 1
         return 4 * self.dimension + engine.bytes_per_query(block_rows) + _BYTES_PER_FOUND * kept
 
@@ -125,7 +140,7 @@ def rows_at_once(limit_bytes: int) -> int:
     return max(1, int(_TABLES * limit_bytes) // BYTES_PER_RECORD)
 
 
-def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) -> None:
+def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine | DeviceEngine) -> None:
     """Refuse a limit under which some shard could not be searched; what passes serves every number of records.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Engine
+from feature_store.index.engine import DeviceEngine, Engine
 from feature_store.index.geometry import check_count, check_features
 from feature_store.index.memory import rows_at_once
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, Neighbors
@@ -36,7 +36,7 @@ class SplitIndex:
         self,
         features: NDArray[np.int16],
         record_ids: NDArray[np.int64],
-        engine: Engine,
+        engine: Engine | DeviceEngine,
         *,
         memory_limit_bytes: int,
     ) -> None:
@@ -46,6 +46,7 @@ class SplitIndex:
         self._limit = memory_limit_bytes
         self._step = rows_at_once(memory_limit_bytes)
         self._alive = np.ones(len(record_ids), dtype=np.bool_)
+        self._checked: set[int] = set()
 
     @property
     def dimension(self) -> int:
@@ -98,7 +99,14 @@ class SplitIndex:
             if not alive.any():
                 continue
             ids = np.asarray(self._ids[part])
-            index = StoredIndex(self._features[part], ids, self._engine, memory_limit_bytes=self._limit)
+            index = StoredIndex(
+                self._features[part],
+                ids,
+                self._engine,
+                memory_limit_bytes=self._limit,
+                is_checked=start in self._checked,
+            )
+            self._checked.add(start)
             if not alive.all():
                 index.remove(ids[~alive])
             yield part, index

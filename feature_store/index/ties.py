@@ -4,7 +4,8 @@ An engine is asked for one record more than needed. If that one is strictly less
 one needed, the engine's set is the only possible one and needs sorting alone. If they are equal, records
 the engine did not return may be tied too and have a smaller record id; such queries (about one in a
 hundred on real images) are scored against all records of the block and decided on those scores.
-Without this step the choice among tied records is the library's, and the proof is gone.
+Without this step the choice among tied records is the library's, and the proof is gone. Where a device compares keys
+itself (engine.KeyedBlock), there is nothing to settle.
 """
 
 from __future__ import annotations

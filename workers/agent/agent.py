@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.build import goes_to_device
 from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
@@ -83,6 +84,13 @@ class Agent:
         self._answering = threading.Lock()
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
+        if goes_to_device(shard.features, engine):
+            # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
+            self._neighbors.prepare(select_records(shard, records_per_person=None))
+
+    def release(self) -> None:
+        """Give back what an index holds, of memory or of a device; asked again, it is built again."""
+        self._neighbors.release()
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>, rounds=<secret>)"

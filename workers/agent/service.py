@@ -156,8 +156,9 @@ class _Records:
         self._rounds = rounds
         # In memory only: of what is trained on private records, nothing without noise outlives its round.
         self._models = InMemoryModels()
-        self._stamp = self._manifest_stamp()
-        self._open(verify=True)
+        self._agent: Agent | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self.agent()
 
     def facts(self) -> Mapping[str, Any]:
         """What the coordinator may know of the records; never how many there are."""
@@ -165,8 +166,8 @@ class _Records:
 
     def agent(self) -> Agent:
         stamp = self._manifest_stamp()
-        if stamp != self._stamp:
-            self._open(verify=False)
+        if self._agent is None or stamp != self._stamp:
+            self._agent = self._open(self._agent, verify=self._agent is None)
             self._stamp = stamp
         return self._agent
 
@@ -174,12 +175,14 @@ class _Records:
         """Forget what was trained so far."""
         self._models.clear()
 
-    def _open(self, *, verify: bool) -> None:
+    def _open(self, before: Agent | None, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
         if shard.is_public:
             raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
         self._shard = shard
-        self._agent = Agent(
+        if before is not None:
+            before.release()  # a device might not hold the old records and the new ones
+        return Agent(
             self._config.agent_id,
             shard,
             ledger=self._ledger,

@@ -38,6 +38,14 @@ class NeighborVotes:
         self._memory_limit_bytes = memory_limit_bytes
         self._index: tuple[tuple[str, int | None], NeighborIndex] | None = None
 
+    def prepare(self, records: Records) -> None:
+        """Build the index now, and not when the first batch has been paid for."""
+        self._index_of(records)
+
+    def release(self) -> None:
+        """Forget the index, and with it what a device holds."""
+        self._index = None
+
     def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
@@ -55,7 +63,13 @@ class NeighborVotes:
         if task.max_agent_records is not None:
             records = records.first(task.max_agent_records)
         limit = self._memory_limit_bytes
-        queries = build_index(batch.features, np.arange(len(batch)), engine=self._engine, memory_limit_bytes=limit)
+        queries = build_index(
+            batch.features,
+            np.arange(len(batch)),
+            engine=self._engine,
+            memory_limit_bytes=limit,
+            searches=len(records),
+        )
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
         k = min(task.k, len(batch))
         # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
@@ -67,7 +81,7 @@ class NeighborVotes:
     def _index_of(self, records: Records) -> NeighborIndex:
         """The index over the records as they are now; an index of an older version would let deleted ones vote."""
         if self._index is None or self._index[0] != records.selection:
-            limit = self._memory_limit_bytes
+            limit, self._index = self._memory_limit_bytes, None  # the old one goes first: two might not fit
             index = build_index(
                 records.all_features, records.all_record_ids, engine=self._engine, memory_limit_bytes=limit
             )

@@ -21,6 +21,8 @@ ENGINES = [
     "numpy",
     "faiss",
     "torch",
+    "torch in parts",
+    "fake faiss-gpu",
     pytest.param("faiss-gpu", marks=pytest.mark.gpu),
     pytest.param("torch-gpu", marks=pytest.mark.gpu),
 ]

@@ -169,8 +169,10 @@ def test_rounded_matrix_products_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
         StoredIndex(FEATURES, IDS, NumpyEngine()).search(FEATURES, 2)
 
 
-def test_torch_told_to_save_precision_is_exact_or_refused(rng: np.random.Generator) -> None:
+def test_torch_told_to_save_precision_is_exact_all_the_same(rng: np.random.Generator) -> None:
     import torch
+
+    from feature_store.index.engine_torch import TorchEngine
 
     features = rng.integers(-250, 251, (300, 256)).astype(np.int16) // 2
     features[:, 0] = 1501
@@ -180,10 +182,9 @@ def test_torch_told_to_save_precision_is_exact_or_refused(rng: np.random.Generat
     try:
         torch.set_float32_matmul_precision("medium")
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            try:
-                found = index.search(features[:50], 9)
-            except UnsafeIndex:
-                return
+            found = index.search(features[:50], 9)
+        assert isinstance(index, StoredIndex)
+        assert isinstance(index.engine, TorchEngine), "it left torch for the processor"
         np.testing.assert_array_equal(found.record_ids, expected.record_ids)
     finally:
         torch.set_float32_matmul_precision(before)

@@ -1,0 +1,208 @@
+"""First contact with a device, in a process of its own: whatever it does to that process becomes a sentence here.
+
+FAISS aborts on an error of CUDA, a driver can hang, and both after a charge would cost a budget and tell that
+something in the records set it off. So before anything is charged a child process finds the devices and searches
+synthetic records on each of them, in every shape that has surprised somebody, against the definition. What it found
+is kept for this process.
+
+    python -m feature_store.index.device_probe torch-gpu          the child: prints one line of JSON
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.engine import DeviceEngine
+from feature_store.index.reference import nearest_by_definition
+from feature_store.index.stored import StoredIndex
+from labeler.errors import InvalidSetting, LabelerError
+
+TIME_LIMIT_S: Final = 180
+"""The first use of CUDA on a machine may compile kernels, which takes a minute or two."""
+
+_COMMAND: Final = [sys.executable, "-m", "feature_store.index.device_probe"]
+_LOCK = threading.Lock()
+_CONTACTS: Final[dict[str, Contact | str]] = {}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What the child found.
+
+    Attributes:
+        devices: how many CUDA devices the library sees, each of them exact.
+        is_half_exact: whether half precision products with float32 sums are exact on all of them.
+    """
+
+    devices: int
+    is_half_exact: bool
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver library is there: without it there is no device, and no child is started to look."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def contact(name: str) -> Contact:
+    """What a child process found of engine `name`, "torch-gpu" or "faiss-gpu"; asked once in a process's life.
+
+    Raises:
+        InvalidSetting: there is no device, it is not exact, or the child died of it; with what to use instead.
+    """
+    with _LOCK:
+        if name not in _CONTACTS:
+            _CONTACTS[name] = _ask(name)
+        found = _CONTACTS[name]
+    if isinstance(found, str):
+        raise InvalidSetting(f"engine {name} needs a CUDA device that works here: {found}; use engine faiss or auto")
+    return found
+
+
+def found_or_none(name: str) -> Contact | None:
+    """The same for "auto": what cannot be used is logged once, and the processor used instead."""
+    is_news = name not in _CONTACTS
+    try:
+        return contact(name)
+    except InvalidSetting as error:
+        if is_news:
+            log.warning("no device is used", extra={"reason": str(error)})
+        return None
+
+
+def forget() -> None:
+    """Ask again next time; for tests."""
+    _CONTACTS.clear()
+
+
+def _ask(name: str) -> Contact | str:
+    if not has_driver():
+        return "this machine has no NVIDIA driver"
+    try:
+        done = subprocess.run(
+            [*_COMMAND, name],
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the first search on it did not end within {TIME_LIMIT_S} s"
+    lines = done.stderr.strip().splitlines()
+    said = f", saying {lines[-1][:200]!r}" if lines else ""
+    if done.returncode < 0:
+        return f"the first search on it ended its process with {signal.Signals(-done.returncode).name}{said}"
+    try:
+        answer = json.loads(done.stdout)
+        if "refused" in answer:
+            return str(answer["refused"])
+        return Contact(int(answer["devices"]), bool(answer["is_half_exact"]))
+    except (ValueError, KeyError, TypeError):
+        return f"the first search on it failed with exit code {done.returncode}{said}"
+
+
+# In the child
+
+
+def probe(engine: DeviceEngine) -> str | None:
+    """Search synthetic records with an engine; what is wrong with it, or None.
+
+    Similarities reach the last bit below 2^24, all records tie, k goes over what FAISS returns at once, and
+    dimensions are those that kernels are chosen by.
+    """
+    for what, features, queries, counts in _trials():
+        ids = np.random.default_rng(len(features)).permutation(len(features)).astype(np.int64)
+        index = StoredIndex(features, ids, engine)
+        for k in counts:
+            found, expected = index.search(queries, k), nearest_by_definition(features, ids, queries, k)
+            if index.engine is not engine:
+                return f"it failed, or was not exact, on {what} with k = {k}"
+            if not np.array_equal(found.record_ids, expected.record_ids):
+                return f"it found other neighbours than the definition on {what} with k = {k}"
+            if not np.array_equal(found.similarities, expected.similarities):
+                return f"it rounded similarities on {what} with k = {k}"
+    return None
+
+
+_Trial = tuple[str, NDArray[np.int16], NDArray[np.int16], tuple[int, ...]]
+
+
+def _trials() -> Iterator[_Trial]:
+    rng = np.random.default_rng(20261122)
+    top = np.full((1, 4), 2047, dtype=np.int16)
+    near = np.repeat(top, 8, axis=0)
+    near[:, 0] -= np.arange(8, dtype=np.int16)
+    yield "similarities that differ in the last of 24 bits", np.concatenate([near, -near]), near, (1, 3, 16)
+    for dimension in (1, 24, 768, 1280):
+        vectors = rng.standard_normal((300, dimension))
+        vectors *= 4090 / np.linalg.norm(vectors, axis=1, keepdims=True)
+        rows = np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
+        rows[100:200] = rows[:100]
+        yield f"records of {dimension} numbers, a third of them twice", rows, rows[:70], (1, 50, 300)
+    tied = np.ones((2500, 24), dtype=np.int16)
+    yield "records that all tie", tied, tied[:3], (1, 50, 2047, 2048, 2049)
+
+
+def _torch() -> dict[str, object]:
+    import torch
+
+    from feature_store.index.engine_torch import TorchEngine
+
+    count = torch.cuda.device_count()
+    if not count:
+        return {"refused": "torch sees no CUDA device"}
+    is_half_exact = True
+    for number in range(count):
+        half = TorchEngine(devices=[f"cuda:{number}"])
+        if probe(half) is None:
+            continue
+        is_half_exact = False
+        wrong = probe(half.in_single_precision())
+        if wrong is not None:
+            return {"refused": f"device {number}: {wrong}"}
+    return {"devices": count, "is_half_exact": is_half_exact}
+
+
+def _faiss() -> dict[str, object]:
+    from feature_store.index.engine_faiss import FaissDeviceEngine, num_devices
+
+    if not num_devices():
+        return {"refused": "FAISS sees no CUDA device"}
+    wrong = probe(FaissDeviceEngine())
+    return {"devices": 1, "is_half_exact": False} if wrong is None else {"refused": wrong}
+
+
+_PROBES: Final[dict[str, Callable[[], dict[str, object]]]] = {"torch-gpu": _torch, "faiss-gpu": _faiss}
+
+
+def main(name: str) -> None:
+    """The child's part."""
+    try:
+        answer = _PROBES[name]()
+    except LabelerError as error:
+        answer = {"refused": str(error)}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""Rows of a shard in the order of record ids, read in pieces: nothing here makes a whole set of another type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.mapped import unmap_pages
+
+
+class GatheredRows:
+    """Some rows of the features, in a given order.
+
+    Args:
+        features: int16 (n, d); in memory or memory-mapped.
+        rows: int64 (m,), which of them, in which order.
+        chunk_bytes: about how much is copied at a time, counted as float32; one row is always taken.
+    """
+
+    def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], chunk_bytes: int) -> None:
+        self._features = features
+        self._rows = rows
+        self._chunk_bytes = chunk_bytes
+        # Shards keep their rows in this order, and a slice is read without an index.
+        self._is_slice = len(rows) > 0 and int(rows[-1] - rows[0]) + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._features.shape[1])
+
+    def part(self, start: int, stop: int) -> GatheredRows:
+        """Rows from `start` to before `stop` of these."""
+        return GatheredRows(self._features, self._rows[start:stop], self._chunk_bytes)
+
+    def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
+        """Where a piece belongs among these rows, and the piece: int16, C order, a copy of its own."""
+        step = max(1, self._chunk_bytes // (4 * self.dimension))
+        for start in range(0, len(self._rows), step):
+            some = self._rows[start : start + step]
+            chosen = self._features[some[0] : some[-1] + 1] if self._is_slice else self._features[some]
+            yield slice(start, start + len(some)), np.array(chosen, dtype=np.int16, order="C")
+        unmap_pages(self._features)
+
+    def fill(self, into: NDArray[np.float32]) -> None:
+        """All of them as float32, into an array (m, d)."""
+        step = max(1, self._chunk_bytes // (4 * self.dimension))
+        for start in range(0, len(self._rows), step):
+            some = self._rows[start : start + step]
+            chosen = self._features[some[0] : some[-1] + 1] if self._is_slice else self._features[some]
+            into[start : start + step] = chosen
+        unmap_pages(self._features)

@@ -1,0 +1,364 @@
+"""What a device may do to an index, on machines without one: see fake_devices for what takes its place."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feature_store.index import Neighbors, build, build_index, device_probe, engine_torch, nearest_by_definition
+from feature_store.index.device_probe import Contact, probe
+from feature_store.index.engine import DeviceEngine, Engine
+from feature_store.index.engine_faiss import FaissDeviceEngine, FaissEngine
+from feature_store.index.engine_numpy import NumpyBlock, NumpyEngine
+from feature_store.index.engine_torch import TorchBlock, TorchEngine
+from feature_store.index.exact_product import Product, exact_sums, product_of, single_product
+from feature_store.index.gathered import GatheredRows
+from feature_store.index.stored import StoredIndex
+from labeler.errors import InvalidSetting, UnsafeIndex
+from tests.feature_store.index.fake_devices import FAKES, FakeCuda, cuda_of
+
+RNG = np.random.default_rng(20261122)
+FEATURES = RNG.integers(-3, 4, (3000, 8)).astype(np.int16)
+IDS = RNG.permutation(3000).astype(np.int64)
+QUERIES = RNG.integers(-3, 4, (40, 8)).astype(np.int16)
+
+
+def assert_equal(found: Neighbors, k: int, kept: slice = slice(None)) -> None:
+    expected = nearest_by_definition(FEATURES[kept], IDS[kept], QUERIES, k)
+    np.testing.assert_array_equal(found.record_ids, expected.record_ids)
+    np.testing.assert_array_equal(found.similarities, expected.similarities)
+
+
+# Memory
+
+
+def test_fifty_indexes_of_a_process_share_one_set_of_resources() -> None:
+    with cuda_of(FakeCuda()) as cuda:
+        indexes = [StoredIndex(FEATURES, IDS, FaissDeviceEngine()) for _ in range(50)]
+        assert len(cuda.alive) == 50
+        assert cuda.resources == 1
+        assert sum(cuda.temporary_bytes) <= 256 << 20
+        assert sum(cuda.pinned_bytes) <= 16 << 20
+        del indexes
+        assert not cuda.alive
+        assert cuda.used_bytes == 0
+
+
+@pytest.mark.parametrize("k", [1, 50, 2047, 2048, 2049, 3000, 4000])
+def test_a_shard_larger_than_the_device_is_searched_with_one_block_alive_at_a_time(k: int) -> None:
+    with cuda_of(FakeCuda(free_bytes=(1 << 30) + 64 * 500)) as cuda:
+        index = StoredIndex(FEATURES, IDS, FaissDeviceEngine())
+        assert cuda.made == 0
+        assert_equal(index.search(QUERIES, k), k)
+        assert isinstance(index.engine, FaissDeviceEngine)
+        assert cuda.made >= 6
+        assert cuda.most_alive == 1
+        assert cuda.used_bytes == 0
+
+
+@pytest.mark.parametrize("room", [1, 70, 640, 2999])
+def test_torch_reads_block_by_block_what_its_device_has_no_room_for(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_torch, "_room_bytes", lambda _: room * (2 * 8 + 8) // 2)
+    engine = TorchEngine(devices=("cpu", "cpu"), tile_rows=100)
+    assert engine.room_rows(8) in (room, max(1, room - 1))
+    some = slice(0, 300 if room == 1 else None)
+    index = StoredIndex(FEATURES[some], IDS[some], engine)
+    assert_equal(index.search(QUERIES, 60), 60, some)
+    assert index.engine is engine
+
+
+def test_deletions_on_a_device_load_again_without_a_second_copy() -> None:
+    with cuda_of(FakeCuda()) as cuda:
+        index = StoredIndex(FEATURES, IDS, FaissDeviceEngine())
+        index.remove(IDS[:1000])
+        assert_equal(index.search(QUERIES, 30), 30, slice(1000, None))
+        assert cuda.made == 2
+        assert cuda.most_alive == 1
+
+
+# Failures
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 5])
+def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
+    moment: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first search is that of the check; a round that is charged must be answered whatever happens then."""
+
+    class Failing(TorchEngine):
+        searches = 0
+
+        def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> TorchBlock:
+            block = super().load_gathered(rows, ranks)
+            whole = block.first_keys
+
+            def fails(queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+                Failing.searches += 1
+                if Failing.searches >= moment:
+                    block._parts[0]._product = _broken
+                return whole(queries, count)
+
+            block.first_keys = fails  # type: ignore[method-assign]
+            return block
+
+    with caplog.at_level(logging.ERROR):
+        index = StoredIndex(FEATURES, IDS, Failing(devices=("cpu", "cpu")))
+        for k in (7, 2500, 40, 1):
+            assert_equal(index.search(QUERIES, k), k)
+    assert isinstance(index.engine, NumpyEngine)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    index.remove(IDS[:5])
+    assert_equal(index.search(QUERIES, 9), 9, slice(5, None))
+
+
+def _broken(_: Tensor, __: Tensor) -> Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_device_without_the_room_it_promised_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cuda_of(FakeCuda(free_bytes=10_000)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 << 30, 8 << 30))
+        index = StoredIndex(FEATURES, IDS, FaissDeviceEngine())
+        assert isinstance(index.engine, NumpyEngine)
+        assert_equal(index.search(QUERIES, 5), 5)
+
+
+# A neighbour that is missing
+
+
+def test_a_record_that_a_device_never_returns_is_noticed_when_the_index_is_loaded() -> None:
+    """What it returns is exact, so recomputing that saw nothing wrong."""
+    with cuda_of(FakeCuda()) as cuda:
+        cuda.loses_best = True
+        index = StoredIndex(FEATURES, IDS, FaissDeviceEngine())
+        assert cuda.searches == 1
+        assert not cuda.alive
+        assert isinstance(index.engine, NumpyEngine)
+        assert_equal(index.search(QUERIES, 60), 60)
+
+
+@pytest.mark.parametrize("limit", [None, 1_200_000])
+def test_an_engine_for_the_processor_that_misses_a_record_is_refused(limit: int | None) -> None:
+    class Forgetful(NumpyEngine):
+        def load(self, rows: NDArray[np.float32]) -> NumpyBlock:
+            return _Forgetful(rows)
+
+    class _Forgetful(NumpyBlock):
+        def scores(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+            scores = super().scores(queries)
+            scores[:, len(self) // 2] = scores[:, 0]
+            return scores
+
+    rng = np.random.default_rng(3)
+    features = rng.normal(0, 40, (90, 2000)).astype(np.int16)
+    with pytest.raises(UnsafeIndex, match="records are missed"):
+        StoredIndex(features, IDS[:90], Forgetful(), memory_limit_bytes=limit).search(features[:3], 2)
+
+
+def test_every_load_is_checked_and_every_search_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[int] = []
+    check = StoredIndex._check_found
+    monkeypatch.setattr(StoredIndex, "_check_found", lambda *given: (checks.append(1), check(*given))[1])
+    index = StoredIndex(FEATURES, IDS, NumpyEngine())
+    for _ in range(3):
+        index.search(QUERIES, 4)
+    assert len(checks) == 1
+    index.remove(IDS[:1000])
+    assert len(checks) == 2
+    in_blocks = StoredIndex(FEATURES, IDS, NumpyEngine(), memory_limit_bytes=600_000)
+    for _ in range(3):
+        in_blocks.search(QUERIES, 4)
+    assert len(checks) > 3
+    before = len(checks)
+    in_blocks.search(QUERIES, 4)
+    assert len(checks) == before
+
+
+# Exactness
+
+
+def test_half_precision_holds_the_whole_grid_and_nothing_beyond_it() -> None:
+    grid = torch.arange(-2048, 2049)
+    assert torch.equal(grid.to(torch.float16).to(torch.int64), grid)
+    assert int(torch.tensor(2049).to(torch.float16)) != 2049
+    assert not torch.equal(grid.to(torch.bfloat16).to(torch.int64), grid)
+
+
+def accumulated(bits: int, *, at_once: int = 8) -> Product:
+    """A product as tensor cores take it: summands aligned to the largest, what lies below so many bits cut off."""
+
+    def aligned(summands: Tensor) -> Tensor:
+        largest = summands.abs().amax(dim=0).clamp(min=1)
+        unit = torch.exp2(torch.floor(torch.log2(largest)) + 1 - bits).clamp(min=1)
+        return (torch.trunc(summands / unit) * unit).sum(dim=0)
+
+    def product(queries: Tensor, records: Tensor) -> Tensor:
+        total = torch.zeros((len(queries), len(records)), dtype=torch.float64)
+        for start in range(0, queries.shape[1], at_once):
+            some = slice(start, start + at_once)
+            products = torch.einsum("qd,rd->dqr", queries[:, some].double(), records[:, some].double())
+            total = aligned(torch.cat([total[None], products]))
+            total = aligned(total[None])
+        return total.float()
+
+    return product
+
+
+def test_an_accumulator_of_24_bits_is_exact() -> None:
+    assert probe(TorchEngine(product=accumulated(24))) is None
+
+
+@pytest.mark.parametrize("bits", [22, 23, 14])
+def test_an_accumulator_of_fewer_bits_is_found_out_by_the_probe(bits: int) -> None:
+    wrong = probe(TorchEngine(product=accumulated(bits)))
+    assert wrong is not None
+    assert "failed, or was not exact" in wrong
+
+
+def test_sums_that_are_rounded_to_half_precision_are_found_out_by_the_probe() -> None:
+    def reduced(queries: Tensor, records: Tensor) -> Tensor:
+        middle = queries.shape[1] // 2
+        parts = [
+            single_product(queries[:, some], records[:, some]).half() for some in (slice(middle), slice(middle, None))
+        ]
+        return parts[0].float() + parts[1].float()
+
+    assert probe(TorchEngine(product=reduced)) is not None
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_the_fakes_pass_the_probe_without_falling_back(name: str) -> None:
+    engine: Engine | DeviceEngine = FAKES[name]()
+    assert isinstance(engine, DeviceEngine)
+    assert probe(engine) is None
+
+
+def test_switches_of_precision_are_off_for_a_product_and_what_they_were_afterwards() -> None:
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "fp32_precision")
+    before = [getattr(matmul, name) for name in names]
+    torch.set_float32_matmul_precision("medium")
+    allowed = [getattr(matmul, name) for name in names]
+    try:
+        with exact_sums():
+            assert not matmul.allow_fp16_reduced_precision_reduction
+            assert not matmul.allow_fp16_accumulation
+            assert matmul.fp32_precision == "ieee"
+        assert [getattr(matmul, name) for name in names] == allowed
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(matmul, name, value)
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_on_cuda_the_product_is_that_of_half_precision_with_float32_sums() -> None:
+    assert product_of(torch.device("cuda")).__name__ == "half_product"
+    on_meta = (
+        torch.empty((3, 8), dtype=torch.float16, device="meta"),
+        torch.empty((5, 8), dtype=torch.float16, device="meta"),
+    )
+    found = product_of(torch.device("cuda"))(*on_meta)
+    assert (found.dtype, tuple(found.shape)) == (torch.float32, (3, 5))
+
+
+# First contact
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine that looks as if it had a device; whoever asks for it starts a child."""
+    monkeypatch.setattr(device_probe, "has_driver", lambda: True)
+    monkeypatch.setattr(build, "has_driver", lambda: True)
+    device_probe.forget()
+    yield monkeypatch
+    device_probe.forget()
+
+
+def child(patch: pytest.MonkeyPatch, code: str) -> None:
+    patch.setattr(device_probe, "_COMMAND", [sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("import os, sys; print('Faiss assertion', file=sys.stderr, flush=True); os.abort()", "SIGABRT, saying 'Faiss"),
+        ("raise SystemExit(3)", "failed with exit code 3"),
+        ("print('half a')", "failed with exit code 0"),
+        ('print(\'{"refused": "FAISS sees no CUDA device"}\')', "FAISS sees no CUDA device"),
+        ("import time; time.sleep(60)", "did not end within 1 s"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["torch-gpu", "faiss-gpu"])
+def test_whatever_a_device_does_to_the_child_is_a_sentence(
+    engine: str, code: str, sentence: str, driver: pytest.MonkeyPatch
+) -> None:
+    child(driver, code)
+    driver.setattr(device_probe, "TIME_LIMIT_S", 1 if "sleep" in code else 60)
+    with pytest.raises(InvalidSetting, match=sentence) as refused:
+        build_index(FEATURES, IDS, engine=engine)
+    assert "use engine faiss or auto" in str(refused.value)
+
+
+def test_auto_uses_the_processor_where_the_device_does_not_work_and_says_why_once(
+    driver: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child(driver, "import os; os.abort()")
+    driver.setattr(build, "WORTH_A_DEVICE", 0)
+    for _ in range(3):
+        index = build_index(FEATURES, IDS)
+        assert isinstance(index, StoredIndex)
+        assert isinstance(index.engine, FaissEngine)
+    assert [record.getMessage() for record in caplog.records] == ["no device is used"]
+
+
+def test_without_a_driver_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_probe.forget()
+    monkeypatch.setattr(device_probe, "has_driver", lambda: False)
+    monkeypatch.setattr(subprocess, "run", None)
+    with pytest.raises(InvalidSetting, match="this machine has no NVIDIA driver"):
+        build_index(FEATURES, IDS, engine="torch-gpu")
+    device_probe.forget()
+
+
+def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    for engine in ("torch-gpu", "faiss-gpu"):
+        with pytest.raises(InvalidSetting, match="sees no CUDA device"):
+            device_probe.contact(engine)
+
+
+def test_auto_takes_all_devices_for_a_large_shard_and_none_for_a_small_one(driver: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def met(name: str) -> Contact:
+        asked.append(name)
+        return Contact(devices=3, is_half_exact=True)
+
+    driver.setattr(build, "found_or_none", met)
+    driver.setattr(torch.cuda, "device_count", lambda: 3)
+    index = build_index(FEATURES, IDS)
+    assert isinstance(index, StoredIndex)
+    assert isinstance(index.engine, FaissEngine)
+    assert not asked
+    assert not build.goes_to_device(FEATURES, "auto")
+    assert build.goes_to_device(np.broadcast_to(FEATURES[:1], (9_000_000, 8)), "auto")
+    engine = build.load_engine("auto")
+    assert repr(engine) == "TorchEngine(devices=['cuda:0', 'cuda:1', 'cuda:2'])"
+
+
+def test_a_device_that_this_machine_does_not_have_is_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert repr(TorchEngine(devices=["cuda:0"])) == "TorchEngine(devices=['cuda:0'])"
+    with pytest.raises(InvalidSetting, match="needs device cuda:7, torch sees 1 CUDA devices"):
+        TorchEngine(devices=["cuda:7"])
+    with pytest.raises(InvalidSetting, match="names no device"):
+        TorchEngine(devices=["toaster"])

@@ -1,0 +1,109 @@
+"""Whatever a device can do to an agent's process, it does before anything is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from feature_store.index import build
+from feature_store.index.device_probe import Contact
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import BudgetExceeded, InvalidSetting
+from labeler.task import Task, parse_task
+from tests.feature_store.index.fake_devices import FakeCuda, cuda_of
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
+
+
+class NotingLedger(InMemoryLedger):
+    def __init__(self, events: list[str], *, cap: int = 10**15) -> None:
+        super().__init__({"instance": Account("a", "instance", cap)})
+        self._events = events
+
+    def charge(self, **given: object) -> None:  # type: ignore[override]
+        super().charge(**given)  # type: ignore[arg-type]
+        self._events.append("charge")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A machine with a device that FAISS computes on."""
+    with cuda_of(FakeCuda()) as cuda:
+
+        def met(name: str) -> Contact:
+            cuda.events.append("contact")
+            return Contact(1, is_half_exact=False)
+
+        monkeypatch.setattr(build, "contact", met)
+        yield cuda
+
+
+def task_of(shard: Shard, **more: object) -> Task:
+    fields = {"name": "t", "classes": shard.classes, "k": 5, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 9}
+    return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
+
+
+def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> Agent:
+    return Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
+
+
+@pytest.fixture
+def batch(make_shard: Callable[..., Shard]) -> QueryBatch:
+    return QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+
+
+def test_first_contact_index_and_canary_come_before_the_charge(
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+) -> None:
+    shard = make_shard("own")
+    agent = agent_of(shard, NotingLedger(cuda.events))
+    searches_before = cuda.searches
+    agent.answer(task_of(shard), batch)
+    agent.answer(task_of(shard, nonce="another"), batch)
+    assert cuda.events[0] == "contact"
+    assert cuda.events[-2:] == ["charge", "charge"]
+    assert cuda.events.count("index") == 1
+    assert searches_before == 1
+    assert cuda.resources == 1
+
+
+def test_a_refused_charge_finds_the_index_as_it_was(
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+) -> None:
+    """Else a refusal would take as long as the records are many."""
+    shard = make_shard("own")
+    agent = agent_of(shard, NotingLedger(cuda.events, cap=1))
+    before = list(cuda.events)
+    with pytest.raises(BudgetExceeded):
+        agent.answer(task_of(shard), batch)
+    assert cuda.events == before
+
+
+def test_an_engine_that_does_not_work_is_refused_when_the_agent_starts(
+    make_shard: Callable[..., Shard], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(name: str) -> Contact:
+        raise InvalidSetting("the first search on it ended its process with SIGABRT")
+
+    monkeypatch.setattr(build, "contact", refuses)
+    with pytest.raises(InvalidSetting, match="SIGABRT"):
+        agent_of(make_shard("own"), NotingLedger(cuda.events))
+    assert "charge" not in cuda.events
+
+
+def test_ballots_from_a_device_are_those_of_the_processor_and_a_released_index_is_built_again(
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+) -> None:
+    shard = make_shard("own")
+    for method, k in (("knn", 7), ("reverse-knn", 2)):
+        task = task_of(shard, method=method, k=k)
+        expected = agent_of(shard, NotingLedger([]), engine="numpy").ballots(task, batch)
+        agent = agent_of(shard, NotingLedger([]))
+        assert np.array_equal(agent.ballots(task, batch), expected)
+        agent.release()
+        assert not cuda.alive
+        assert np.array_equal(agent.ballots(task, batch), expected)
