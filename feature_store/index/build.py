@@ -124,3 +124,17 @@ def load_engine(name: str) -> Engine | DeviceEngine:
         return FaissDeviceEngine()
     refuse_unsafe(name)
     raise InvalidSetting(f"engine {name!r} is unknown; choose one of {', '.join(ENGINES)}")
+
+
+def load_scoring_engine(name: str) -> Engine:
+    """The engine of that name, or FAISS on the processor where a device's does not hand out all scores.
+
+    Raises:
+        As for load_engine.
+    """
+    loaded = load_engine("faiss" if name == "auto" else name)
+    if not isinstance(loaded, DeviceEngine):
+        return loaded
+    from feature_store.index.engine_faiss import FaissEngine
+
+    return FaissEngine()

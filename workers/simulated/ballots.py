@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import build_index, load_engine
+from feature_store.index.build import build_index, load_scoring_engine
 from feature_store.index.keys import NO_KEY, pack, ranks_of
 from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
@@ -80,7 +80,7 @@ def _knn(task: Task, batch: QueryBatch, agents: Federation, engine: str) -> Ball
     labels = agents.record_labels()
     count, most = labels.shape
     features = agents.record_features().reshape(count * most, -1).astype(np.float32)
-    scores = load_engine(engine).load(features).scores(batch.features.astype(np.float32))
+    scores = load_scoring_engine(engine).load(features).scores(batch.features.astype(np.float32))
     # A place in an agent's row is the rank of the record's id, which is all that ties ask for.
     keys = pack(scores.reshape(len(batch), count, most), np.arange(most, dtype=np.int64))
     keys[:, labels == NOBODY] = NO_KEY
