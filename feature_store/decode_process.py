@@ -2,12 +2,12 @@
 
     embedder   starts the decoder on jobs/JOB/upload.parquet  ----->  limits itself, adds up the pixels of all headers
                looks every moment whether the job still waits,        decodes two at a time, resizes, sends
-               kills the decoder where it does not            <-----  pixels of the network's size, in order
+               kills the decoder where it does not            <-----  about the network's pixels, in order
 
 An image unpacks to a thousand times its size and takes seconds; whatever it does to the library happens over there. The
-embedder holds pixels of the size its network takes and nothing else, so its own memory does not grow with what it is
-sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's memory
-is not bounded.
+embedder holds pixels of about the size its network takes and nothing else, so its own memory does not grow with what it
+is sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's
+memory is not bounded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import select
+import struct
 import sys
 import threading
 import time
@@ -32,9 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones.backbone import prepare_image
+from feature_store.backbones.backbone import decode_for, prepare_image
 from feature_store.backbones.spec import Transform
-from feature_store.decode import decode_image, header_pixels
+from feature_store.backbones.turbo import least_side, region, resize_region
+from feature_store.decode import header_pixels
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
 from feature_store.own_process import start_own_process
@@ -56,6 +58,7 @@ LARGE_PIXELS = 4_000_000
 _LOOK_S = 0.2
 _AHEAD = 32
 _HEAD_BYTES = 5
+_SIDES = ">HH"
 _PIXELS, _BAD, _REFUSED, _END = b"P", b"B", b"R", b"E"
 _GONE = "decoding it takes more memory or time than is given to one image, or it is damaged"
 
@@ -155,19 +158,18 @@ class _Pipe:
 
 def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8]]:
     """What the decoder sent; it met hostile bytes, so nothing it says is believed without a bound."""
-    shape = (transform.crop, transform.crop, transform.channels)
-    pixels = transform.crop * transform.crop * transform.channels
+    most = (2 * least_side(transform) + 1) ** 2 * transform.channels + struct.calcsize(_SIDES)
     expected = iter(indices)
     index = next(expected, -1)
     while True:
         head = pipe.exactly(_HEAD_BYTES)
         size = 0 if head is None else int.from_bytes(head[1:], "big")
-        data = pipe.exactly(size) if size <= max(pixels, 4096) else None
+        data = pipe.exactly(size) if size <= max(most, 4096) else None
         kind = None if head is None or data is None else head[:1]
         if kind == _END:
             return
-        if kind == _PIXELS and data is not None and len(data) == pixels:
-            yield np.frombuffer(data, dtype=np.uint8).reshape(shape)
+        if kind == _PIXELS and data is not None and (square := _square(data, transform)) is not None:
+            yield square
             index = next(expected, -1)
         elif kind == _BAD and data is not None:
             raise UnusableImage(index, data.decode(errors="replace"))
@@ -176,6 +178,20 @@ def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterato
             raise (TooLarge if problem == TooLarge.problem_type else BadData)(sentence)
         else:
             raise UnusableImage(index, _GONE)
+
+
+def _square(data: bytes, transform: Transform) -> NDArray[np.uint8] | None:
+    """An image as the network takes it; None where the bytes are not what a decoder sends."""
+    if len(data) < struct.calcsize(_SIDES):
+        return None
+    height, width = struct.unpack_from(_SIDES, data)
+    pixels = np.frombuffer(data, dtype=np.uint8, offset=struct.calcsize(_SIDES))
+    if not pixels.size or pixels.size != height * width * transform.channels:
+        return None
+    square = pixels.reshape(height, width, transform.channels)
+    if transform.decoder == "turbo":
+        return resize_region(square, transform)
+    return square if height == width == transform.crop else None
 
 
 # The decoder's side.
@@ -214,7 +230,7 @@ def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
     """
     total = 0
     for index in range(len(source.names)):
-        total += header_pixels(source.data(index))
+        total += header_pixels(source.file(index))
         if total > limits.max_job_pixels:
             raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
 
@@ -242,7 +258,7 @@ class _Decoder:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _one(self, index: int) -> bytes:
-        data = self._source.data(index)
+        data = self._source.file(index)
         if header_pixels(data) <= LARGE_PIXELS:
             return self._prepared(data)
         with self._large:
@@ -250,7 +266,11 @@ class _Decoder:
 
     def _prepared(self, data: bytes) -> bytes:
         try:
-            return prepare_image(decode_image(data, max_pixels=self._limits.max_pixels), self._transform).tobytes()
+            image = decode_for(data, self._transform, max_pixels=self._limits.max_pixels)
+            # What resizes a turbo image takes seconds to load, which this process would spend on every slice.
+            is_turbo = self._transform.decoder == "turbo"
+            square = region(image, self._transform) if is_turbo else prepare_image(image, self._transform)
+            return struct.pack(_SIDES, *square.shape[:2]) + square.tobytes()
         except BadData as error:
             raise UnreadableImage(str(error)) from None
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -17,29 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.backbones.backbone import Backbone
-from feature_store.decode import Skipped, png_thumbnail
+from feature_store.decode import Skipped
+from feature_store.embed_steps import Loaded, Records, append_batch, embedded_batches, load_image, loaded_batches
 from feature_store.images import ImageSource, open_source, source_digest
 from feature_store.persons import PersonColumn
-from feature_store.quantize import usable_rows
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
+from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, site_key
 from feature_store.twice import named, refusal, refuse_same_bytes
-from labeler.errors import BadData, InvalidSetting, UnreadableImage
+from labeler.errors import BadData, InvalidSetting
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """What becomes of private images that are there more than once."""
 
 Progress = Callable[[int, int], None]
-Loader = Callable[[int], Iterator[list["Loaded"]]]
+Loader = Callable[[int], Generator[list[Loaded]]]
 """Gives the images of a source from an index on, in batches of any size, in order."""
 
 _PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
 """Of public images digests are only compared, and not kept."""
 
-_DEFAULT_BATCH = 64
-_THUMBNAIL_PIXELS = 64
+
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,6 @@ class EmbedReport:
     same_images: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """One image of a source, ready for the network, or the reason why not.
-
-    Attributes:
-        index: its place in the source.
-        pixels: what `Backbone.prepare` makes of it; None where it cannot be used.
-        thumbnail: PNG bytes, where they are kept.
-        reason: why it cannot be used.
-        digest: of its bytes; empty where a loader does not look for equal images.
-    """
-
-    index: int
-    pixels: NDArray[np.uint8] | None
-    thumbnail: bytes | None
-    reason: str
-    digest: bytes = b""
-
-
 def embed_source(
     source: ImageSource | str | Path,
     backbone: Backbone,
@@ -94,10 +75,10 @@ def embed_source(
     *,
     classes: Sequence[str] | None = None,
     public: bool = False,
-    batch_size: int = _DEFAULT_BATCH,
+    batch_size: int | None = None,
     progress: Progress | None = None,
     thumbnails: bool | None = None,
-    threads: int = 2,
+    threads: int | None = None,
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
     key: SiteKey | Path | None = None,
@@ -119,10 +100,11 @@ def embed_source(
             source's own names are taken: right only if they are public, the same for all parties, and complete.
         public: whether these are public images. Their labels, if any, are truth for scoring and never leave for
             a vote; those outside `classes` become unknown.
-        batch_size: images between two checkpoints.
+        batch_size: images between two checkpoints, rounded up to whole forward passes of the backbone; one pass when
+            None.
         progress: called after every batch with (images done, images in all).
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
-        threads: that read and prepare images while the backbone computes.
+        threads: that read and prepare images while the backbone computes; as many as there are cores when None.
         persons: where it is said whose images are whose; kept with a private shard, as digests.
         duplicates: what becomes of private images that are there more than once: refused (the default), only the first
             of each kept, or all. Public ones are all kept, and reported.
@@ -142,7 +124,7 @@ def embed_source(
         InvalidSetting: a setting out of bounds, or `out` holds something else.
         OutputInUse: another process is writing it.
     """
-    if batch_size < 1 or threads < 1:
+    if (batch_size is not None and batch_size < 1) or (threads is not None and threads < 1):
         raise InvalidSetting(f"batch_size and threads must be at least 1, found {batch_size} and {threads}")
     if thumbnails and not public:
         raise InvalidSetting("pictures are kept in public shards only; leave thumbnails out for private images")
@@ -164,6 +146,15 @@ def embed_source(
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
     path = Path(out)
+    passes = -(-(batch_size or 1) // backbone.batch_size)
+
+    def load(start: int) -> Generator[list[Loaded]]:
+        def one(index: int) -> Loaded:
+            return load_image(images, index, backbone.transform, digester=digester, keep_thumbnail=keep_thumbnails)
+
+        indices = range(start, len(images.names))
+        return loaded_batches(one, indices, batch_size=passes * backbone.batch_size, threads=threads or all_cores())
+
     digester = _PUBLIC_KEY if public else _site_key(path, key)
     people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
     job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails, people=people)
@@ -185,11 +176,12 @@ def embed_source(
         total = len(images.names)
         if policy == "refuse" and not resumed_from:
             refuse_same_bytes(images, labels, people, digester, scanned)
-        load = loader or partial(_load_batches, images, backbone, digester, batch_size, threads, keep_thumbnails)
-        for batch in load(writer.position):
-            _append_batch(writer, backbone, images, labels, people, batch, keep_thumbnails)
-            if progress is not None:
-                progress(writer.position, total)
+        rows = Records(images, labels, people, keep_thumbnails)
+        with closing((loader or load)(writer.position)) as batches:
+            for batch in embedded_batches(backbone, batches):
+                append_batch(writer, rows, batch)
+                if progress is not None:
+                    progress(writer.position, total)
         skipped = writer.skipped()
         same = find_same_images(writer.gathered())
         said = named(same, writer.sources() if same else ())
@@ -231,71 +223,6 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
             "labels are matched by name, so check the list's spelling, or take those images out"
         )
     return labels
-
-
-def _append_batch(
-    writer: ShardWriter,
-    backbone: Backbone,
-    images: ImageSource,
-    labels: NDArray[np.int16],
-    people: Digests | None,
-    batch: list[Loaded],
-    keep_thumbnails: bool,
-) -> None:
-    skipped = list(images.left_out) if writer.position == 0 else []
-    skipped += [Skipped(images.names[item.index], item.reason) for item in batch if item.pixels is None]
-    loaded = [item for item in batch if item.pixels is not None]
-    features = np.empty((0, backbone.dimension), dtype=np.float32)
-    if loaded:
-        features = backbone.embed_prepared(np.stack([item.pixels for item in loaded if item.pixels is not None]))
-    usable = usable_rows(features)
-    blank = [item for item, good in zip(loaded, usable, strict=True) if not good]
-    kept = [item for item, good in zip(loaded, usable, strict=True) if good]
-    skipped += [Skipped(images.names[item.index], "its feature is zero or not finite") for item in blank]
-    indexes = np.array([item.index for item in kept], dtype=np.int64)
-    digests = b"".join(item.digest for item in kept)
-    writer.append(
-        features[usable],
-        labels[indexes],
-        [images.names[item.index] for item in kept],
-        thumbnails=[item.thumbnail or b"" for item in kept] if keep_thumbnails else None,
-        persons=None if people is None else people[indexes],
-        image_digests=as_digests(digests) if digests else None,
-        skipped=skipped,
-        position=batch[-1].index + 1,
-    )
-
-
-def _load_batches(
-    images: ImageSource,
-    backbone: Backbone,
-    digester: SiteKey,
-    batch_size: int,
-    threads: int,
-    keep_thumbnails: bool,
-    start: int,
-) -> Iterator[list[Loaded]]:
-    """Batches in the source's order, the next one always being read while the caller works on this one."""
-
-    def load(index: int) -> Loaded:
-        try:
-            image = images.read(index)
-            thumbnail = png_thumbnail(image, side=_THUMBNAIL_PIXELS) if keep_thumbnails else None
-            digest = digester.digest("image", images.blocks(index))
-            return Loaded(index, backbone.prepare(image), thumbnail, "", digest)
-        except (UnreadableImage, BadData) as error:
-            return Loaded(index, None, None, str(error))
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="embed") as pool:
-        starts = iter(range(start, len(images.names), batch_size))
-
-        def submit(first: int) -> Iterator[Loaded]:
-            return pool.map(load, range(first, min(first + batch_size, len(images.names))))
-
-        ahead = [submit(first) for first in islice(starts, 2)]
-        while ahead:
-            yield list(ahead.pop(0))
-            ahead += [submit(first) for first in islice(starts, 1)]
 
 
 def _site_key(out: Path, key: SiteKey | Path | None) -> SiteKey:

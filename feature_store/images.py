@@ -22,6 +22,7 @@ from feature_store.decode import MAX_PIXELS, Skipped, decode_image
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 _READ_BYTES = 1 << 20
+_MOST_AT_ONCE = 64 << 20
 
 
 class ImageSource(Protocol):
@@ -33,6 +34,7 @@ class ImageSource(Protocol):
         label_names: names of the labels the source knows, in the source's order; empty without labels.
         names_are_declared: whether label_names stand in the source itself (folders, metadata), and were not
             collected from the labels of its records, which would change when a record does.
+        max_pixels: most width times height of an image.
         left_out: what lies in the source but is no image of it.
     """
 
@@ -51,8 +53,19 @@ class ImageSource(Protocol):
     @property
     def left_out(self) -> tuple[Skipped, ...]: ...
 
+    @property
+    def max_pixels(self) -> int: ...
+
     def read(self, index: int) -> Image.Image:
         """The image in RGB; raises UnreadableImage."""
+        ...
+
+    def file(self, index: int, /) -> bytes | Path | None:
+        """The image's file, undecoded: its bytes, or its path where it is large; None where there is only `read`.
+
+        Raises:
+            UnreadableImage: there is none, or it cannot be read.
+        """
         ...
 
     def blocks(self, index: int) -> Iterator[bytes]:
@@ -104,7 +117,7 @@ class FolderSource:
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self._path = path
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         folders = [entry for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if entry.is_file()]
@@ -125,7 +138,18 @@ class FolderSource:
         self.labels = [label for _, label in labelled]
 
     def read(self, index: int) -> Image.Image:
-        return decode_image(self._path / self.names[index], max_pixels=self._max_pixels)
+        return decode_image(self._path / self.names[index], max_pixels=self.max_pixels)
+
+    def file(self, index: int) -> bytes | Path:
+        path = self._path / self.names[index]
+        try:
+            return path if path.stat().st_size > _MOST_AT_ONCE else path.read_bytes()
+        except FileNotFoundError:
+            raise UnreadableImage("the file is gone") from None
+        except PermissionError:
+            raise UnreadableImage("no permission to read the file") from None
+        except OSError as error:
+            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
 
     def blocks(self, index: int) -> Iterator[bytes]:
         try:
@@ -152,7 +176,7 @@ class ParquetSource:
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         try:
             self._file = pq.ParquetFile(path, memory_map=True)
         except (pa.ArrowInvalid, OSError) as error:
@@ -217,14 +241,9 @@ class ParquetSource:
         return [None if value is None else str(value).strip() for value in values]
 
     def blocks(self, index: int) -> Iterator[bytes]:
-        yield self.data(index)
+        yield self.file(index)
 
-    def data(self, index: int) -> bytes:
-        """The bytes of one image file, undecoded.
-
-        Raises:
-            UnreadableImage: there are none.
-        """
+    def file(self, index: int) -> bytes:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         with self._lock:
             if self._group[0] != group:
@@ -236,7 +255,7 @@ class ParquetSource:
         return found
 
     def read(self, index: int) -> Image.Image:
-        return decode_image(self.data(index), max_pixels=self._max_pixels)
+        return decode_image(self.file(index), max_pixels=self.max_pixels)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feature_store.backbones.spec import Transform
+from feature_store.decode import MAX_PIXELS, decode_image
 from labeler.errors import BadData
 
 ImageLike = Image.Image | NDArray[np.uint8]
@@ -45,14 +47,45 @@ class Backbone(Protocol):
     def spec(self) -> dict[str, Any]:
         """What the fingerprint was made of, as JSON values, for manifests; names files, never folders."""
 
-    def prepare(self, image: ImageLike) -> NDArray[np.uint8]:
-        """Resize and crop one image to shape (height, width, channels); may run in any thread."""
+    @property
+    def transform(self) -> Transform:
+        """How files become what `embed_prepared` takes: `decode_for` and `prepare_image`, in any thread or process."""
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a forward pass. Fewer cost as much as so many, so batches should be multiples of it."""
+
+    @property
+    def passes_ahead(self) -> int:
+        """How many passes to begin before waiting for the first: 1 where a device computes while we prepare, else 0."""
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Features, shape (n, dimension), of prepared images of shape (n, height, width, channels)."""
 
+    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        """Begin what `embed_prepared` does; the function that comes back waits for the features."""
+
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         """Features, shape (n, dimension), of images of any size; not normalised."""
+
+
+def decode_for(data: bytes | Path, transform: Transform, *, max_pixels: int = MAX_PIXELS) -> ImageLike:
+    """Decode one image as far as a network needs it; `prepare_image` takes it from here.
+
+    Args:
+        data: the bytes of a file, or its path.
+        transform: its decoder decides.
+        max_pixels: most width times height.
+
+    Raises:
+        UnreadableImage: see `decode_image`; the same images for every decoder.
+    """
+    if transform.decoder == "turbo":
+        # Here and not above: most commands decode nothing.
+        from feature_store.backbones.turbo import decode_reduced
+
+        return decode_reduced(data, transform, max_pixels=max_pixels)
+    return decode_image(data, max_pixels=max_pixels)
 
 
 def prepare_image(image: ImageLike, transform: Transform) -> NDArray[np.uint8]:
@@ -68,17 +101,14 @@ def prepare_image(image: ImageLike, transform: Transform) -> NDArray[np.uint8]:
     Raises:
         BadData: an array of another type or shape, or an image without pixels.
     """
+    _check_image(image)
+    if transform.decoder == "turbo":
+        from feature_store.backbones.turbo import region, resize_region
+
+        return resize_region(region(image, transform), transform)
     if not isinstance(image, Image.Image):
-        array = np.asarray(image)
-        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
-            raise BadData(
-                "an image array must be uint8 of shape (height, width) or (height, width, 3); "
-                f"found {array.dtype} of shape {array.shape}"
-            )
-        image = Image.fromarray(array)
+        image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
     width, height = image.size
-    if not width or not height:
-        raise BadData(f"an image needs at least one pixel, found {width} x {height}")
     image = image.convert("L" if transform.channels == 1 else "RGB")
     shorter = min(width, height)
     size = (
@@ -96,6 +126,21 @@ def prepare_image(image: ImageLike, transform: Transform) -> NDArray[np.uint8]:
     resized = image.resize((transform.crop, transform.crop), _FILTERS[transform.interpolation], box=box)
     pixels = np.asarray(resized, dtype=np.uint8)
     return pixels.reshape(transform.crop, transform.crop, transform.channels)
+
+
+def _check_image(image: ImageLike) -> None:
+    if isinstance(image, Image.Image):
+        width, height = image.size
+    else:
+        array = np.asarray(image)
+        if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+            raise BadData(
+                "an image array must be uint8 of shape (height, width), or (height, width, 3); "
+                f"found {array.dtype} of shape {array.shape}"
+            )
+        height, width = array.shape[:2]
+    if not width or not height:
+        raise BadData(f"an image needs at least one pixel, found {width} x {height}")
 
 
 def stack_prepared(images: Sequence[ImageLike], transform: Transform) -> NDArray[np.uint8]:

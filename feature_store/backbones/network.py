@@ -1,10 +1,15 @@
-"""A torch network as a backbone: inference mode, fixed batch shape, half precision only on a GPU."""
+"""A torch network as a backbone: inference mode, fixed batch shape, half precision only on a GPU.
+
+On a GPU a pass is begun and not waited for: its images go through page-locked memory on a stream of their own, while
+the pass before is computed and the next images are prepared. Page-locked blocks are torch's to reuse: it knows which
+copies still read them.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feature_store.backbones.backbone import ImageLike, fingerprint_of, prepare_image, stack_prepared
-from feature_store.backbones.spec import Transform
+from feature_store.backbones.backbone import ImageLike, fingerprint_of, stack_prepared
+from feature_store.backbones.spec import Decoder, Transform
 from labeler.errors import InvalidSetting
 
 CPU_BATCH = 32
@@ -33,7 +38,7 @@ class NetworkBackbone:
         spec: description for manifests and the fingerprint.
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
         half: float16 arithmetic; by default on a GPU only, and refused on a CPU.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass; another one may move features in their last bits.
     """
 
     def __init__(
@@ -52,35 +57,46 @@ class NetworkBackbone:
         if half and not on_gpu:
             raise InvalidSetting("half precision needs a GPU; leave half out, or choose device cuda")
         self._half = on_gpu if half is None else half
-        self._batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
+        if batch_size is not None and batch_size < 1:
+            raise InvalidSetting(f"batch_size must be at least 1, found {batch_size}")
+        self.batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
+        self.passes_ahead = 1 if on_gpu else 0
+        self._copies = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]  # half typed
         self._dtype = torch.float16 if self._half else torch.float32
         module = module.eval().requires_grad_(False)
         self._module = module.to(self._device, self._dtype).to(memory_format=torch.channels_last)
-        self._transform = transform
+        self.transform = transform
         self._mean = torch.tensor(transform.mean, device=self._device).view(1, -1, 1, 1)
         self._std = torch.tensor(transform.std, device=self._device).view(1, -1, 1, 1)
         self.dimension = dimension
         self.spec: dict[str, Any] = {**spec, "precision": "float16" if self._half else "float32"}
         self.fingerprint = fingerprint_of(self.spec)
 
-    def prepare(self, image: ImageLike) -> NDArray[np.uint8]:
-        return prepare_image(image, self._transform)
+    def decoded_by(self, decoder: Decoder) -> NetworkBackbone:
+        """The same network behind another decoder: another backbone, with a fingerprint of its own."""
+        other = copy.copy(self)
+        other.transform = self.transform.model_copy(update={"decoder": decoder})
+        other.spec = self.spec | {"transform": other.transform.model_dump(mode="json")}
+        other.fingerprint = fingerprint_of(other.spec)
+        return other
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
-        features = np.empty((len(prepared), self.dimension), dtype=np.float32)
-        for start in range(0, len(prepared), self._batch_size):
-            block = prepared[start : start + self._batch_size]
-            padded = np.zeros((self._batch_size, *block.shape[1:]), dtype=np.uint8)
-            padded[: len(block)] = block
-            features[start : start + len(block)] = self._forward(padded)[: len(block)]
-        return features
+        blocks = [prepared[start : start + self.batch_size] for start in range(0, len(prepared), self.batch_size)]
+        parts = [self._pass(block)() for block in blocks]
+        return np.concatenate(parts) if parts else np.empty((0, self.dimension), dtype=np.float32)
+
+    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        if 0 < len(prepared) <= self.batch_size:
+            return self._pass(prepared)
+        features = self.embed_prepared(prepared)
+        return lambda: features
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
-        return self.embed_prepared(stack_prepared(images, self._transform))
+        return self.embed_prepared(stack_prepared(images, self.transform))
 
     def tensors(self, images: Sequence[ImageLike]) -> Tensor:
         """What the network takes for these images, float32 of shape (n, channels, crop, crop)."""
-        pixels = to_unit_range(torch.from_numpy(stack_prepared(images, self._transform)).to(self._device))
+        pixels = to_unit_range(torch.from_numpy(stack_prepared(images, self.transform)).to(self._device))
         return (pixels - self._mean) / self._std
 
     def training_copy(self) -> nn.Module:
@@ -88,10 +104,37 @@ class NetworkBackbone:
         return copy.deepcopy(self._module).float().requires_grad_(True)
 
     @torch.inference_mode()
-    def _forward(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        images = to_unit_range(torch.from_numpy(pixels).to(self._device))
-        normalised = ((images - self._mean) / self._std).to(self._dtype).contiguous(memory_format=torch.channels_last)
-        features: NDArray[np.float32] = self._module(normalised).float().cpu().numpy()
+    def _pass(self, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        """Begin one forward pass of at most `batch_size` images, in the one shape that there is."""
+        count, stream = len(block), self._copies
+        padded = torch.empty((self.batch_size, *block.shape[1:]), dtype=torch.uint8, pin_memory=stream is not None)
+        padded.numpy()[:count] = block
+        padded[count:] = 0
+        if stream is None:
+            features: NDArray[np.float32] = self._forward(padded)[:count].numpy()
+            return lambda: features
+        with torch.cuda.device(self._device):
+            computing = torch.cuda.current_stream()
+            with torch.cuda.stream(stream):
+                pixels = padded.to(self._device, non_blocking=True)
+            computing.wait_stream(stream)
+            # Else its memory could be given to the next copy while this pass still reads it.
+            pixels.record_stream(computing)
+            computed = self._forward(pixels)
+            received = torch.empty(computed.shape, dtype=torch.float32, pin_memory=True)
+            received.copy_(computed, non_blocking=True)
+            arrived = computing.record_event()
+
+        def wait() -> NDArray[np.float32]:
+            arrived.synchronize()
+            return received.numpy()[:count].copy()
+
+        return wait
+
+    def _forward(self, pixels: Tensor) -> Tensor:
+        images = (to_unit_range(pixels) - self._mean) / self._std
+        normalised = images.to(self._dtype).contiguous(memory_format=torch.channels_last)
+        features: Tensor = self._module(normalised).float()
         return features
 
 
@@ -112,6 +155,9 @@ def resolve_device(device: str) -> torch.device:
         raise InvalidSetting(f"device must be auto, cpu, cuda or cuda:N, found {device!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device {device!r} was asked for, but torch sees no GPU here; use auto or cpu")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise InvalidSetting(f"device {device!r} was asked for, but the last GPU that torch sees here is cuda:{last}")
     return resolved
 
 

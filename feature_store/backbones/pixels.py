@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.backbones.backbone import ImageLike, fingerprint_of, prepare_image, stack_prepared
+from feature_store.backbones.backbone import ImageLike, fingerprint_of, stack_prepared
 from feature_store.backbones.spec import BackboneSpec, Transform
 from labeler.errors import InvalidSetting
 
@@ -32,20 +32,22 @@ class PixelBackbone:
                 f"pixels needs a size from 1 to 256 and 1 or 3 channels, found size {size} and channels {channels}"
             )
         centre = (_CENTRE,) * channels
-        self._transform = Transform(resize=size, crop=size, mean=centre, std=(1.0,) * channels)
+        self.transform = Transform(resize=size, crop=size, mean=centre, std=(1.0,) * channels)
+        self.batch_size, self.passes_ahead = 1, 0
         self.dimension = size * size * channels
-        self.spec: dict[str, Any] = {"kind": "pixels", "transform": self._transform.model_dump(mode="json")}
+        self.spec: dict[str, Any] = {"kind": "pixels", "transform": self.transform.model_dump(mode="json")}
         self.fingerprint = fingerprint_of(self.spec)
-
-    def prepare(self, image: ImageLike) -> NDArray[np.uint8]:
-        return prepare_image(image, self._transform)
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         flat = prepared.reshape(len(prepared), self.dimension)
         return flat.astype(np.float32) / np.float32(255) - np.float32(_CENTRE)
 
+    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        features = self.embed_prepared(prepared)
+        return lambda: features
+
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
-        return self.embed_prepared(stack_prepared(images, self._transform))
+        return self.embed_prepared(stack_prepared(images, self.transform))
 
 
 def load_pixels(spec: BackboneSpec) -> PixelBackbone:

@@ -6,6 +6,9 @@ A backbone file, every field:
     architecture = "mobilenetv2_100"            # timm: a name timm.create_model knows; packaged: see below
     weights = "mobilenetv2_100.safetensors"     # beside this file, or an absolute path. timm: leave it out to
                                                 # fetch the published weights; simclr: the checkpoint; pixels: none
+    decoder = "turbo"                           # timm and packaged: how files become pixels, "turbo" (the default)
+                                                # or "pillow", several times slower, with which every shard was made
+                                                # before there were two; see feature_store.backbones.turbo
     [options]                                   # timm: passed to timm.create_model; pixels: size, channels
     pad_type = "same"
     bn_eps = 1e-3
@@ -39,6 +42,10 @@ Side = Annotated[int, Field(ge=1, le=4096)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Option = bool | int | float | str
+Decoder = Literal["pillow", "turbo"]
+
+DEFAULT_DECODER: Decoder = "turbo"
+"""Of networks of kind timm and packaged."""
 
 
 class Transform(BaseModel):
@@ -51,6 +58,7 @@ class Transform(BaseModel):
             never computed from private images.
         std: per channel.
         interpolation: of the resize; downscaling is always antialiased, as Pillow does.
+        decoder: which decoder and resizer; "pillow" is not written down, since fingerprints of before lack it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +68,7 @@ class Transform(BaseModel):
     mean: Annotated[tuple[Finite, ...], Field(min_length=1, max_length=3)]
     std: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    decoder: Annotated[Decoder, Field(exclude_if=lambda decoder: decoder == "pillow")] = "pillow"
 
     @model_validator(mode="after")
     def _check(self) -> Transform:
@@ -85,6 +94,7 @@ class BackboneSpec(BaseModel):
         options: keyword arguments of timm.create_model, or size and channels of pixels.
         transform: preprocessing; only for timm (a checkpoint carries its own). "published": what timm's own weights of
             this architecture were trained with.
+        decoder: of timm and packaged; DEFAULT_DECODER unless it is said, or a fingerprint that is looked for says so.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,9 +104,14 @@ class BackboneSpec(BaseModel):
     weights: Path | None = None
     options: dict[str, Option | list[Option]] = {}
     transform: Transform | Literal["published"] | None = None
+    decoder: Decoder | None = None
 
     @model_validator(mode="after")
     def _check(self) -> BackboneSpec:
+        if isinstance(self.transform, Transform) and "decoder" in self.transform.model_fields_set:
+            raise ValueError("decoder stands beside the table [transform], not in it")
+        if self.decoder is not None and self.kind in ("simclr", "pixels"):
+            raise ValueError(f"decoder belongs to the kinds timm and packaged only, not {self.kind}")
         if self.kind == "timm":
             if not self.architecture:
                 raise ValueError("kind timm needs an architecture, for example mobilenetv3_large_100")

@@ -15,7 +15,7 @@ from torch import nn
 from feature_store.backbones.hub import check_hub_reachable
 from feature_store.backbones.network import NetworkBackbone, hash_weights, major_versions
 from feature_store.backbones.packaged import load_packaged, package_of
-from feature_store.backbones.spec import BackboneSpec, Transform
+from feature_store.backbones.spec import DEFAULT_DECODER, BackboneSpec, Transform
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
 
@@ -37,6 +37,7 @@ def load_timm(spec: BackboneSpec, *, device: str, half: bool | None, batch_size:
         check_hub_reachable(architecture)
     module = create_timm(architecture, dict(spec.options), pretrained=is_published)
     transform = spec.transform if isinstance(spec.transform, Transform) else _published_transform(module, architecture)
+    transform = transform.model_copy(update={"decoder": spec.decoder or DEFAULT_DECODER})
     if packaged is not None:
         load_packaged(module, packaged)
     elif spec.weights is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torchvision
 from PIL import Image
 
-from feature_store.decode import Skipped, to_rgb
+from feature_store.decode import MAX_PIXELS, Skipped, to_rgb
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 
@@ -47,6 +47,7 @@ class TorchvisionSource:
         self.names_are_declared = bool(self.label_names)
         self.labels = self._read_labels(count)
         self.left_out: tuple[Skipped, ...] = ()
+        self.max_pixels = MAX_PIXELS
 
     def _read_labels(self, count: int) -> list[int | None]:
         for attribute in ("targets", "labels", "_labels", "y"):
@@ -65,6 +66,9 @@ class TorchvisionSource:
         if not isinstance(image, Image.Image):
             raise UnreadableImage(f"torchvision's {self._name} gave no image here")
         return to_rgb(image)
+
+    def file(self, _: int) -> None:
+        return None
 
     def blocks(self, index: int) -> Iterator[bytes]:
         image = self.read(index)

@@ -136,8 +136,8 @@ def test_a_run_stopped_between_batches_goes_on(photos: Path, tmp_path: Path) -> 
     report = embed_source(
         photos, backbone, tmp_path / "out", batch_size=4, progress=lambda done, total: calls.append((done, total))
     )
-    assert (report.resumed_from, report.records, len(report.skipped)) == (12, 29, 1)
-    assert calls[0] == (16, 30)
+    assert (report.resumed_from, report.records, len(report.skipped)) == (13, 29, 1)
+    assert calls[0] == (17, 30)
     assert calls[-1] == (30, 30)
     assert by_source(Shard.open(tmp_path / "out")) == by_source(Shard.open(tmp_path / "whole"))
 

@@ -40,7 +40,20 @@ def embed(
     public: Annotated[
         bool, typer.Option("--public", help="These are public images: keep thumbnails for reports.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images embedded at a time.")] = 32,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")] = "auto",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images in a forward pass. Default: 32 on a CPU, 256 on a GPU.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that read and decode images. Default: one for each core.")
+    ] = None,
+    decoder: Annotated[
+        str | None,
+        typer.Option(
+            help="turbo (default), or pillow: several times slower, to go with shards that were made with it. Each "
+            "makes fingerprints of its own."
+        ),
+    ] = None,
     person_level: Annotated[
         int | None,
         typer.Option(help="Whose image it is says the folder so many levels deep: 2 for CLASS/PERSON/IMAGE."),
@@ -81,6 +94,7 @@ def embed(
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
+    from feature_store.backbones import Decoder
     from feature_store.embedding import Duplicates
     from feature_store.persons import PersonColumn
     from workers.embedder.shards import embed_images, told
@@ -89,6 +103,7 @@ def embed(
     policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
     is_told = (person_level, persons, person_column) != (None, None, None)
     people = PersonColumn(person_level, persons, person_column) if is_told else None
+    by = None if decoder is None else one_of("decoder", decoder, get_args(Decoder))
     names = tuple(name.strip() for name in classes.split(",")) if classes is not None else None
     try:
         with progress_bars(quiet=as_json) as progress:
@@ -99,7 +114,10 @@ def embed(
                 architecture=architecture,
                 classes=names,
                 public=public,
+                device=device,
                 batch_size=batch_size,
+                threads=threads,
+                decoder=by,
                 persons=people,
                 duplicates=policy,
                 key=site_key,

@@ -22,7 +22,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
-from feature_store.embedding import Loaded, Loader, embed_source
+from feature_store.embed_steps import Loaded
+from feature_store.embedding import Loader, embed_source
 from feature_store.faults import fault_point
 from feature_store.job_files.questions import FAILURE, SHARD, UPLOAD, write_failure
 from feature_store.mailbox import Mailbox, Work
@@ -272,7 +273,7 @@ class Embedder:
                 "instead of images, or ask the operator to add the backbone"
             )
         if fingerprint not in self._loaded:
-            backbone = load_backbone(self._backbones[fingerprint])
+            backbone = load_backbone(self._backbones[fingerprint], fingerprint=fingerprint)
             if backbone.fingerprint != fingerprint:
                 raise MixedShards(
                     f"the backbone configured as {fingerprint[:16]} has fingerprint {backbone.fingerprint[:16]}; the "
@@ -289,14 +290,14 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)
     with ExitStack() as processes:
 
-        def load(start: int) -> Iterator[list[Loaded]]:
+        def load(start: int) -> Generator[list[Loaded]]:
             images = decoded_images(upload, transform, limits, start=start, look=look)
             processes.enter_context(closing(images))
             batch: list[Loaded] = []
             until = time.monotonic() + BATCH_S
             for index, pixels in enumerate(images, start):
                 batch.append(Loaded(index, pixels, None, ""))
-                if len(batch) >= BATCH_IMAGES or time.monotonic() >= until:
+                if len(batch) >= max(BATCH_IMAGES, backbone.batch_size) or time.monotonic() >= until:
                     yield batch
                     batch = []
                     until = time.monotonic() + BATCH_S

@@ -7,12 +7,13 @@ from typing import Any
 
 from PIL import Image
 
-from feature_store.backbones import load_backbone
+from feature_store.backbones import Decoder, load_backbone
 from feature_store.embedding import Duplicates, embed_source
 from feature_store.images import ImageSource, open_source
 from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
+from feature_store.shard_writer import begun_with
 from feature_store.twice import Twice, named
 from labeler.errors import UnreadableImage
 from workers.progress import ProgressCallback, silent
@@ -26,7 +27,11 @@ def embed_images(
     architecture: str | None = None,
     classes: tuple[str, ...] | None = None,
     public: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    threads: int | None = None,
+    device: str = "auto",
+    decoder: Decoder | None = None,
+    fingerprint: str = "",
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
     key: Path | None = None,
@@ -35,17 +40,31 @@ def embed_images(
 ) -> dict[str, Any]:
     """Embed a source into a shard; see feature_store.embedding.embed_source.
 
+    Args:
+        batch_size: images in a forward pass; what the device likes when None.
+        threads: that read and prepare images; as many as there are cores when None.
+        device, decoder: see feature_store.backbones.load_backbone. A shard that is there, or was begun, goes on with
+            the decoder it was begun with unless another one is named.
+        fingerprint: of shards that it has to fit, likewise.
+
     Returns:
         {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes",
         "duplicates": [{"sources", "contradiction"}]}.
     """
     report = embed_source(
         source,
-        load_backbone(backbone, architecture=architecture),
+        load_backbone(
+            backbone,
+            architecture=architecture,
+            device=device,
+            batch_size=batch_size,
+            decoder=decoder,
+            fingerprint=begun_with(out) or fingerprint,
+        ),
         out,
         classes=classes,
         public=public,
-        batch_size=batch_size,
+        threads=threads,
         persons=persons,
         duplicates=duplicates,
         key=key,
@@ -86,14 +105,24 @@ def told(same: Twice) -> list[dict[str, Any]]:
 
 
 def embed_queries(
-    source: Path, backbone: str, out: Path, *, classes: tuple[str, ...], progress: ProgressCallback = silent
+    source: Path,
+    backbone: str,
+    out: Path,
+    *,
+    classes: tuple[str, ...],
+    fingerprint: str,
+    progress: ProgressCallback = silent,
 ) -> Shard:
-    """Embed public images to ask about, once. Folder names outside the task's classes say nothing about the truth.
+    """Embed public images to ask about, once, as the shards that answer were.
+
+    Folder names outside the task's classes say nothing about the truth.
 
     Raises:
         UnreadableImage: some are no images. A question must not vanish silently, so nothing is asked.
     """
-    result = embed_images(source, backbone, out, classes=classes, public=True, progress=progress)
+    result = embed_images(
+        source, backbone, out, classes=classes, public=True, fingerprint=fingerprint, progress=progress
+    )
     if result["skipped"]:
         first = result["skipped"][0]
         raise UnreadableImage(

@@ -130,7 +130,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     """
     load_engine(job.engine)
     shards = tuple(Shard.open(path) for path in job.shards)
-    asked = open_queries(job, folder, classes=shards[0].classes, progress=progress)
+    asked = open_queries(job, folder, shards[0], progress=progress)
     scored = [] if job.test is None else [Shard.open(job.test)]
     check_compatible([*shards, asked, *scored])
     check_roles(shards, [asked, *scored])
@@ -163,10 +163,8 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     return PreparedJob(job, task, cost, shards, public, test, queries, batches)
 
 
-def open_queries(
-    job: LabellingJob, folder: JobFolder, *, classes: tuple[str, ...], progress: ProgressCallback = silent
-) -> Shard:
-    """The public shard; embedded first, once, where the job names a folder of images."""
+def open_queries(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback = silent) -> Shard:
+    """The public shard; embedded first, once, as the shard it asks, where the job names a folder of images."""
     if (job.queries / "manifest.json").exists():
         return Shard.open(job.queries)
     if job.backbone is None:
@@ -176,7 +174,14 @@ def open_queries(
         )
     from workers.embedder.shards import embed_queries
 
-    return embed_queries(job.queries, job.backbone, folder.out / ".job" / "queries", classes=classes, progress=progress)
+    return embed_queries(
+        job.queries,
+        job.backbone,
+        folder.out / ".job" / "queries",
+        classes=asks.classes,
+        fingerprint=asks.fingerprint,
+        progress=progress,
+    )
 
 
 def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:

@@ -186,7 +186,7 @@ def _fine_tune(
     from feature_store.images import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone)
+    network = load_backbone(backbone, fingerprint=job.public.shard.fingerprint)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
     source = open_source(images)

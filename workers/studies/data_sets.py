@@ -134,7 +134,7 @@ def _embed_cifar10(root: Path, weights: Path, folder: Path, missing: Sequence[st
     from feature_store.backbones import load_backbone, parse_spec
     from feature_store.embedding import embed_source
 
-    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights}))
+    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights, "decoder": "pillow"}))
     with tempfile.TemporaryDirectory() as temporary:
         for split in missing:
             embed_source(

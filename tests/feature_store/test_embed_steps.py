@@ -1,0 +1,201 @@
+"""The steps of embedding: full passes whatever cannot be read; ahead, in order; one recipe for a shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
+
+from feature_store.backbones import load_backbone, parse_spec
+from feature_store.backbones.network import NetworkBackbone
+from feature_store.backbones.pixels import PixelBackbone
+from feature_store.embed_steps import Loaded, embedded_batches, load_image, loaded_batches
+from feature_store.embedding import embed_source
+from feature_store.images import open_source
+from feature_store.shard import Shard
+from labeler.errors import InvalidSetting
+from workers.embedder.shards import embed_images
+
+TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """20 photographs of 2 classes, three of which cannot be read."""
+    rng = np.random.default_rng(8)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            image = Image.fromarray(rng.integers(0, 256, (90, 70, 3), dtype=np.uint8))
+            image.save(tmp_path / "photos" / name / f"{number}.jpg")
+    for name in ("cat/0", "cat/3", "dog/9"):
+        (tmp_path / "photos" / f"{name}.jpg").write_bytes(b"no image")
+    return tmp_path / "photos"
+
+
+def network(weights: Path, **settings: Any) -> NetworkBackbone:
+    fields = {"kind": "timm", "architecture": "test_efficientnet", "weights": weights, "transform": TRANSFORM}
+    backbone = load_backbone(parse_spec(fields), device="cpu", **settings)
+    assert isinstance(backbone, NetworkBackbone)
+    return backbone
+
+
+def test_passes_are_full_whatever_batch_is_asked_for_and_whatever_cannot_be_read(
+    weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass costs the same however many images it has: 17 images are 3 passes of 8, not one for every two images."""
+    passed: list[int] = []
+    run = NetworkBackbone._pass
+
+    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        passed.append(len(block))
+        return run(self, block)
+
+    monkeypatch.setattr(NetworkBackbone, "_pass", counted)
+    report = embed_source(photos, network(weights, batch_size=8), tmp_path / "out", batch_size=2)
+    assert (report.records, len(report.skipped)) == (17, 3)
+    assert passed == [8, 8, 1]
+
+
+def test_features_are_the_same_whatever_lies_beside_them_and_however_many_threads(
+    weights: Path, photos: Path, tmp_path: Path
+) -> None:
+    backbone, source = network(weights, batch_size=8), open_source(photos)
+    embed_source(photos, backbone, tmp_path / "one", threads=1)
+    embed_source(photos, backbone, tmp_path / "five", threads=5, batch_size=16)
+    one, five = Shard.open(tmp_path / "one"), Shard.open(tmp_path / "five")
+    rows = [
+        {name: row.tobytes() for name, row in zip(shard.sources, np.asarray(shard.features), strict=True)}
+        for shard in (one, five)
+    ]
+    assert rows[0] == rows[1]
+    alone = load_image(source, 5, backbone.transform).pixels
+    among = load_image(source, 6, backbone.transform).pixels
+    assert alone is not None
+    assert among is not None
+    together = backbone.embed_prepared(np.stack([among, alone]))
+    assert np.array_equal(backbone.embed_prepared(alone[None])[0], together[1])
+
+
+def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
+    begun: list[int] = []
+    lock = threading.Lock()
+
+    def load(index: int) -> Loaded:
+        with lock:
+            begun.append(index)
+        return Loaded(index, None if index % 5 == 0 else np.zeros(1, np.uint8), None, "")
+
+    batches = loaded_batches(load, range(1000), batch_size=10, threads=3)
+    first = next(batches)
+    assert [item.index for item in first] == list(range(13))
+    assert sum(item.pixels is not None for item in first) == 10
+    assert len(begun) <= 13 + 2 * 10 + 4 * 8
+    rest = [item.index for batch in batches for item in batch]
+    assert rest == list(range(13, 1000))
+
+
+def test_a_source_of_nothing_readable_still_gives_batches_that_end() -> None:
+    batches = loaded_batches(lambda index: Loaded(index, None, None, "no"), range(9000), batch_size=10, threads=2)
+    assert [len(batch) for batch in batches] == [4106, 4106, 788]
+
+
+def test_what_a_loader_meets_ends_it() -> None:
+    def load(index: int) -> Loaded:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        list(loaded_batches(load, range(100), batch_size=4, threads=2))
+
+
+class Device(PixelBackbone):
+    """A backbone that computes elsewhere: what was begun, and what was waited for, in order."""
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__(size=2)
+        self.passes_ahead = ahead
+        self.done: list[str] = []
+
+    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+        name = str(prepared[0, 0, 0, 0])
+        self.done.append(f"begin {name}")
+
+        def wait() -> NDArray[np.float32]:
+            self.done.append(f"wait {name}")
+            return self.embed_prepared(prepared)
+
+        return wait
+
+
+def batch(*values: int) -> list[Loaded]:
+    return [Loaded(value, np.full((2, 2, 1), value, np.uint8), None, "") for value in values]
+
+
+def test_a_device_has_its_next_pass_before_anybody_waits_for_the_last() -> None:
+    batches = [batch(1, 2), [Loaded(3, None, None, "no image")], batch(4), batch(5)]
+    ahead, at_once = Device(1), Device(0)
+    found = [list(embedded_batches(device, batches)) for device in (ahead, at_once)]
+    assert ahead.done == ["begin 1", "wait 1", "begin 4", "begin 5", "wait 4", "wait 5"]
+    assert at_once.done == ["begin 1", "wait 1", "begin 4", "wait 4", "begin 5", "wait 5"]
+    for one, other in zip(*found, strict=True):
+        assert [item.index for item in one.items] == [item.index for item in other.items]
+        assert np.array_equal(one.features, other.features)
+    assert [len(one.features) for one in found[0]] == [2, 0, 1, 1]
+
+
+def test_a_shard_that_was_begun_with_one_decoder_goes_on_with_it(weights: Path, photos: Path, tmp_path: Path) -> None:
+    """As an upgrade in the middle of a run: the default is another decoder by then."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, _: int) -> None:
+        if stage.startswith("Embedding") and done >= 8:
+            raise Stop
+
+    file = tmp_path / "backbone.toml"
+    settings = "resize = 36\ncrop = 32\nmean = [0.5, 0.5, 0.5]\nstd = [0.5, 0.5, 0.5]\n"
+    file.write_text(
+        f'kind = "timm"\narchitecture = "test_efficientnet"\nweights = "{weights}"\n[transform]\n{settings}'
+    )
+    before = load_backbone(str(file), decoder="pillow", device="cpu").fingerprint
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        embed_images(photos, file, out, decoder="pillow", batch_size=4, device="cpu", progress=stop)
+    result = embed_images(photos, file, out, batch_size=4, device="cpu")
+    assert (result["fingerprint"], result["records"]) == (before, 17)
+    assert 0 < result["resumed_from"] < 20
+    again = embed_images(photos, file, out, device="cpu")
+    assert (again["fingerprint"], again["resumed_from"]) == (before, 20)
+    with pytest.raises(InvalidSetting, match="made from another source, backbone"):
+        embed_images(photos, file, out, decoder="turbo", device="cpu")
+    fresh = embed_images(photos, file, tmp_path / "fresh", device="cpu")
+    assert fresh["fingerprint"] != before
+
+
+def test_a_gpu_that_is_not_there_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    fields = {"kind": "timm", "architecture": "test_efficientnet", "weights": weights, "transform": TRANSFORM}
+    with pytest.raises(InvalidSetting, match="the last GPU that torch sees here is cuda:1"):
+        load_backbone(parse_spec(fields), device="cuda:7")
+    monkeypatch.undo()
+    with pytest.raises(InvalidSetting, match="batch_size must be at least 1"):
+        network(weights, batch_size=0)
