@@ -18,7 +18,12 @@ from labeler.task import Level, Task
 from labeler.winner import words_per_query
 
 BATCH_QUERIES = 4096
-"""Most queries asked in one round, for methods that may be cut."""
+"""Most queries asked in one round, for methods that may be cut and where nothing is known of their features."""
+
+LARGEST_BATCH_QUERIES = 4 * BATCH_QUERIES
+"""The same where features are known to be short; see `batch_queries_of`."""
+
+_MAX_ASK_BYTES = MAX_MESSAGE_BYTES // 2
 
 MAX_ROUND_ENTRIES = (MAX_MESSAGE_BYTES - 1024 * 1024) // 8
 """Most entries (queries times classes) of one round: a tallier's sum, 8 bytes each, travels in one message together
@@ -49,6 +54,21 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     most = max(1, min(batch_queries, MAX_ROUND_ENTRIES // words))
     full, rest = divmod(queries, most)
     return (most,) * full + ((rest,) if rest else ())
+
+
+def batch_queries_of(task: Task, dimension: int | None) -> int:
+    """Most queries of a round whose features, two bytes a number, fill at most half of the largest message.
+
+    Every round waits for commits and messages of all parties, so few large ones are faster than many small ones. Where
+    winners are found, rounds take turns, and a large one would keep others waiting.
+
+    Args:
+        task: what is asked.
+        dimension: numbers of one feature; None where it is not known before the images are embedded.
+    """
+    if dimension is None or task.release == "winner":
+        return BATCH_QUERIES
+    return max(BATCH_QUERIES, min(LARGEST_BATCH_QUERIES, _MAX_ASK_BYTES // (2 * dimension)))
 
 
 def check_round_fits(task: Task, queries: int) -> None:

@@ -1,5 +1,6 @@
 """Who makes the questions of a queued job: the embedder, a process for choosing, or we ourselves at once.
 
+    vectors, no clusters -> chosen from by the thread that took the submission
     images               -> the embedder makes features (feature_store.embed_board), then as for vectors
     a few vectors        -> chosen from here and now: no process, no waiting
     many, or clusters    -> a process of its own, bounded in memory and time; requesters take turns
@@ -34,6 +35,9 @@ from labeler.errors import BadData, LabelerError
 from labeler.task import Task
 
 log = logging.getLogger("labeler.coordinator")
+
+AT_SUBMISSION_BYTES = 64 * 2**20
+"""Features up to this many bytes are chosen from by the thread that took them, two jobs at a time; not for clusters."""
 
 AT_ONCE_BYTES = 2**20
 """Features up to this many bytes are chosen from at once; with more, or for clusters, a process is started."""
@@ -84,7 +88,23 @@ class Preparation:
         self._board = EmbedBoard(home)
         self._backbone_of = backbone_of
         self._bounds = bounds or Bounds()
+        self._choosing = threading.BoundedSemaphore(PROCESSES)
         self._chooser = _Chooser(home, is_wanted=is_wanted, on_end=on_end)
+
+    def begin(self, job: JobRecord, task: Task) -> None:
+        """Choose from vectors that came with a submission, in the thread that took them: nobody has to wait for a look.
+
+        Where that is not possible now, nothing happens: the conductor asks, as for everything that is missing.
+        """
+        folder = self._home / "jobs" / job.job_id
+        if job.source != "features" or job.strategy not in ("all", "random"):
+            return
+        with suppress(LabelerError, OSError):
+            if feature_bytes(folder, job) <= AT_SUBMISSION_BYTES and self._choosing.acquire(blocking=False):
+                try:
+                    write_questions(folder, self._wanted(job, task))
+                finally:
+                    self._choosing.release()
 
     def step(self, job: JobRecord) -> str:
         """What a job waits for: "features" or "questions"."""
@@ -107,16 +127,7 @@ class Preparation:
             with making_room("what the embedder is asked for"):
                 self._mailbox.add_work(EMBED_QUEUE, self._board.put(job.created_by, job.job_id, request))
             return
-        wanted = QuestionRequest.model_validate(
-            {
-                "strategy": job.strategy,
-                "count": job.count,
-                "seed": job.seed,
-                "fingerprint": task.backbone_fingerprint,
-                "backbone": self._name_of(task.backbone_fingerprint),
-                "source": job.source,
-            }
-        )
+        wanted = self._wanted(job, task)
         size = feature_bytes(folder, job)
         if size <= AT_ONCE_BYTES and job.strategy in ("all", "random"):
             with making_room("the questions of a job"):
@@ -137,6 +148,18 @@ class Preparation:
     def stop(self) -> None:
         """End every process that chooses."""
         self._chooser.stop()
+
+    def _wanted(self, job: JobRecord, task: Task) -> QuestionRequest:
+        return QuestionRequest.model_validate(
+            {
+                "strategy": job.strategy,
+                "count": job.count,
+                "seed": job.seed,
+                "fingerprint": task.backbone_fingerprint,
+                "backbone": self._name_of(task.backbone_fingerprint),
+                "source": job.source,
+            }
+        )
 
     def _name_of(self, fingerprint: str) -> str:
         """The backbone in words, for people; empty for one that only the requester has."""

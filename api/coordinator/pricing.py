@@ -176,6 +176,7 @@ def _price(asked: _Asked) -> Price:
 @lru_cache(maxsize=4096)
 def _price_view(asked: _Asked) -> PriceView:
     cost = _price(asked)
+    # In the smallest rounds that it may be asked in: each is rounded up, so a job costs what is said here or less.
     charges = total_charges(asked.task, round_sizes(asked.task, asked.queries))
     # Where no epsilon can be proved there is no charge either: a number would look like a guarantee.
     finite = {level for level in LEVELS if math.isfinite(cost.statement(level).epsilon) and level in charges}

@@ -414,6 +414,8 @@ class Coordinator:
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
+        job = self.stores.jobs.get(job_id)
+        self._preparation.begin(job, self.stores.tasks.get(job.task_digest).task)
         self.conductor.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:

@@ -36,7 +36,7 @@ from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCh
 from feature_store.journal.joining import reading
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from labeler.batching import LEVELS, check_round_fits, round_sizes
+from labeler.batching import LEVELS, batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
@@ -246,7 +246,7 @@ def _order(
         created_by=by,
     )
     check_round_fits(task, num_queries)
-    sizes = round_sizes(task, num_queries)
+    sizes = round_sizes(task, num_queries, batch_queries=batch_queries_of(task, upload.dimension))
     idempotency = None
     if key is not None:
         if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isprintable():

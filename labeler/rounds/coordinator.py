@@ -3,7 +3,7 @@
     queued ---------------------------> collecting --------------------------> tallying ---------> completed
       |  admitted, proposed, prepared;     |  rounds, one after the other:         |
       |  a quorum is willing: divided      |  waiting > asked > agreed > posted > opened
-      |                                    |              |         |         |
+      |                                    |              |         |         |     the next is asked already
       |                                    |    contributors    charge     release
       |                                    |    fixed for ever  posted     stored, once
       v                                    v
@@ -327,6 +327,7 @@ class _Turn:
                 self._post(current)
             else:
                 self._sum(current)
+            self._look_ahead()
             if (self.job.state, self._steps) == (before.state, [one.state for one in before.rounds]):
                 return
 
@@ -497,6 +498,28 @@ class _Turn:
         if due:
             self._effects.append(AskForSums(current.number, due))
 
+    def _look_ahead(self) -> None:
+        """Ask the next round while this one is summed: nobody can refuse this one any more.
+
+        Contributors of the next are fixed, and its charge is posted, only when it is the first that is not opened, so
+        charges keep their order and a refusal stops the job at the same place. What is given up is a refund: where
+        this round cannot be opened, or the job is cancelled now, the next was asked, and stays charged.
+        """
+        current = self.job.current
+        if current is None or self.job.state not in UNFINISHED or self.job.is_storing or current.state != "posted":
+            return
+        talliers = self._talliers()
+        if talliers is None or current.number + 1 == len(self.job.rounds) or self._now.wall_s > self.job.expires_at_s:
+            return
+        following, parties = self.job.rounds[current.number + 1], self.job.parties
+        if following.state == "waiting" and sum(one in parties for one in self.job.agents) >= self.job.task.quorum:
+            self._begin(following)
+        elif following.state == "asked":
+            done = following.held_by_all(talliers) | following.final
+            able = [one for one in self.job.agents if one in parties and one not in done]
+            missing = [one for one in able if parties[one].verify_key == following.participants.get(one)]
+            self._ask(following, talliers, missing)
+
     def _seek_turn(self, current: RoundRun, talliers: Sequence[str], missing: Sequence[str]) -> None:
         limit_s = winner_time_limit_s(current.num_queries, self.job.task.num_classes) + TURN_GRACE_S
         self._effects.append(AskForTurn(current.round_digest, len(talliers) - len(missing), limit_s))
@@ -529,7 +552,9 @@ class _Turn:
         is_last = all(other.state == "opened" for other in job.rounds if other.number != one.number)
         following: JobState = "completed" if is_last else "collecting"
         self._change_round(one, state="opened", sums={})
-        self.job = replace(self.job, state=following, asked_at_s={})
+        others = {other.round_digest for other in self.job.rounds if other.state == "asked"}
+        asked_at_s = {what: at_s for what, at_s in self.job.asked_at_s.items() if what[1] in others}
+        self.job = replace(self.job, state=following, asked_at_s=asked_at_s)
         self._effects += [StoreRelease(one.number, release, following), TellSettled((one.number,)), Tell()]
         self._effects.append(self._leave() if is_last else Leave((one.round_digest,), has_ended=False))
 

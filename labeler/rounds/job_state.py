@@ -71,7 +71,7 @@ class JobRun:
         participants: the agents of its task, in the task's order.
         patience: how long it waits.
         state: how far it is.
-        rounds: its rounds in order; they are asked one after the other.
+        rounds: its rounds in order; each is asked once the one before is charged, and charged once that one is opened.
         answers: agent id -> what it said before it was asked.
         asked: whom it asks, fixed once for ever; None while that is open, and in jobs of versions that asked all.
         parties: who is enrolled now, by id.

@@ -56,7 +56,7 @@ def test_a_round_whose_turn_comes_after_its_shares_are_erased_ends_its_job(relea
                 world.witness.check_end()
             assert world.witness.states == ("failed",)
             rounds = world.witness._jobs.rounds(world._jobs[0].job_id)
-            assert [one.state for one in rounds] == ["posted", "waiting"], "nothing was opened or asked since"
+            assert [one.state for one in rounds] == ["posted", "asked"], "nothing was opened"
             (problem,) = {world.witness._jobs.get(world._jobs[0].job_id).problem["detail"]}
             assert "erased its shares" in problem
         finally:

@@ -27,6 +27,12 @@ from tests.api.conftest import FINGERPRINT, House
 STAMP = JobStamp("job", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {}, False)
 
 
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds as they are where the length of features is not known, so that a job of 5000 questions has two."""
+    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: BATCH_QUERIES)
+
+
 def release(count: int, *, start: int = 0, classes: int = 3) -> Release:
     votes = np.random.default_rng(start).normal(0.0, 10.0, (count, classes))
     return Release(
@@ -104,6 +110,7 @@ def test_a_release_that_an_earlier_version_of_run_stored_is_read() -> None:
             release_from_npz(stored.getvalue()[:-40])
 
 
+@pytest.mark.usefixtures("small_rounds")
 def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)

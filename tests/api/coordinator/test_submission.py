@@ -36,6 +36,12 @@ from tests.api.conftest import FINGERPRINT, House
 READER = Reader("tok-1", "requester")
 
 
+@pytest.fixture
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds as they are where the length of features is not known, so that a job of 5000 questions has two."""
+    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: BATCH_QUERIES)
+
+
 def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: House) -> None:
     record = house.task()
     view = house.submit(record, 30, name="first")
@@ -55,6 +61,7 @@ def test_a_job_claims_its_queries_and_reserves_its_worst_case_everywhere(house: 
     assert house.jobs.get(following.job_id).first_query == 30
 
 
+@pytest.mark.usefixtures("small_rounds")
 def test_a_large_job_is_reserved_whole_and_then_round_by_round_for_those_who_are_asked(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
@@ -310,6 +317,7 @@ def test_cancelling_before_anybody_was_asked_gives_everything_back(house: House)
     assert submission.cancel(view.job_id, stores=house.stores) == cancelled
 
 
+@pytest.mark.usefixtures("small_rounds")
 def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)

@@ -448,6 +448,33 @@ def test_what_was_not_charged_for_is_not_released(opens: Release | LabelerError)
     assert not of(found, fx.StoreRelease)
 
 
+def test_the_next_round_is_asked_while_one_is_summed_and_charged_after_it_is_opened() -> None:
+    table = Table(rounds=3).posted()
+    assert [one.state for one in table.run.rounds] == ["posted", "asked", "waiting"]
+    assert of(table.effects, fx.SendAsks)[-1] == fx.SendAsks(1, AGENTS)
+    held = dict.fromkeys(AGENTS, "5" * 32)
+    for tallier in TALLIERS:
+        found = table.message(fx.HoldingsCame, tallier, held, number=1)
+        assert not of(found, fx.FixContributors, fx.Post), "not before the first one is opened"
+    found = table.sum(*TALLIERS)
+    (release,) = of(found, fx.StoreRelease)
+    (fixed,) = of(found, fx.FixContributors)
+    assert found.index(release) < found.index(fixed)
+    assert [one.state for one in table.run.rounds] == ["opened", "posted", "asked"]
+    assert of(found, fx.SendAsks) == [fx.SendAsks(2, AGENTS)], "what was asked a moment ago is not asked again"
+
+
+def test_a_refusal_of_the_next_round_ends_the_job_where_it_did_and_keeps_what_was_opened() -> None:
+    table = Table(rounds=2).posted()
+    for agent in AGENTS:
+        found = table.message(fx.RefusalCame, agent, "over its cap", True, number=1)
+        assert not of(found, fx.End), "the first one is charged, and will be opened"
+    found = table.sum(*TALLIERS)
+    assert of(found, fx.StoreRelease)
+    assert ended(found).state == "failed"
+    assert not of(found, fx.Post)
+
+
 def test_a_contributor_that_a_tallier_has_shut_out_since_ends_the_round() -> None:
     table = Table().posted()
     found = table.message(fx.HoldingsCame, "t1", {"east": "5" * 32})
@@ -461,7 +488,7 @@ def test_a_tallier_that_will_never_sum_a_posted_round_ends_its_job_and_nothing_i
     assert "t1 says: the round's time was over" in str(ended(found).error)
     assert ended(found).state == "failed"
     assert not of(found, fx.StoreRelease, fx.Post)
-    assert of(found, fx.TellSettled) == [fx.TellSettled((0,))]
+    assert of(found, fx.TellSettled) == [fx.TellSettled((0, 1))], "the next one was asked already"
 
 
 def test_winners_are_asked_for_when_it_is_the_rounds_turn_and_of_all_talliers_at_once() -> None:

@@ -62,7 +62,9 @@ class Journal:
                 assert run.rounds[store.number].state == "waiting"
                 assert run.rounds[store.number].round_digest
                 assert len(store.participants) >= run.task.quorum
-                assert all(one.state == "opened" for one in run.rounds[: store.number])
+                before = [one.state for one in run.rounds[: store.number]]
+                assert set(before[:-1]) <= {"opened"}
+                assert set(before[-1:]) <= {"posted", "opened"}, "nobody can refuse the one before any more"
                 self._change(store.number, state="asked", participants=store.participants)
             case fx.StoreShareNote():
                 assert run.rounds[store.number].state == "asked"
@@ -76,6 +78,7 @@ class Journal:
                 self._change(store.number, refusals={**one.refusals, store.party_id: store.sentence}, final=final)
             case fx.FixContributors():
                 assert run.rounds[store.number].state == "asked"
+                assert all(one.state == "opened" for one in run.rounds[: store.number]), "charges keep their order"
                 assert len(store.contributors) >= run.task.quorum
                 assert set(store.contributors) <= set(run.rounds[store.number].participants)
                 self._change(store.number, state="agreed", contributors=store.contributors)
