@@ -6,7 +6,7 @@ BIN := .venv/bin
 # would compile all that it imports again: torch and its like for 8 s, which is most of what the tests of processes cost.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest test-all test-long install docs constraints sbom audit lint types imports bench mutation clean
+.PHONY: demo test pytest test-all test-long gpu install docs constraints sbom audit lint types imports bench mutation clean
 
 demo: install  ## label real handwritten digits with five agents, end to end
 	$(BIN)/labeler demo --out demo
@@ -23,6 +23,9 @@ test-long: .venv/.formats  ## the long matrices alone: every kill, every engine,
 	$(PYTEST) -m long
 
 test-all: test test-long  ## everything CI checks
+
+gpu: install  ## on a machine with an NVIDIA GPU: every test that needs one, and what the device can do; says what to send back
+	$(BIN)/python -m tests.gpu_report
 
 install: .venv/.installed
 
@@ -70,4 +73,4 @@ mutation: install  ## which changes of the code that decides about budgets no te
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation $(MODULE)
 
 clean:
-	rm -rf .venv demo site sbom.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv demo site gpu sbom.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants

@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +92,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and not _needs_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def _needs_gpu() -> bool:
+    return os.environ.get("LABELER_REQUIRE_GPU", "") not in ("", "0")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With LABELER_REQUIRE_GPU=1 a test that needs a GPU runs, or fails: a skip there would look like a pass."""
+    report = yield
+    if report.skipped and item.get_closest_marker("gpu") and _needs_gpu():
+        report.outcome, report.longrepr = "failed", f"skipped where LABELER_REQUIRE_GPU is set: {report.longrepr}"
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -146,7 +146,7 @@ def pretrain(
     if checkpoint is not None and checkpoint.exists():
         first_epoch = _resume(read_checkpoint(checkpoint), run, network, optimizer)
 
-    data = to_unit_range(torch.from_numpy(pixels).to(target))
+    data = torch.from_numpy(pixels)
     for epoch in range(first_epoch, config.epochs):
         with _cpu_threads(threads):
             loss = _train_epoch(network, optimizer, data, config, seed=seed, epoch=epoch)
@@ -179,18 +179,20 @@ def _train_epoch(
     seed: int,
     epoch: int,
 ) -> float:
-    generator = Generator(device=data.device)
+    # The set stays what it is, bytes in the process's memory: as float32 on a device, a million photos are 602 GB.
+    device = next(network.parameters()).device
+    generator = Generator(device=device)
     generator.manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1))
-    mean = torch.tensor(config.transform.mean, device=data.device).view(1, -1, 1, 1)
-    std = torch.tensor(config.transform.std, device=data.device).view(1, -1, 1, 1)
+    mean = torch.tensor(config.transform.mean, device=device).view(1, -1, 1, 1)
+    std = torch.tensor(config.transform.std, device=device).view(1, -1, 1, 1)
     batch_size = min(config.batch_size, len(data))
     # A last, smaller batch would have fewer negatives and so another loss; the next epoch's order picks its images up.
     batches = len(data) // batch_size
-    order = torch.randperm(len(data), device=data.device, generator=generator)
+    order = torch.randperm(len(data), device=device, generator=generator).cpu()
     network.train()
     total = 0.0
     for batch in range(batches):
-        chosen = data[order[batch * batch_size : (batch + 1) * batch_size]]
+        chosen = to_unit_range(data[order[batch * batch_size : (batch + 1) * batch_size]].to(device))
         views = torch.cat([random_views(chosen, config.augmentation, generator=generator) for _ in range(2)])
         projections = network.project(((views - mean) / std).contiguous(memory_format=torch.channels_last))
         loss = nt_xent(*projections.chunk(2), temperature=config.temperature)

@@ -122,6 +122,20 @@ def test_a_stopped_run_ends_like_one_that_never_stopped(images: list[NDArray[np.
     assert np.array_equal(continued.embed(images), whole.embed(images))
 
 
+def test_no_more_than_a_batch_of_images_becomes_float32_or_goes_to_a_device(
+    images: list[NDArray[np.uint8]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole set did: 602 GB for a million photos."""
+    from feature_store.backbones import simclr
+
+    counts: list[int] = []
+    convert = simclr.to_unit_range
+    monkeypatch.setattr(simclr, "to_unit_range", lambda pixels: (counts.append(len(pixels)), convert(pixels))[1])
+    pretrain(images, config=TINY, seed=7, device="cpu")
+    assert len(counts) == TINY.epochs * (len(images) // TINY.batch_size)
+    assert max(counts) == TINY.batch_size
+
+
 def test_a_finished_checkpoint_is_a_backbone(images: list[NDArray[np.uint8]], tmp_path: Path) -> None:
     checkpoint = tmp_path / "digits.safetensors"
     made = pretrain(images, config=TINY, seed=7, checkpoint=checkpoint, device="cpu")

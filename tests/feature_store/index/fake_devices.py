@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import faiss
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 
 from feature_store.index import build, engine_faiss
 from feature_store.index.engine import DeviceEngine, Engine
-from feature_store.index.engine_faiss import FaissDeviceEngine
+from feature_store.index.engine_faiss import FaissDeviceBlock, FaissDeviceEngine
 from feature_store.index.engine_torch import TorchEngine
+from feature_store.index.gathered import GatheredRows
 
 
 class FakeCuda:
@@ -30,6 +32,7 @@ class FakeCuda:
         self.total_bytes = free_bytes
         self.devices = devices
         self.resources = 0
+        self.kept: dict[int, Any] = {}
         self.temporary_bytes: list[int] = []
         self.pinned_bytes: list[int] = []
         self.made = 0
@@ -43,6 +46,7 @@ class FakeCuda:
     def mem_get_info(self, _: object = None) -> tuple[int, int]:
         return self.total_bytes - self.used_bytes, self.total_bytes
 
+    @cached_property
     def library(self) -> Any:
         """The module `faiss`, with this device."""
         cuda = self
@@ -115,16 +119,33 @@ class FakeCuda:
 
 @contextmanager
 def cuda_of(cuda: FakeCuda) -> Iterator[FakeCuda]:
-    """FAISS sees this device for as long as it lasts."""
+    """FAISS sees this device, and no other, for as long as it lasts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_faiss, "faiss", cuda.library())
-        patch.setattr(engine_faiss, "_RESOURCES", {})
+        patch.setattr(engine_faiss, "faiss", cuda.library)
+        patch.setattr(engine_faiss, "_RESOURCES", cuda.kept)
         patch.setattr(torch.cuda, "mem_get_info", cuda.mem_get_info)
         yield cuda
 
 
+class FakeFaissEngine(FaissDeviceEngine):
+    """Our engine on a fake device, where others may be on a real one."""
+
+    def __init__(self) -> None:
+        self.cuda = FakeCuda()
+        with cuda_of(self.cuda):
+            super().__init__()
+
+    def room_rows(self, dimension: int) -> int:
+        with cuda_of(self.cuda):
+            return super().room_rows(dimension)
+
+    def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> FaissDeviceBlock:
+        with cuda_of(self.cuda):
+            return super().load_gathered(rows, ranks)
+
+
 FAKES: dict[str, Callable[[], Engine | DeviceEngine]] = {
-    "fake faiss-gpu": FaissDeviceEngine,
+    "fake faiss-gpu": FakeFaissEngine,
     "torch in parts": lambda: TorchEngine(devices=("cpu", "cpu", "cpu"), tile_rows=64),
 }
 """Engines beside those that can be named, for the suites of equal neighbours."""
@@ -134,6 +155,6 @@ FAKES: dict[str, Callable[[], Engine | DeviceEngine]] = {
 def fakes_have_names() -> Iterator[None]:
     """`build_index` knows the names in FAKES."""
     known = build.load_engine
-    with cuda_of(FakeCuda()), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "load_engine", lambda name: FAKES[name]() if name in FAKES else known(name))
         yield

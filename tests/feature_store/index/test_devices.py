@@ -362,3 +362,37 @@ def test_a_device_that_this_machine_does_not_have_is_refused_by_number(monkeypat
         TorchEngine(devices=["cuda:7"])
     with pytest.raises(InvalidSetting, match="names no device"):
         TorchEngine(devices=["toaster"])
+
+
+# On a machine that has one
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["torch-gpu", "faiss-gpu"])
+def test_a_real_device_is_exact_and_is_not_left_for_the_processor(engine: str) -> None:
+    """The suites of equal neighbours would pass on the processor too."""
+    loaded = build.load_engine(engine)
+    assert isinstance(loaded, DeviceEngine)
+    assert probe(loaded) is None
+    index = build_index(FEATURES, IDS, engine=engine)
+    assert isinstance(index, StoredIndex)
+    for k in (1, 50, 3000):
+        assert_equal(index.search(QUERIES, k), k)
+    assert isinstance(index.engine, type(loaded))
+
+
+@pytest.mark.gpu
+def test_half_precision_products_are_exact_on_every_real_device() -> None:
+    met = device_probe.contact("torch-gpu")
+    assert met.devices == torch.cuda.device_count()
+    assert met.is_half_exact
+
+
+@pytest.mark.gpu
+def test_a_hundred_indexes_leave_a_real_device_as_it_was() -> None:
+    engine = build.load_engine("torch-gpu")
+    StoredIndex(FEATURES, IDS, engine)
+    before = torch.cuda.memory_allocated()
+    for _ in range(100):
+        StoredIndex(FEATURES, IDS, engine).search(QUERIES, 5)
+    assert torch.cuda.memory_allocated() == before
