@@ -9,8 +9,9 @@
 #   docker run --rm -v "$PWD/out:/out" private-labeler demo --out /out/demo
 # podman builds and runs them as well, also where no image registry can be reached (docs/containers.md): BASE may be any
 # image of Debian 12 or Ubuntu 22.04 or later.
-# The official torch wheel brings CUDA with it, so one image serves CPUs and GPUs: a container runtime with NVIDIA's hook
-# adds the driver (--gpus all), and reads from NVIDIA_DRIVER_CAPABILITIES what to add.
+# The official torch wheel brings CUDA with it, so one slim image serves CPUs and GPUs, without an image of NVIDIA's below
+# it: a container runtime with NVIDIA's hook adds the driver (--gpus all), and reads from NVIDIA_VISIBLE_DEVICES and
+# NVIDIA_DRIVER_CAPABILITIES what to add.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS base
 RUN command -v python3.11 >/dev/null || ( \
@@ -18,7 +19,7 @@ RUN command -v python3.11 >/dev/null || ( \
         && apt-get clean && rm -rf /var/lib/apt/lists/* )
 # Programs belong to root and are read by everybody, so whoever takes over a role's process cannot change them. /data is
 # where a role keeps its home: a volume that is made empty takes over owner and permissions from here.
-RUN useradd --create-home --uid 1000 labeler && install --directory --owner labeler --mode 0700 /data \
+RUN useradd --create-home --uid 1000 labeler && install --directory --owner labeler --mode 0700 /data /cache \
     && python3.11 -m venv /opt/labeler && /opt/labeler/bin/pip install --quiet --no-cache-dir uv==0.13.8
 ENV PATH=/opt/labeler/bin:$PATH PYTHONUNBUFFERED=1 UV_LINK_MODE=copy
 WORKDIR /home/labeler
@@ -51,8 +52,11 @@ RUN cd /requirements && uv pip install --quiet --no-cache --compile-bytecode --p
 COPY --from=wheel /dist /dist
 RUN uv pip install --quiet --no-cache --compile-bytecode --no-deps --python /opt/labeler/bin/python /dist/*.whl
 USER labeler
-VOLUME /data
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# What is computed or fetched once and is nobody's secret: kernels compiled for a card, published weights. A volume, so that
+# it outlives a container, whose own files are read only.
+VOLUME ["/data", "/cache"]
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_CACHE_PATH=/cache/cuda HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache
 ENTRYPOINT ["labeler"]
 
 FROM slim AS coordinator

@@ -54,7 +54,7 @@ def test_redis_is_in_the_operators_network_alone_and_opens_no_port() -> None:
     assert services["redis"]["networks"] == ["operator"]
     assert COMPOSE["networks"]["operator"] == {"internal": True}
     members = {name for name, service in services.items() if "operator" in service["networks"]}
-    assert members == {"redis", "coordinator", "embedder"}
+    assert members == {"redis", "coordinator", "embedder", "embedder-gpu"}
     assert [name for name, service in services.items() if "ports" in service] == ["coordinator"]
     command = " ".join(services["redis"]["command"])
     assert "--maxmemory-policy noeviction" in command
@@ -69,7 +69,7 @@ def test_every_service_keeps_its_home_in_a_volume_of_its_own_and_runs_without_pr
         if name != "redis":
             homes[name] = next(volume.split(":")[0] for volume in service["volumes"] if volume.endswith(":/data"))
             assert homes[name] in COMPOSE["volumes"]
-    assert homes.pop("embedder") == homes["coordinator"]
+    assert homes.pop("embedder") == homes.pop("embedder-gpu") == homes["coordinator"]
     assert len(set(homes.values())) == len(homes)
 
 
@@ -80,6 +80,29 @@ def test_every_role_has_an_image_of_its_own() -> None:
     assert built <= targets
     site = yaml.safe_load((ROOT / "deploy" / "site.compose.yaml").read_text())
     assert "ports" not in site["services"]["party"]
+
+
+def test_a_gpu_is_a_profile_and_what_is_compiled_for_it_stays_in_a_volume() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    full = image.split("AS full\n")[1].split("\nFROM")[0]
+    environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(re.findall(r"ENV ((?:.*\\\n)*.*)", full))))
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert {environment[name].split("/")[1] for name in ("CUDA_CACHE_PATH", "HF_HOME", "XDG_CACHE_HOME")} == {"cache"}
+    assert 'VOLUME ["/data", "/cache"]' in full
+    assert "--owner labeler --mode 0700 /data /cache" in image
+    assert re.search(r"^ARG BASE=python:3.11-slim", image, flags=re.MULTILINE)
+    site = yaml.safe_load((ROOT / "deploy" / "site.compose.yaml").read_text())
+    for compose, plain, with_gpu in ((COMPOSE, "embedder", "embedder-gpu"), (site, "party", "agent-gpu")):
+        profile = dict(compose["services"][with_gpu])
+        (device,) = profile.pop("deploy")["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+        assert profile.pop("profiles") == ["gpu"]
+        same = ({"image", "build"} if plain == "party" else set()) ^ profile.keys()
+        assert {key: profile[key] for key in same} == {key: compose["services"][plain][key] for key in same}
+        assert "profiles" not in compose["services"][plain]
+        (cache,) = (volume.split(":")[0] for volume in profile["volumes"] if volume.endswith(":/cache"))
+        assert cache in compose["volumes"]
 
 
 def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None:

@@ -72,10 +72,41 @@ def test_every_container_of_the_chart_is_unprivileged_and_bounded(tmp_path: Path
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container in pod["initContainers"] or "memory" in container["resources"]["limits"]
         mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
-        assert mounted <= {volume["name"] for volume in pod["volumes"]} | {"home"}
+        claimed = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+        assert mounted <= {volume["name"] for volume in pod["volumes"]} | claimed
     learning = {one["name"]: one["resources"]["limits"].get("nvidia.com/gpu") for one in pod["containers"]}
     if role == "agent":
         assert learning == {"agent": 1}
+    assert pod.get("runtimeClassName") is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["coordinator", "agent", "tallier"])
+def test_the_gpu_profile_gives_cards_a_cache_that_outlives_the_pod_and_a_tallier_nothing(
+    tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = yaml.safe_load((CHART / "gpu.yaml").read_text())
+    known = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert profile.keys() <= known.keys()
+    plain = of_kind(render(tmp_path, role), "StatefulSet")["spec"]
+    monkeypatch.setitem(ROLES, role, {**ROLES[role], **profile})
+    spec = of_kind(render(tmp_path, role), "StatefulSet")["spec"]
+    pod = spec["template"]["spec"]
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    limits = [one["resources"]["limits"].get("nvidia.com/gpu") for one in pod["containers"]]
+    mounts = [one["mountPath"] for every in pod["containers"] for one in every.get("volumeMounts", [])]
+    mounts = [path for path in mounts if path == "/cache"]
+    if role == "tallier":
+        assert (claims, limits, mounts, pod.get("runtimeClassName")) == ({"home"}, [None], [], None)
+        return
+    assert claims == {"home", "cache"}
+    assert [one for one in limits if one] == [1]
+    assert mounts == ["/cache"]
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if role == "coordinator":
+        assert "runtimeClassName" not in plain["template"]["spec"]
+        assert "cache" in {volume["name"] for volume in plain["template"]["spec"]["volumes"]}
 
 
 @pytest.mark.long
