@@ -102,7 +102,8 @@ def resize_region(square: NDArray[np.uint8], transform: Transform) -> NDArray[np
     import torch
     from torch.nn.functional import interpolate
 
-    pixels = torch.from_numpy(np.ascontiguousarray(square)).permute(2, 0, 1)[None]
+    # torch takes memory that may be written to, and Pillow's may not.
+    pixels = torch.from_numpy(np.require(square, requirements=("C", "W"))).permute(2, 0, 1)[None]
     resized = interpolate(pixels, size=size, mode=transform.interpolation, antialias=True)
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 

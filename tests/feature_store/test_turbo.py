@@ -75,6 +75,13 @@ def test_both_decoders_see_nearly_the_same_picture(kind: str) -> None:
     assert np.abs(np.asarray(Image.fromarray(slow.astype(np.uint8)).convert("L")) - grey[..., 0].astype(int)).mean() < 4
 
 
+def test_a_picture_that_is_taken_whole_is_resized_like_any_other() -> None:
+    """Nothing of it is cut, so nothing was copied: its memory is Pillow's own, which torch warns of."""
+    whole = FAST.model_copy(update={"resize": 64})
+    data = encode(photo(50, 50), "PNG")
+    assert np.abs(prepared(data, whole).astype(int) - prepared(data, SLOW.model_copy(update={"resize": 64}))).mean() < 4
+
+
 @pytest.mark.parametrize("orientation", range(1, 10))
 def test_photographs_are_the_right_way_up(orientation: int) -> None:
     image = photo(500, 300)
