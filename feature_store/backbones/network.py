@@ -3,6 +3,9 @@
 On a GPU a pass is begun and not waited for: its images go through page-locked memory on a stream of their own, while
 the pass before is computed and the next images are prepared. Page-locked blocks are torch's to reuse: it knows which
 copies still read them.
+
+Half precision ends at 65,504. An image whose feature leaves that range is computed again in float32, so that no
+record is lost to a network whose numbers are large; which images those are hangs on each image alone.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from feature_store.backbones.backbone import ImageLike, fingerprint_of, stack_prepared
 from feature_store.backbones.spec import Decoder, Transform
+from feature_store.quantize import usable_rows
 from labeler.errors import InvalidSetting
 
 CPU_BATCH = 32
@@ -62,9 +66,10 @@ class NetworkBackbone:
         self.batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
         self.passes_ahead = 1 if on_gpu else 0
         self._copies = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]  # half typed
-        self._dtype = torch.float16 if self._half else torch.float32
-        module = module.eval().requires_grad_(False)
-        self._module = module.to(self._device, self._dtype).to(memory_format=torch.channels_last)
+        # In half precision the weights as they are stay on the host: rounded to it, some may be infinite themselves.
+        self._whole = module.eval().requires_grad_(False)
+        self._module = self._halved() if self._half else self._on_device(self._whole)
+        self._single: nn.Module | None = None if self._half else self._module
         self.transform = transform
         self._mean = torch.tensor(transform.mean, device=self._device).view(1, -1, 1, 1)
         self._std = torch.tensor(transform.std, device=self._device).view(1, -1, 1, 1)
@@ -101,7 +106,13 @@ class NetworkBackbone:
 
     def training_copy(self) -> nn.Module:
         """A copy of the network with weights that can be trained; this backbone itself stays frozen."""
-        return copy.deepcopy(self._module).float().requires_grad_(True)
+        return self._on_device(copy.deepcopy(self._whole)).requires_grad_(True)
+
+    def _on_device(self, module: nn.Module) -> nn.Module:
+        return module.to(self._device).to(memory_format=torch.channels_last)
+
+    def _halved(self) -> nn.Module:
+        return self._on_device(copy.deepcopy(self._whole).to(torch.float16))
 
     @torch.inference_mode()
     def _pass(self, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
@@ -111,7 +122,7 @@ class NetworkBackbone:
         padded.numpy()[:count] = block
         padded[count:] = 0
         if stream is None:
-            features: NDArray[np.float32] = self._forward(padded)[:count].numpy()
+            features = self._finite(self._forward(padded, self._module)[:count].numpy(), padded)
             return lambda: features
         with torch.cuda.device(self._device):
             computing = torch.cuda.current_stream()
@@ -120,21 +131,32 @@ class NetworkBackbone:
             computing.wait_stream(stream)
             # Else its memory could be given to the next copy while this pass still reads it.
             pixels.record_stream(computing)
-            computed = self._forward(pixels)
+            computed = self._forward(pixels, self._module)
             received = torch.empty(computed.shape, dtype=torch.float32, pin_memory=True)
             received.copy_(computed, non_blocking=True)
             arrived = computing.record_event()
 
         def wait() -> NDArray[np.float32]:
             arrived.synchronize()
-            return received.numpy()[:count].copy()
+            return self._finite(received.numpy()[:count].copy(), padded)
 
         return wait
 
-    def _forward(self, pixels: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def _finite(self, features: NDArray[np.float32], padded: Tensor) -> NDArray[np.float32]:
+        """Features of a pass without its padding; those that half precision lost come from a pass in float32."""
+        lost = ~usable_rows(features)
+        if self._half and lost.any():
+            if self._single is None:
+                self._single = self._on_device(copy.deepcopy(self._whole))
+            again: NDArray[np.float32] = self._forward(padded.to(self._device), self._single).cpu().numpy()
+            features[lost] = again[: len(features)][lost]
+        return features
+
+    def _forward(self, pixels: Tensor, module: nn.Module) -> Tensor:
         images = (to_unit_range(pixels) - self._mean) / self._std
-        normalised = images.to(self._dtype).contiguous(memory_format=torch.channels_last)
-        features: Tensor = self._module(normalised).float()
+        precision = torch.float32 if module is self._single else torch.float16
+        features: Tensor = module(images.to(precision).contiguous(memory_format=torch.channels_last)).float()
         return features
 
 
