@@ -31,6 +31,7 @@ from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, Proto
 from labeler.task import Level
 
 __all__ = [
+    "LEAST_DELTA_OF_WINNERS",
     "NANO",
     "UNBOUNDED_NANO",
     "Account",
@@ -52,6 +53,10 @@ MOST_EPSILON = 1000.0
 LEAST_DELTA, MOST_DELTA = 1e-100, 1 - 1e-6
 """The range in which a budget is proved (`budget_for`)."""
 
+LEAST_DELTA_OF_WINNERS = 1e-16
+"""Below this delta an account pays for no winners: what their charges hold outside a Gaussian, `SPILL` mu^2 (at most 1e-24
+below UNBOUNDED_NANO), would not be lost in the part of delta that is kept back."""
+
 _MARGIN = 1e-7
 _LAST_SPENDERS = 3
 
@@ -72,7 +77,10 @@ def budget_for(epsilon: float, delta: float) -> int:
     samples or a larger epsilon the statement is weaker by exactly this: everything that was released is within
     M 2^-100, below 1e-17 for 1e13 samples, of releases of which (epsilon, delta) holds.
 
-    A task whose own price is epsilon fits a budget of the same epsilon.
+    **Winners.** Their charges hold at most SPILL mu^2 of delta outside the Gaussian, all together below 1e-24, which is
+    a hundred-millionth of any delta for which an account pays for them (`LEAST_DELTA_OF_WINNERS`): kept back, too.
+
+    A task whose own price is epsilon fits a budget of the same epsilon where it is asked as it was priced: at once.
 
     Args:
         epsilon: at least 0, at most MOST_EPSILON.

@@ -38,7 +38,10 @@ from labeler.noise import DiscreteGaussian
 from labeler.task import Level, StatedLevel, Task
 
 METHOD = "exact Gaussian DP, integer noise"
-"""How every certified epsilon of this project is computed; printed with it."""
+"""How a certified epsilon is computed, of whatever is a Gaussian's post-processing; printed with it."""
+
+METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
+"""How it is computed where winners have a price of their own (`labeler.accounting.winner`)."""
 
 NO_BOUND = (
     "no finite guarantee: an agent may vote with any number of records; set max_agent_records in the task to get one"
@@ -69,6 +72,7 @@ class PrivacyStatement:
         charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded. No ledger is charged
             for a person: there it is only what the composition amounts to.
         reason: why epsilon is infinite, where it is.
+        method: how epsilon is computed.
     """
 
     level: StatedLevel
@@ -81,6 +85,7 @@ class PrivacyStatement:
     mu: float
     charge_nano: int | None
     reason: str | None = None
+    method: str = METHOD
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity: an infinite number is null, and `reason` says why."""
@@ -91,7 +96,7 @@ class PrivacyStatement:
             "mu": _finite(self.mu),
             "squared_sensitivity": self.squared_sensitivity,
             "charge_nano": self.charge_nano,
-            "method": METHOD,
+            "method": self.method,
         } | ({} if self.reason is None else {"reason": self.reason})
 
 
@@ -201,8 +206,8 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         queries: how many of the task's queries are asked; all `max_queries` when absent.
 
     Returns:
-        The price. It is the same for the histogram and the winner release, but for the grid where the winner needs
-        a coarser one.
+        The price. Winners cost less than the histogram they are read from where that is proved
+        (`labeler.methods.winners`).
 
     Raises:
         InvalidSetting: queries is not between 1 and `task.max_queries`.
@@ -239,7 +244,9 @@ def person_guarantee(price: Price) -> dict[str, Any]:
     if price.person is None:
         return {}
     epsilon = _finite(price.person.epsilon)
-    return {"person": {"epsilon": epsilon, "method": METHOD, "records_per_person": price.records_per_person}}
+    return {
+        "person": {"epsilon": epsilon, "method": price.person.method, "records_per_person": price.records_per_person}
+    }
 
 
 def has_finite_price(task: Task, level: StatedLevel) -> bool:
@@ -356,6 +363,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         mu=mu,
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
+        method=METHOD if event.opens_sums else METHOD_OF_WINNERS,
     )
 
 

@@ -67,8 +67,8 @@ def guarantee(price: Price) -> dict[str, Any]:
     """The guarantee in a few numbers, independent of any data: for the metadata of a table that travels alone."""
     return {
         "delta": price.delta,
-        "instance": {"epsilon": _finite(price.instance.epsilon), "method": METHOD},
-        "agent": {"epsilon": _finite(price.agent.epsilon), "method": METHOD},
+        "instance": {"epsilon": _finite(price.instance.epsilon), "method": price.instance.method},
+        "agent": {"epsilon": _finite(price.agent.epsilon), "method": price.agent.method},
         **person_guarantee(price),
         "colluding_agents": price.colluding_agents,
         "holds_against": price.holds_against,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from labeler.accounting.events import NANO
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
@@ -49,9 +50,17 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     def enough(units: int) -> bool:
         return statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon <= epsilon
 
-    # The integer bound is above the continuous one, so this is too little or just enough.
-    low = math.floor(start / 10.0**exponent) - 1
-    step = 1
+    # The integer bound is above the continuous one, so this is too little or just enough; but for winners, which cost
+    # less than their sums, the more so the more of them there are.
+    first = math.floor(start / 10.0**exponent) - 1
+    low, step = first, 1
+    if task.release == "winner":
+        for _ in range(3):
+            at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
+            saved = 1.0 if at.charge_nano is None else math.sqrt(at.charge_nano / NANO) / at.mu
+            low = max(1, math.floor(first * min(1.0, saved)))
+        while low > 1 and enough(low):
+            low, step = max(1, low - step), 2 * step
     while not enough(low + step):
         step *= 2
         if sigma(low + step) > 1e9 * start:

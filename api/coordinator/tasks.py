@@ -17,6 +17,7 @@ from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import check_round_fits
+from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.methods import METHODS
@@ -93,6 +94,7 @@ def describe_task(
     check_round_fits(task, request.max_queries)
     if task.release == "winner":
         _check_winner_group(parties)
+        _check_delta_of_winners(config)
     return task, tuple(agent.party_id for agent in agents)
 
 
@@ -175,6 +177,14 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
     return chosen
 
 
+def _check_delta_of_winners(config: CoordinatorConfig) -> None:
+    if config.delta < LEAST_DELTA_OF_WINNERS:
+        raise InvalidTask(
+            f"release: this coordinator's accounts are kept at delta {config.delta:g}, and winners are charged only at "
+            f'{LEAST_DELTA_OF_WINNERS:g} or more (labeler.accounting.winner). Use release "histogram"'
+        )
+
+
 def _check_winner_group(parties: PartyStore) -> None:
     """Only talliers that have pinned each other can find winners; before anybody is asked, all three must have said so.
 
@@ -190,8 +200,7 @@ def _check_winner_group(parties: PartyStore) -> None:
         who = f"{_listed(silent)} cannot" if silent else f"only {len(told)} talliers are enrolled"
         raise InvalidTask(
             f"release: the winner is found by {NUM_WINNER_TALLIERS} talliers together, and {who}; their sites exchange "
-            'addresses and certificates first (`labeler tallier peers`). Or use release "histogram"; the price is the '
-            "same"
+            'addresses and certificates first (`labeler tallier peers`). Or use release "histogram", which costs more'
         )
     if len(set(told.values())) != 1:
         raise InvalidTask(

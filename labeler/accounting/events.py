@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.setting import StatedLevel
@@ -22,6 +23,9 @@ NANO = 10**9
 
 SMOOTHING_VARIANCE = 3
 """Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on passing to integer noise."""
+
+SPILL = 1e-28
+"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.winner`)."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class IntegerSum:
         coordinates: how many numbers are released: queries times classes.
         level: whose presence the sensitivity is about.
     """
+
+    opens_sums: ClassVar[bool] = True
+    """Whether the sums themselves are released, rather than something read from them."""
 
     squared_sensitivity: Fraction | int
     largest_change: int

@@ -48,6 +48,11 @@ epsilon grows by -M log(1 - r) and delta by M t plus this tail. When D/h is many
 votes than its noise is wide, no w works: the sampler's finite reach then really can give the
 agent away, and the bound is infinite.
 
+**Winners** (`labeler.accounting.winner`) are read from the sums; their Gaussian is that module's, with mass of at most
+SPILL mu^2 outside it, which is taken off delta. c is counted twice and with the tau of 2 h shares, since the outcome of
+two classes is read from a difference of twice as many. Only the plain bound of step 3 holds for them: the bulk's draws
+shares from their law given the sums.
+
 **Step 4, rounding.** Epsilon is enlarged by one part in a million, which is more than every
 floating-point error on the way (below 1e-10, measured against 50 digits).
 """
@@ -56,7 +61,7 @@ from __future__ import annotations
 
 import math
 
-from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, IntegerSum
+from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, SPILL, IntegerSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.errors import InvalidSetting
 
@@ -112,7 +117,9 @@ def epsilon_bound(event: IntegerSum, delta: float, *, total_variation: float = S
         if plain < math.inf and split <= 1e-6:
             best = plain
             break  # Nothing else can be better by more than a millionth.
-        best = min(best, plain, _bulk(event, delta, split, drift, total_variation))
+        best = min(best, plain)
+        if event.opens_sums:
+            best = min(best, _bulk(event, delta, split, drift, total_variation))
     return (1 + _ROUND_UP) * best
 
 
@@ -141,10 +148,12 @@ def _bulk(event: IntegerSum, delta: float, split: float, drift: float, total_var
 
 def _exact_shares(event: IntegerSum, delta: float) -> float:
     """Steps 1 and 2: the bound for a perfect sampler."""
-    error = event.coordinates * (
-        sum_of_shares_error(event.share_sigma_grid, event.noise_contributors) + smoothing_error()
-    )
+    times, shares = (1, event.noise_contributors) if event.opens_sums else (2, 2 * event.noise_contributors)
+    error = times * event.coordinates * (sum_of_shares_error(event.share_sigma_grid, shares) + smoothing_error())
+    mu_squared = event.charge_nano / NANO
     left = delta * math.exp(-error) if error < 700 else 0.0
+    if not event.opens_sums:
+        left -= SPILL * mu_squared
     if left <= 0:
         return math.inf
-    return epsilon_of_delta(left, math.sqrt(event.charge_nano / NANO)) + 2 * error
+    return epsilon_of_delta(left, math.sqrt(mu_squared)) + 2 * error

@@ -50,7 +50,10 @@ B, which lie between ordered pairs of crossings. Tangents cost an error of secon
 **A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
 every epsilon >= 0: up to mass delta_0 the answers are then no easier to tell apart than N(0, 1) and N(mu', 1), and both
-numbers add under composition. More than `BLOCK` queries are priced as so many blocks.
+numbers add under composition. More than `BLOCK` queries are priced as so many blocks. mu' hardly depends on delta_0
+(500 queries at 1e-12 or 1e-40: 0.644 or 0.650 of the sums' mu^2), so it is chosen where nobody has to add it up: at
+most `SPILL` = 1e-28 for every unit of mu'^2. A ledger of mu^2 then bounds it, too, and every epsilon that is stated
+for a sum of charges leaves room for it (`labeler.budget`, `labeler.accounting.integer`).
 
 The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
 et al. (2024); the certificate by tangents is this project's.
@@ -67,14 +70,13 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, IntegerSum
+from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, SPILL, IntegerSum
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta, mu_of_epsilon
-from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, epsilon_bound, smoothing_error, sum_of_shares_error
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]
@@ -88,8 +90,6 @@ SWAP: Final[Change] = "swap"
 BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
 """So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
 
-DELTA_0: Final = 1e-12
-"""The mass that a whole release may have outside its Gaussian: added to the delta of every statement about it."""
 
 Floats = NDArray[np.float64]
 
@@ -97,11 +97,12 @@ Floats = NDArray[np.float64]
 _STEP = {ONE_BIT: 0.12, SWAP: 0.16}
 _WIDTH = {ONE_BIT: 0.1, SWAP: 0.16}
 _GROWTH = {ONE_BIT: 0.3, SWAP: 0.4}
-_REACH = 9.0  # thresholds in units of one beyond which half a piece is left: 1e-19 of the mass
+_REACH = 14.0  # thresholds in units of one, beyond which the last tangent is horizontal: 1e-44 of the mass
 _ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few sums of positive terms lose
 _OF_FORMULA = 1e-9  # relative: a hundred times the error of `labeler.accounting.gaussian`
-_ROUND_UP = 1e-6  # of epsilon, as in `labeler.accounting.integer`
-_LEAST_MASS = 1e-14  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
+_MANY_BLOCKS = 64
+_MOST_MU_SQUARED = 100  # epsilons beyond 50 are not looked at closely: the sums' price holds
+_LEAST_MASS = 1e-32  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class WinnerPair:
 
     Attributes:
         mu_squared: of the Gaussian part, rounded up to whole nano-units.
-        delta_0: the rest. Both add up under adaptive composition, with any Gaussian charge too.
+        delta_0: the rest, at most `SPILL` times mu_squared. Both add up under adaptive composition, with any Gaussian
+            charge too.
     """
 
     mu_squared: Fraction
@@ -163,18 +165,21 @@ class Profile:
         return min(of_sums, float(math.log(y[0] + (y[1] - y[0]) * (d[0] - delta) / (d[0] - d[1]))))
 
 
-@dataclass(frozen=True)
-class WinnerEvent:
-    """Winners read from noisy integer sums, as an event with a price of its own.
+@dataclass(frozen=True, kw_only=True)
+class IntegerWinner(IntegerSum):
+    """The largest of each row of noisy integer sums, and nothing else of them.
+
+    A sum's attributes are those of the sums that winners are read from. Its mu^2 is that of `winner_pair`; the mass
+    outside the Gaussian is at most `SPILL` of it, for which every statement about charges leaves room.
 
     Attributes:
-        sums: the sums that winners are read from.
         change: how neighbouring inputs differ in one query.
         queries: how many winners.
         is_duel: there are two classes and no abstaining threshold, so that the winner is the sign of their difference.
     """
 
-    sums: IntegerSum
+    opens_sums: ClassVar[bool] = False
+
     change: Change
     queries: int
     is_duel: bool = False
@@ -186,7 +191,7 @@ class WinnerEvent:
         Raises:
             InvalidSetting: the noise is too small for any proof.
         """
-        variance, votes = self.sums.variance_grid, 1
+        variance, votes = self.variance_grid, 1
         if self.is_duel:
             variance, votes = 2 * variance, 2 if self.change == SWAP else 1
         elif self.change == SWAP:
@@ -194,67 +199,34 @@ class WinnerEvent:
         left = variance - SMOOTHING_VARIANCE
         if left <= 0:
             raise InvalidSetting(f"a variance of {float(variance):.3g} grid units^2 is too small for any proof")
-        return math.nextafter(math.sqrt(votes**2 * self.sums.grid_scale**2 / left), math.inf)
+        return math.nextafter(math.sqrt(votes**2 * self.grid_scale**2 / left), math.inf)
 
     @property
-    def pair(self) -> WinnerPair:
-        """What it is charged as."""
-        return winner_pair(ONE_BIT if self.is_duel else self.change, self.mu, self.queries)
+    def mu_squared(self) -> Fraction:
+        """Of the Gaussian part, in whole nano-units; never more than that of the sums."""
+        pair = winner_pair(ONE_BIT if self.is_duel else self.change, self.mu, self.queries)
+        return min(pair.mu_squared, super().mu_squared)
 
 
-def winner_epsilon(event: WinnerEvent, delta: float, *, total_variation: float = SAMPLER_TOTAL_VARIATION) -> float:
-    """An epsilon such that the winners, computed from the integer sums that run, are (epsilon, delta)-DP.
-
-    Steps 1 to 4 of `labeler.accounting.integer`, with the pair in the place of the Gaussian. Errors of shares and of
-    smoothing are counted for every coordinate and twice, though only those of one or two changed counts, or of one
-    difference of twice as many shares, enter. The sums' own bound holds, too: the smaller is returned.
-
-    Args:
-        event: the winners.
-        delta: in (0, 1).
-        total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
-
-    Raises:
-        InvalidSetting: an argument is outside its range.
-    """
-    sums = event.sums
-    histogram = epsilon_bound(sums, delta, total_variation=total_variation)
-    pair = event.pair
-    drift = sums.coordinates * sums.noise_contributors * total_variation
-    each = sum_of_shares_error(sums.share_sigma_grid, 2 * sums.noise_contributors) + smoothing_error()
-    error = 2 * sums.coordinates * each
-    split = 1e-6
-    left = delta * (1 - split) * math.exp(-error) - pair.delta_0 if error < 700 else 0.0
-    if left <= 0:
-        return histogram
-    epsilon = epsilon_of_delta(left, math.sqrt(pair.mu_squared)) + 2 * error
-    if epsilon > 600 or (1 + math.exp(epsilon)) * drift > split * delta:
-        return histogram
-    return min(histogram, (1 + _ROUND_UP) * epsilon)
-
-
-@lru_cache(maxsize=256)
-def winner_pair(change: Change, mu: float, queries: int, delta_0: float = DELTA_0) -> WinnerPair:
+@lru_cache(maxsize=4096)
+def winner_pair(change: Change, mu: float, queries: int) -> WinnerPair:
     """What so many winners are charged as; below the sums' own mu^2, or equal to it where nothing can be saved.
 
     Args:
         change: how neighbouring inputs differ in one query.
-        mu: the shift of one query (`WinnerEvent.mu`).
+        mu: the shift of one query (`IntegerWinner.mu`).
         queries: chosen one after another, or at once.
-        delta_0: mass that may lie outside the Gaussian, for all queries together.
 
     Raises:
         InvalidSetting: an argument is outside its range.
     """
-    if not 0 < delta_0 < 1:
-        raise InvalidSetting(f"delta_0 must be strictly between 0 and 1, found {delta_0}")
+    _check(change, mu, queries)
     size = BLOCK[change]
     whole, rest = divmod(queries, size)
-    blocks = whole + (rest > 0)
-    share = delta_0 / max(blocks, 1) * (1 - 2**-40)
-    parts = [(times, many) for times, many in ((whole, size), (1, rest)) if times and many]
-    mu_squared = sum((times * _gaussian_part(change, mu, many, share) for times, many in parts), Fraction(0))
-    return WinnerPair(mu_squared=mu_squared, delta_0=delta_0)
+    if rest and whole >= _MANY_BLOCKS:
+        whole, rest = whole + 1, 0  # a little more, for not looking at every number of queries there is
+    parts = [_gaussian_part(change, mu, many, times) for times, many in ((whole, size), (1, rest)) if times and many]
+    return WinnerPair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
 
 
 @lru_cache(maxsize=256)
@@ -268,12 +240,7 @@ def winner_profile(change: Change, mu: float, queries: int) -> Profile:
     Raises:
         InvalidSetting: an argument is outside its range.
     """
-    if type(queries) is not int or queries < 1:
-        raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
-    if not 0 < mu < math.inf:
-        raise InvalidSetting(f"mu must be a positive finite number, found {mu}")
-    if change not in (ONE_BIT, SWAP):
-        raise InvalidSetting(f"no winner is known to change by {change!r}")
+    _check(change, mu, queries)
     step = _STEP[change] * mu
     end = _end_of_grid(mu * math.sqrt(queries))
     epsilons = step * np.arange(max(3, math.ceil(end / step) + 1))
@@ -286,25 +253,39 @@ def _end_of_grid(mu: float) -> float:
     return mu * mu / 2 + mu * math.sqrt(-2 * math.log(_LEAST_MASS))
 
 
-def _gaussian_part(change: Change, mu: float, queries: int, delta_0: float) -> Fraction:
-    """The least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, as whole nano-units.
+def _check(change: Change, mu: float, queries: int) -> None:
+    if type(queries) is not int or queries < 1:
+        raise InvalidSetting(f"queries must be a whole number of at least 1, found {queries!r}")
+    if not 0 < mu < math.inf:
+        raise InvalidSetting(f"mu must be a positive finite number, found {mu}")
+    if change not in (ONE_BIT, SWAP):
+        raise InvalidSetting(f"no winner is known to change by {change!r}")
 
-    Between grid points W is at most its chord and delta_mu' at least its value at the right, so chords are cut into
-    eight and each piece's left end is compared with its right. Beyond the grid's end W must be within delta_0.
+
+def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> WinnerPair:
+    """The least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for so many equal blocks.
+
+    delta_0 is `SPILL` times a third of mu^2 Q, and mu'^2 no less than that third (it is about two thirds for one bit,
+    four fifths for a swap), so that delta_0 <= SPILL mu'^2. Between grid points W is at most its chord and delta_mu' at
+    least its value at the right, so chords are cut into eight and each piece's left end is compared with its right.
+    Beyond the grid's end W must be within delta_0.
     """
-    at_most = math.ceil(Fraction(mu) ** 2 * queries * NANO)
+    whole = Fraction(mu) ** 2 * queries
+    delta_0 = SPILL * float(whole) / 3
+    if whole > _MOST_MU_SQUARED:
+        return WinnerPair(Fraction(times * math.ceil(whole * NANO), NANO), 0.0)
     profile = winner_profile(change, mu, queries)
-    if profile.deltas[-1] > delta_0:
-        return Fraction(at_most, NANO)
-    fine = np.linspace(0, len(profile.epsilons) - 1, 8 * (len(profile.epsilons) - 1) + 1)
-    epsilons = np.interp(fine, np.arange(len(profile.epsilons)), profile.epsilons)
-    left = np.interp(np.exp(epsilons), np.exp(profile.epsilons), profile.deltas)[:-1] - delta_0
-    least = 0.0
-    for right, delta in zip(epsilons[1:][left > 0].tolist(), left[left > 0].tolist(), strict=True):
-        if least == 0 or delta_of_epsilon(right, least) < delta:
-            least = _least_mu(right, delta)
-    found = math.ceil(Fraction(least) ** 2 * (1 + Fraction(1, 10**6)) * NANO)
-    return Fraction(min(found, at_most), NANO)
+    found = whole
+    if profile.deltas[-1] <= delta_0:
+        fine = np.linspace(0, len(profile.epsilons) - 1, 8 * (len(profile.epsilons) - 1) + 1)
+        epsilons = np.interp(fine, np.arange(len(profile.epsilons)), profile.epsilons)
+        left = np.interp(np.exp(epsilons), np.exp(profile.epsilons), profile.deltas)[:-1] - delta_0
+        least = 0.0
+        for right, delta in zip(epsilons[1:][left > 0].tolist(), left[left > 0].tolist(), strict=True):
+            if least == 0 or delta_of_epsilon(right, least) < delta:
+                least = _least_mu(right, delta)
+        found = min(whole, max(Fraction(least) ** 2 * (1 + Fraction(1, 10**6)), whole / 3))
+    return WinnerPair(Fraction(times * math.ceil(found * NANO), NANO), times * delta_0 if found < whole else 0.0)
 
 
 def _least_mu(epsilon: float, delta: float) -> float:

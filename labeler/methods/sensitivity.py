@@ -22,8 +22,8 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
 
 with Q the queries, k the neighbours that vote, n = `max_agent_records`, m = `records_per_person` and g = min(m, n). A
-cap is either of n and m. Each method's module holds its proof. The release (histogram or winner) makes no difference: a
-winner is computed from the histogram.
+cap is either of n and m. Each method's module holds its proof. A winner is computed from the histogram, so that these
+bounds hold for it, too; `labeler.methods.winners` says where less is proved.
 
 A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
 
@@ -164,6 +164,17 @@ def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum |
     """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
     if not task.traits.counts:
         return model_event(task, level)
+    sums = summed_votes(task, level, queries)
+    if sums is None or task.release != "winner":
+        return sums
+    # Loaded where it is wanted: it needs more than numbers.
+    from labeler.methods.winners import as_winners
+
+    return as_winners(task, level, queries, sums)
+
+
+def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
+    """The noisy histograms of so many queries as an event, whatever of them is opened; None where unbounded."""
     # Loaded where it is wanted: the names of methods need no numpy.
     from labeler.accounting.events import IntegerSum
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
+from labeler.budget import LEAST_DELTA, LEAST_DELTA_OF_WINNERS, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.proposals import Proposal
@@ -149,6 +149,10 @@ class Policy(_Table):
             raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
         if task.release not in allow.releases:
             raise _refusal("allow.releases", ", ".join(allow.releases) or "none", task.release)
+        if task.release == "winner" and self.budget.delta < LEAST_DELTA_OF_WINNERS:
+            raise _refusal(
+                "budget.delta", f"winners only at {LEAST_DELTA_OF_WINNERS:g} or more", f"{self.budget.delta:g}"
+            )
         if task.noise_contributors > allow.max_noise_contributors:
             raise _refusal(
                 "allow.max_noise_contributors",

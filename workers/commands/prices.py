@@ -119,7 +119,9 @@ def _print_plan(result: dict[str, Any]) -> None:
     stated = [level for level in _HEADINGS if level in result]
     for heading in ("", *(_HEADINGS[level] for level in stated)):
         table.add_column(heading, justify="left" if not heading else "right")
-    rows = [("epsilon, exact (guaranteed)", None), ("as computed in the papers", "as_in_paper")]
+    rows: list[tuple[str, str | None]] = [("epsilon, exact (guaranteed)", None)]
+    rows += [("if the histogram were released", "as_histogram")] if "as_histogram" in result else []
+    rows.append(("as computed in the papers", "as_in_paper"))
     factors = result["noise_factors"]
     if factors["total"] > 1:
         rows.append(("with the papers' shares", "as_in_paper_shares"))
@@ -127,10 +129,6 @@ def _print_plan(result: dict[str, Any]) -> None:
         levels = result if key is None else result[key]
         say = say_epsilon if key is None else say_estimate
         table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in stated))
-    winners = result.get("winners", {})
-    if winners:
-        said = (say_epsilon(winners[level]["epsilon"], digits=4) if level in winners else "" for level in stated)
-        table.add_row("of the winners alone (proved)", *said)
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
@@ -152,8 +150,6 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
             "The papers' shares are smaller, and the price would be higher."
         )
-    if winners:
-        console.print("Budgets are charged the first row; the winners by themselves reveal no more than the last.")
     if "person" in result:
         console.print(
             f"A person is all records of one person at one agent, of which at most "

@@ -17,7 +17,7 @@ from feature_store.students import NoisyAnswers
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
 from labeler.jobs import AnswerStatus
-from labeler.planning import METHOD, PrivacyStatement, price
+from labeler.planning import PrivacyStatement, price
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
 from workers.report.coverage import map_public_set
@@ -180,7 +180,9 @@ def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
 
 
 def _level_price(statement: PrivacyStatement) -> LevelPrice:
-    return LevelPrice(finite(statement.epsilon), METHOD, statement.reason or "", finite(statement.participant_epsilon))
+    return LevelPrice(
+        finite(statement.epsilon), statement.method, statement.reason or "", finite(statement.participant_epsilon)
+    )
 
 
 def _improved(task: Task, statement: PrivacyStatement) -> float:

@@ -1,0 +1,52 @@
+"""Which winners have a price of their own, and when it is taken (`labeler.accounting.winner`)."""
+
+from __future__ import annotations
+
+import math
+
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.methods.sensitivity import Asked, summed_votes
+from labeler.setting import StatedLevel
+
+
+def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) -> IntegerSum:
+    """The winners of noisy sums as an event of their own, where less is proved of them than of the sums.
+
+    Where rows have a total (top-k votes, one vote of a model), each query is bounded by itself. Squared by votes, a
+    change of 1 is one vote that arrives or leaves. One of 2 in which no count moves by more than one vote is one vote
+    here and one there: a vote that moves, since no record adds two votes to a row. More votes at once, or reverse-knn,
+    whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose
+    guarantee is too large, or its delta too small, for the bounds that winners have (`labeler.accounting.integer`).
+
+    Args:
+        task: what is asked.
+        level: whose presence is protected.
+        queries: how many winners.
+        sums: the event of the histograms.
+    """
+    one = summed_votes(task, level, 1)
+    if (
+        not task.traits.rows_have_a_total
+        or task.delta < LEAST_DELTA_OF_WINNERS
+        or one is None
+        or one.largest_change != 1
+    ):
+        return sums
+    if one.squared_sensitivity not in (1, 2):
+        return sums
+    winners = IntegerWinner(
+        squared_sensitivity=sums.squared_sensitivity,
+        largest_change=sums.largest_change,
+        grid_scale=sums.grid_scale,
+        share_sigma_grid=sums.share_sigma_grid,
+        noise_contributors=sums.noise_contributors,
+        coordinates=sums.coordinates,
+        level=sums.level,
+        change=ONE_BIT if one.squared_sensitivity == 1 else SWAP,
+        queries=queries,
+        is_duel=task.num_classes == 2 and task.abstain_below is None,
+    )
+    return winners if math.isfinite(epsilon_bound(winners, task.delta)) else sums
