@@ -54,8 +54,8 @@ LEAST_DELTA, MOST_DELTA = 1e-100, 1 - 1e-6
 """The range in which a budget is proved (`budget_for`)."""
 
 LEAST_DELTA_OF_WINNERS = 1e-16
-"""Below this delta an account pays for no winners: what their charges hold outside a Gaussian, `SPILL` mu^2 (at most 1e-24
-below UNBOUNDED_NANO), would not be lost in the part of delta that is kept back."""
+"""Below this delta an account pays for no winners: what their charges hold outside a Gaussian, `SPILL` mu^2 (below
+UNBOUNDED_NANO at most 1e-24), would not be lost in the part of delta that is kept back."""
 
 _MARGIN = 1e-7
 _LAST_SPENDERS = 3
