@@ -14,6 +14,7 @@ from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import has_finite_price
+from labeler.setting import LEVELS
 from labeler.task import Level, Task
 from labeler.winner import words_per_query
 
@@ -28,8 +29,6 @@ _MAX_ASK_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_ROUND_ENTRIES = (MAX_MESSAGE_BYTES - 1024 * 1024) // 8
 """Most entries (queries times classes) of one round: a tallier's sum, 8 bytes each, travels in one message together
 with the names of up to 5,000 agents."""
-
-LEVELS: tuple[Level, Level] = ("instance", "agent")
 
 
 def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES) -> tuple[int, ...]:

@@ -6,12 +6,14 @@ the methods, so no method may know the task. Whatever is not listed here moves n
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from labeler.training import Training
 
 Level = Literal["instance", "agent"]
 """Whose presence a ledger accounts for."""
+
+LEVELS: Final[tuple[Level, Level]] = ("instance", "agent")
 
 StatedLevel = Literal["instance", "person", "agent"]
 """Whose presence a price is stated for: a person's follows from the same noise and is charged to no account."""

@@ -15,9 +15,9 @@ from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
 from feature_store.journal.charges import Balance
 from feature_store.journal.ledger import Ledger
-from labeler.batching import LEVELS
 from labeler.budget import budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, NotFound
+from labeler.setting import LEVELS
 
 FEDERATION = "federation"
 """The account of everybody together."""

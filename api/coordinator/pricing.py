@@ -15,11 +15,12 @@ from functools import lru_cache
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, PriceView
 from feature_store.journal.charges import Balance, Charge
-from labeler.batching import LEVELS, round_charges, round_sizes, total_charges
+from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
 from labeler.planning import Price, price
+from labeler.setting import LEVELS
 from labeler.task import Level, Task
 
 

@@ -36,7 +36,7 @@ from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCh
 from feature_store.journal.joining import reading
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from labeler.batching import LEVELS, batch_queries_of, check_round_fits, round_sizes
+from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
@@ -46,6 +46,7 @@ from labeler.errors import (
     NotReady,
     PrivacyRefusal,
 )
+from labeler.setting import LEVELS
 from labeler.task import Level, Task
 
 log = logging.getLogger("labeler.coordinator")

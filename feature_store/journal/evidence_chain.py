@@ -18,9 +18,9 @@ from feature_store.journal.chain import EMPTY, Head, time_text
 from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.unpriced import WRITTEN_OFF
 from feature_store.journal.verification import hash_at, verify_if_there
-from labeler.batching import LEVELS
 from labeler.errors import JournalBehind, JournalBroken
 from labeler.evidence.document import AccountFacts, Charge, Journal
+from labeler.setting import LEVELS
 from labeler.task import Level
 
 

@@ -41,7 +41,6 @@ from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.overdrafts import cap_too_low, overdrawn, room
 from feature_store.journal.unpriced import accounts_charged_without
 from feature_store.journal.verification import verify_ledger
-from labeler.batching import LEVELS
 from labeler.budget import NothingLeft
 from labeler.errors import (
     InvalidSetting,
@@ -51,6 +50,7 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
 )
+from labeler.setting import LEVELS
 from labeler.task import Level
 
 __all__ = ["Balance", "Charge", "Entry", "Head", "Ledger", "State"]

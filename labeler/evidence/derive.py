@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
-from labeler.batching import LEVELS, round_charges
+from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import LabelerError, PrivacyRefusal
 from labeler.evidence.document import (
@@ -34,6 +34,7 @@ from labeler.evidence.document import (
 from labeler.methods import METHODS
 from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
 from labeler.planning import METHOD, PrivacyStatement, price
+from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
 
 SIGNIFICANT_DIGITS: Final = 6

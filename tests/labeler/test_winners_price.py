@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
-from labeler.batching import LEVELS, round_charges
+from labeler.batching import round_charges
 from labeler.budget import epsilon_spent
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import price
+from labeler.setting import LEVELS
 from labeler.solving import solve_sigma
 from labeler.task import StatedLevel, Task, parse_task
 

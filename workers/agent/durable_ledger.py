@@ -20,10 +20,11 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
-from labeler.batching import LEVELS, round_charges
+from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
+from labeler.setting import LEVELS
 from labeler.task import Level, Task
 from workers.agent.ledger import beyond_task, priced
 from workers.agent.policy import Policy

@@ -20,10 +20,10 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.batching import LEVELS
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import InvalidSetting, LabelerError, NotReady
 from labeler.planning import price
+from labeler.setting import LEVELS
 from labeler.task import Task
 from workers.agent.decisions import refused, stopped
 from workers.agent.policy import read_policy

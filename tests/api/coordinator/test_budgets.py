@@ -16,9 +16,9 @@ from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
 from feature_store.journal.charges import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.batching import LEVELS
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, LabelerError, NotFound
+from labeler.setting import LEVELS
 from tests.api.conftest import House
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labeler.batching import LEVELS, round_charges
+from labeler.batching import round_charges
 from labeler.evidence.derive import derive, software
 from labeler.evidence.document import (
     AccountFacts,
@@ -18,6 +18,7 @@ from labeler.evidence.document import (
     Scope,
     TaskFacts,
 )
+from labeler.setting import LEVELS
 from labeler.task import Task, parse_task
 
 AGENTS = ("east", "north", "west")

@@ -21,9 +21,9 @@ from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batching import LEVELS
 from labeler.methods import ReleaseKind
 from labeler.randomness import seeded_source
+from labeler.setting import LEVELS
 from labeler.task import Task, parse_task
 from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
