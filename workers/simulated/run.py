@@ -175,6 +175,26 @@ def _cpu_seconds(row: dict[str, Any]) -> float:
     return float(sum(row["cpu_seconds"].values()))
 
 
+def release_of(
+    task: Task, batch: QueryBatch, federation: Federation, *, seed: int, engine: str = "auto"
+) -> Release:
+    """What one round of a federation opens, computed in this process; for who asks tasks of its own.
+
+    Args:
+        task: of a histogram release, for as many agents as the federation has.
+        batch: the queries.
+        federation: who holds what.
+        seed: of noise and masks.
+        engine: see feature_store.index.build_index.
+    """
+    size = group_size(task, batch, federation)
+    groups = [
+        _answer(task, batch, federation.part(slice(start, start + size)), start, seed=seed, engine=engine).shares
+        for start in range(0, len(federation), size)
+    ]
+    return open_histogram(total_of(groups), task)
+
+
 def exponent(
     rows: Sequence[dict[str, Any]], *, of: Callable[[dict[str, Any]], float] = lambda row: float(row["seconds"])
 ) -> float | None:
