@@ -28,6 +28,8 @@ BENCHES: Final = (
     "attacks",
     "winner",
     "winner-delay",
+    "scale",
+    "thousand-agents",
     "simulate",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
@@ -49,7 +51,7 @@ def bench(
     full: Annotated[
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="For papers: folder for JSON documents and pictures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For papers and scale: folder for documents and pictures.")] = None,
     seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
@@ -57,11 +59,15 @@ def bench(
 ) -> None:
     """Reproduce a paper's table or measure speed. Papers need the extra `studies`.
 
+    simulate runs schedules of crashes and loss; very many agents are the command `labeler simulate`, and bench scale.
+
     Examples:
 
     `labeler bench speed`
 
     `labeler bench papers dp-helmet --data DATA --full --out tables`
+
+    `labeler bench scale --full --out scale`
 
     `labeler bench simulate --seeds 0:2000 --resume schedules.json`
     """

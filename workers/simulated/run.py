@@ -175,9 +175,7 @@ def _cpu_seconds(row: dict[str, Any]) -> float:
     return float(sum(row["cpu_seconds"].values()))
 
 
-def release_of(
-    task: Task, batch: QueryBatch, federation: Federation, *, seed: int, engine: str = "auto"
-) -> Release:
+def release_of(task: Task, batch: QueryBatch, federation: Federation, *, seed: int, engine: str = "auto") -> Release:
     """What one round of a federation opens, computed in this process; for who asks tasks of its own.
 
     Args:

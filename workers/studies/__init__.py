@@ -88,6 +88,23 @@ def _simulate(_: Path | None, full: bool, progress: ProgressCallback) -> list[Be
     return run_schedules(full=full, seeds=None, resume=None, trace=False, progress=progress)
 
 
+def _scale(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    return run_scale(data=data, full=full, out=None, progress=progress)
+
+
+def run_scale(*, data: Path | None, full: bool, out: Path | None, progress: ProgressCallback) -> list[BenchRow]:
+    """See `workers.studies.scaling.bench`."""
+    from workers.studies.scaling.bench import bench_scale
+
+    return bench_scale(data=data, full=full, out=out, progress=progress)
+
+
+def _thousand_agents(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.thousand_agents import bench_thousand_agents
+
+    return bench_thousand_agents(data=data, full=full, progress=progress)
+
+
 def run_schedules(
     *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
 ) -> list[BenchRow]:
@@ -109,6 +126,8 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "attacks": _attacks,
     "winner": _winner,
     "winner-delay": _winner_delay,
+    "scale": _scale,
+    "thousand-agents": _thousand_agents,
     "simulate": _simulate,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
@@ -136,7 +155,7 @@ def run_bench(
         paper: whose table, where name is "papers"; all of them if None.
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
-        out: papers only: a folder for documents and pictures.
+        out: papers and scale only: a folder for documents and pictures.
         seeds, resume, trace: simulate only; see `workers.studies.simulation.bench`.
         progress: told how far it is.
 
@@ -156,8 +175,10 @@ def run_bench(
         name = name if paper is None else f"{name} {paper}"
     elif name not in BENCHES:
         raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
-    elif paper is not None or out is not None:
+    elif paper is not None or (out is not None and name != "scale"):
         raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
+    elif name == "scale":
+        rows = run_scale(data=data, full=full, out=out, progress=progress)
     elif name == "simulate":
         rows = run_schedules(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
     else:

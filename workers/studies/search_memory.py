@@ -109,7 +109,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
         build_index(few, record_ids[:600], engine=engine, memory_limit_bytes=limit).search(asked[:100], k)
     # Heap that the warm-up freed but the allocator kept would be used again unseen.
     ctypes.CDLL(None).malloc_trim(0)
-    with _PeakMemory() as peak:
+    with PeakMemory() as peak:
         began = time.perf_counter()
         found = build_index(features, record_ids, engine=engine, memory_limit_bytes=limit_bytes).search(asked, k)
         seconds = time.perf_counter() - began
@@ -118,7 +118,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
     return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
 
 
-class _PeakMemory:
+class PeakMemory:
     """Watches this process's anonymous memory for as long as the context lasts."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _PeakMemory:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _PeakMemory:
+    def __enter__(self) -> PeakMemory:
         self._thread.start()
         return self
 

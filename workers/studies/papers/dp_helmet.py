@@ -310,12 +310,12 @@ def _features(root: Path) -> DataSet:
 def _world(root: Path, seed: int, records: int) -> World:
     data, rng = _features(root), np.random.default_rng(seed)
     order, shown = rng.permutation(len(data.train))[:records], rng.permutation(len(data.test))
-    public_map = _public_map(data.test.inputs[shown[:PUBLIC]])
-    train, test = public_map(data.train.inputs[order]), public_map(data.test.inputs[shown[PUBLIC:]])
+    along = public_map(data.test.inputs[shown[:PUBLIC]])
+    train, test = along(data.train.inputs[order]), along(data.test.inputs[shown[PUBLIC:]])
     return World(train, data.train.labels[order], test, data.test.labels[shown[PUBLIC:]])
 
 
-def _public_map(public: NDArray[np.float32]) -> Projection:
+def public_map(public: NDArray[np.float32]) -> Projection:
     """The first AXES principal axes of the public images, each divided by its standard deviation to the WHITENING."""
     rows = unit_rows(public)
     centred = rows - rows.mean(axis=0)
