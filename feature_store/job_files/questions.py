@@ -120,13 +120,13 @@ def read_failure(path: Path) -> LabelerError:
     """Why the questions could not be prepared, or the images not labelled, as an error of the tree."""
     try:
         found = json.loads(path.read_bytes())
-        return _named_error(str(found["problem_type"]), str(found["sentence"]))
+        return named_error(str(found["problem_type"]), str(found["sentence"]))
     except (OSError, ValueError, KeyError, TypeError):
         return BadData("the questions could not be prepared, and the reason cannot be read; submit the job again")
 
 
-def _named_error(problem_type: str, sentence: str) -> LabelerError:
-    """The error of the tree with this problem type, so that a refusal in another process keeps its type."""
+def named_error(problem_type: str, sentence: str) -> LabelerError:
+    """The error of the tree with this problem type, so that a refusal in another process, or kept, keeps its type."""
     kinds: list[type[LabelerError]] = [LabelerError]
     for kind in kinds:
         kinds.extend(kind.__subclasses__())

@@ -87,6 +87,7 @@ class Database:
         self._pen_holder: int | None = None
         self._after_commit: dict[object, Callable[[], None]] = {}
         self._listeners: list[Callable[[str, str], None]] = []
+        self._present: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Database({self.what!r})"
@@ -228,11 +229,14 @@ class Database:
             JournalBroken: an upgrade of it stopped half way.
         """
         wanted = [journal_about, *tables]
+        if self._present.issuperset(table.name for table in wanted):
+            return  # looked at when another store was opened, and nobody drops a table
         with self.read() as connection:
             about = read_about(connection, self.what)
-            present = set(inspect(connection).get_table_names())
+            present = frozenset(inspect(connection).get_table_names())
         if not about.is_new:
             check_current(about, self.what)
+        self._present = present
         missing = [table.name for table in wanted if table.name not in present]
         if missing and self.is_read_only:
             raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0]!r}")
@@ -261,6 +265,7 @@ class Database:
         Raises:
             JournalBroken: a row refers to one that is not there any more; nothing was kept.
         """
+        self._present = frozenset()
         if self.dialect != "sqlite":
             with self.write() as connection:
                 yield connection

@@ -39,7 +39,7 @@ from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.round import run_round
+from workers.studies.one_round import run_round
 
 TRIALS = 20_000
 FALSE_ALARM = 1e-6

@@ -11,7 +11,8 @@ import pytest
 from safetensors import safe_open
 
 from feature_store.job_files.pseudo_labels import SCHEMA
-from workers.jobs.folder import JobFolder
+from feature_store.job_files.releases import release_from_bytes
+from feature_store.journal import rounds as steps
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
@@ -102,12 +103,18 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     arguments = ["run", task, *federation.run_arguments, "--out", out, "--json"]
     sent: list[np.ndarray] = []
 
-    def stop(self: JobFolder, batch: int, release: object) -> None:
-        sent.append(release.noisy_votes)
+    store = steps.store_release
+
+    def noting(connection, job_id: str, number: int, data: bytes) -> bool:
+        sent.append(release_from_bytes(data).noisy_votes)
+        return store(connection, job_id, number, data)
+
+    def stop(connection, job_id: str, number: int, data: bytes) -> bool:
+        sent.append(release_from_bytes(data).noisy_votes)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(JobFolder, "store_release", stop)
+        interrupted.setattr(steps, "store_release", stop)
         assert labeler(*arguments).code != 0
     # The answers of both agents to the one round, kept together, encrypted; and no model.
     assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 1
@@ -116,12 +123,7 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
         for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr("workers.learning.private_heads.private_heads", lambda *_, **__: pytest.fail("trained again"))
-        keep = JobFolder.store_release
-        elsewhere.setattr(
-            JobFolder,
-            "store_release",
-            lambda self, batch, release: (sent.append(release.noisy_votes), keep(self, batch, release)),
-        )
+        elsewhere.setattr(steps, "store_release", noting)
         result = labeler(*arguments)
     assert result.code == 0, result.err
     assert np.array_equal(sent[0], sent[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 import workers.jobs.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.erasable import keys_in
+from feature_store.faults import listening
 from feature_store.images import open_source
 from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
+from feature_store.journal import rounds as steps
 from labeler.release import Release
-from workers.jobs.folder import JobFolder
+from workers.jobs.run_journal import open_run_journal
 
 
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
@@ -98,9 +101,11 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
     assert result.code == 0, result.err
     table = pq.read_table(tmp_path / "job" / "pseudo_labels.parquet")
     assert table["noisy_votes"].null_count == len(table)
-    paths = list((tmp_path / "job" / ".job" / "releases").iterdir())
-    assert paths
-    assert all(release_from_bytes(path.read_bytes()).noisy_votes is None for path in paths)
+    with open_run_journal(tmp_path / "job" / ".job") as journal:
+        (job,) = journal.jobs.list()
+        releases = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
+    assert releases
+    assert all(release is not None and release.noisy_votes is None for release in releases)
 
 
 def test_three_processes_find_the_winners_that_one_finds(labeler, federation, tmp_path) -> None:
@@ -184,8 +189,8 @@ def test_two_real_runs_draw_different_noise(labeler, federation, tmp_path) -> No
 @pytest.mark.parametrize(
     "stage",
     [
-        "after the charge",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("before the charge", "after opening")),
+        "coordinator.posted",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("coordinator.agreed", "coordinator.opened")),
     ],
 )
 def test_an_interrupted_run_continues_with_the_same_noise(
@@ -194,28 +199,22 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     """The process stops in the third of six rounds; the answers it had and would have had are the final ones."""
     monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 20)
     opened: dict[int, Release] = {}
-    store, post = JobFolder.store_release, JobFolder.post
+    reached = Counter[str]()
+    store = steps.store_release
 
-    def stop_at_third(folder: JobFolder, batch: int, release: Release) -> None:
-        opened[batch] = release
-        if batch == 2 and stage == "after opening":
-            raise KeyboardInterrupt
-        store(folder, batch, release)
+    def noting(connection, job_id: str, number: int, data: bytes) -> bool:
+        opened[number] = release_from_bytes(data)
+        return store(connection, job_id, number, data)
 
-    def stop_at_charge(folder: JobFolder, entry: dict[str, object]) -> int:
-        third = len(folder.ledger()) == 2
-        if third and stage == "before the charge":
+    def stop_at_third(name: str) -> None:
+        reached[name] += 1
+        if name == stage and reached[name] == 3:
             raise KeyboardInterrupt
-        number = post(folder, entry)
-        if third and stage == "after the charge":
-            raise KeyboardInterrupt
-        return number
 
     task = federation.task_file(tmp_path)
     arguments = ("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    with monkeypatch.context() as patched:
-        patched.setattr(JobFolder, "store_release", stop_at_third)
-        patched.setattr(JobFolder, "post", stop_at_charge)
+    with monkeypatch.context() as patched, listening(stop_at_third):
+        patched.setattr(steps, "store_release", noting)
         interrupted = labeler(*arguments)
     assert interrupted.code == 75
     assert "it continues" in interrupted.err
@@ -234,8 +233,9 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     for batch, release in opened.items():
         assert np.array_equal(votes[20 * batch : 20 * batch + 20], release.noisy_votes)
     assert table["ledger_seq"].to_pylist() == [1 + row // 20 for row in range(120)]
-    ledger = json.loads((tmp_path / "job" / ".job" / "plan.json").read_text())["ledger"]
-    assert len(ledger) == len({entry["id"] for entry in ledger}) == 6
+    with open_run_journal(tmp_path / "job" / ".job") as journal:
+        charges = [one["id"] for one in journal.charges() if one["level"] == "instance"]
+    assert len(charges) == len(set(charges)) == 6
 
 
 def test_a_finished_job_is_not_run_again(labeler, federation, tmp_path) -> None:
@@ -286,17 +286,15 @@ def test_a_network_can_be_fine_tuned_on_the_answers(labeler, federation, tmp_pat
     assert labeler("student", out, "--kind", "finetune").code == 2
 
 
-def test_a_job_that_was_begun_when_nobody_was_counted_on_goes_on_as_it_was(
-    labeler, federation, tmp_path, monkeypatch
-) -> None:
+def test_a_job_that_was_begun_when_nobody_was_counted_on_goes_on_as_it_was(labeler, federation, tmp_path) -> None:
     """The default number of colluding agents was 0 once; what is written in a folder stays what all agreed on."""
     arguments = [*federation.run_arguments, "--out", tmp_path / "job"]
 
-    def gone(*_: object) -> None:
-        raise KeyboardInterrupt
+    def gone(name: str) -> None:
+        if name == "coordinator.opened":
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(JobFolder, "store_release", gone)
+    with listening(gone):
         before = labeler("run", federation.task_file(tmp_path, colluding_agents=0), *arguments)
     assert before.code == 75
     plan = json.loads((tmp_path / "job" / ".job" / "plan.json").read_text())["plan"]

@@ -31,10 +31,12 @@ import workers.jobs.preparation
 from api.client import Client
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
+from feature_store.faults import listening
+from feature_store.job_files.releases import release_from_bytes
+from feature_store.journal import rounds as steps
 from feature_store.quantize import quantize
 from tests.e2e.service.conftest import running
 from workers import cli
-from workers.jobs.folder import JobFolder
 
 DAYS = 10_000
 QUERIES = 6
@@ -114,25 +116,25 @@ def record_run(root: Path) -> None:
             )
     (root / "task.toml").write_text('[task]\nname = "digits"\nk = 5\nsigma_votes = 3.0\ndelta = 1e-4\n[queries]\n')
     workers.jobs.preparation.BATCH_QUERIES = 10
-    store, post = JobFolder.store_release, JobFolder.post
     opened: dict[int, list[list[int]]] = {}
+    posted = 0
+    store = steps.store_release
 
-    def storing(folder, batch, release):  # type: ignore[no-untyped-def]
-        opened[batch] = release.noisy_votes.tolist()
-        store(folder, batch, release)
+    def storing(connection, job_id, number, data):  # type: ignore[no-untyped-def]
+        opened[number] = release_from_bytes(data).noisy_votes.tolist()
+        return store(connection, job_id, number, data)
 
-    def posting(folder, entry):  # type: ignore[no-untyped-def]
-        is_third = len(folder.ledger()) == 2
-        number = post(folder, entry)
-        if is_third:
+    def stop(name):  # type: ignore[no-untyped-def]
+        nonlocal posted
+        posted += name == "coordinator.posted"
+        if posted == 3:
             raise KeyboardInterrupt
-        return number
 
-    JobFolder.store_release, JobFolder.post = storing, posting
+    steps.store_release = storing
     os.chdir(root)
     sys.argv = ["labeler", "run", "task.toml", "--shard", "agent-1.shard", "--shard", "agent-2.shard",
                 "--queries", "public.shard", "--out", "job"]  # fmt: skip
-    with contextlib.suppress(SystemExit):
+    with contextlib.suppress(SystemExit), listening(stop):
         cli.main()
     assert not Path("job/pseudo_labels.parquet").exists()
     (root / "opened.json").write_text(json.dumps(opened))

@@ -2,15 +2,18 @@
 
     OUT/
       .job/lock          held by the process that works here
-      .job/plan.json     what this folder is for: task digest, shard versions, batches, ledger
+      .job/plan.json     what this folder is for: task digest, shard versions, batches
+      .job/journal.db    what was charged and opened (workers.jobs.run_journal)
       .job/keys/         a key of each agent for each batch that is not released yet; erased when it is
       .job/answers/      what the agents answered, encrypted under those keys; erased with them
-      .job/releases/     one file per batch that was opened
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
 
 A resumed run replays what was stored, bit for bit. The keys are made before anything is opened, and a batch that was
 charged and whose keys are gone is refused. When a batch is released its keys are erased: whoever holds one can subtract
 that agent's noise.
+
+A folder of the version before had charges in its plan and a file for each release; they are taken over into the
+journal, in one transaction, and only then forgotten here (`earlier`, `forget_earlier`).
 """
 
 from __future__ import annotations
@@ -24,12 +27,18 @@ from typing import Any
 
 from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import KeyFolder, erase_file
-from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
-from labeler.errors import BadData, LabelerError, PrivacyRefusal, TryAgain
+from feature_store.job_files.releases import release_from_bytes, release_from_npz
+from labeler.batch import QueryBatch
+from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.release import Release
 from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER, KeptRounds
+from workers.jobs.run_journal import EarlierRound
 
-PLAN_FORMAT = "labeler-job/1"
+PLAN_FORMAT = "labeler-job/2"
+EARLIER_FORMAT = "labeler-job/1"
+"""Of the version that kept charges in the plan; a program of that version refuses a plan of this one."""
+
+RELEASES_FOLDER = "releases"
 _FOR_PEOPLE = "task"
 """In a plan, the task field by field. Its digest, beside it, stands for it: fields that a later version added do not
 change the digest of a task that does not use them, and so do not make another job of it."""
@@ -40,7 +49,7 @@ class JobFolder:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self._state = out / ".job"
+        self.state = out / ".job"
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Record what this folder is for, or check that it is for the same.
@@ -50,8 +59,7 @@ class JobFolder:
         """
         if self.check_same(plan):
             return
-        path = self._state / "plan.json"
-        replace_file(path, json.dumps({"format": PLAN_FORMAT, "plan": plan, "ledger": []}, indent=1).encode())
+        self._write_state({"format": PLAN_FORMAT, "plan": plan})
 
     def check_same(self, plan: Mapping[str, Any]) -> bool:
         """Check that what is known of a plan so far is what this folder is for; whether it is for anything.
@@ -59,12 +67,12 @@ class JobFolder:
         Raises:
             BadData: the folder belongs to a job with another plan.
         """
-        if not (self._state / "plan.json").exists():
+        if not (self.state / "plan.json").exists():
             return False
         found = self._read_state()
         known = found.get("plan", {})
         differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
-        if found.get("format") != PLAN_FORMAT or differing:
+        if found.get("format") not in (PLAN_FORMAT, EARLIER_FORMAT) or differing:
             raise BadData(
                 f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
                 "choose an empty folder, or repeat that job's exact settings to continue it"
@@ -79,7 +87,7 @@ class JobFolder:
         Raises:
             BadData: the plan is damaged.
         """
-        if not (self._state / "plan.json").exists():
+        if not (self.state / "plan.json").exists():
             return None
         try:
             return int(self._read_state()["plan"]["task"]["colluding_agents"])
@@ -96,88 +104,67 @@ class JobFolder:
         Raises:
             BadData: an earlier version's secret is damaged.
         """
-        return KeptRounds(self._state, agents, secrets=secrets)
-
-    def check_replayable(self, batch_digest: str, round_digest: str, rounds: KeptRounds, agents: Sequence[str]) -> None:
-        """Refuse a batch that was charged and whose noise cannot be replayed.
-
-        Raises:
-            BadData: the key of an agent is gone; other noise around the same votes would be a second answer.
-        """
-        if all(entry["id"] != batch_digest for entry in self.ledger()):
-            return
-        missing = sorted(set(agents) - rounds.keys(round_digest).keys())
-        if missing:
-            raise BadData(
-                f"the key of {missing[0]} for a batch that was charged is gone from {self.out}, so its noise cannot "
-                "be replayed; start again in an empty folder, which is charged anew"
-            )
+        return KeptRounds(self.state, agents, secrets=secrets)
 
     def destroy_secrets(self) -> None:
         """Erase every key there is, and what older versions kept: their noise secrets and models."""
-        if (self._state / KEYS_FOLDER).is_dir():
-            keys = KeyFolder(self._state / KEYS_FOLDER)
+        if (self.state / KEYS_FOLDER).is_dir():
+            keys = KeyFolder(self.state / KEYS_FOLDER)
             keys.erase_all(keys.names())
-        for path in sorted((self._state / EARLIER_FOLDER).rglob("*")):
+        for path in sorted((self.state / EARLIER_FOLDER).rglob("*")):
             if path.is_file():
                 erase_file(path)
         for folder in (KEYS_FOLDER, EARLIER_FOLDER, "models", ANSWERS_FOLDER):
-            shutil.rmtree(self._state / folder, ignore_errors=True)
+            shutil.rmtree(self.state / folder, ignore_errors=True)
 
-    def ledger(self) -> list[dict[str, Any]]:
-        """Charges posted so far, oldest first."""
-        entries: list[dict[str, Any]] = self._read_state()["ledger"]
-        return entries
+    def earlier(self, batches: Sequence[QueryBatch]) -> dict[int, EarlierRound]:
+        """Rounds that the version before charged in this folder, by number; none where it did not work here.
 
-    def post(self, entry: dict[str, Any]) -> int:
-        """Append a charge, durably, before what it pays for is opened. The same entry twice is one.
-
-        Returns:
-            The entry's sequence number, from 1.
+        Args:
+            batches: of the job, whose plan this folder has.
 
         Raises:
-            PrivacyRefusal: an entry of that id stands for something else, for example other contributors: two sums of
-                one round under the same noise would differ by single ballots.
+            BadData: the plan or a release is damaged.
         """
-        path = self._state / "plan.json"
         state = self._read_state()
-        for number, known in enumerate(state["ledger"], start=1):
-            if known["id"] == entry["id"] and known != entry:
-                raise PrivacyRefusal(
-                    "this batch was charged before for another set of agents or another price; opening it again would "
-                    "release the difference. Start again in an empty folder, which is charged anew"
-                )
-            if known["id"] == entry["id"]:
-                return number
-        state["ledger"].append(entry)
-        replace_file(path, json.dumps(state, indent=1).encode())
-        return len(state["ledger"])
+        if state["format"] != EARLIER_FORMAT:
+            return {}
+        charged = {entry["id"]: entry for entry in state["ledger"]}
+        return {
+            number: EarlierRound(
+                charges=charged[batch.digest]["charge_nano"],
+                contributors=tuple(charged[batch.digest]["contributors"]),
+                release=self._earlier_release(number),
+            )
+            for number, batch in enumerate(batches)
+            if batch.digest in charged
+        }
 
-    def stored_release(self, batch: int) -> Release | None:
-        """What batch number `batch` opened, if it did."""
-        path = self._release_path(batch)
+    def forget_earlier(self) -> None:
+        """What `earlier` told is in the journal, durably."""
+        state = self._read_state()
+        if state["format"] == EARLIER_FORMAT:
+            self._write_state({"format": PLAN_FORMAT, "plan": state["plan"]})
+        shutil.rmtree(self.state / RELEASES_FOLDER, ignore_errors=True)
+
+    def _earlier_release(self, batch: int) -> Release | None:
+        path = self.state / RELEASES_FOLDER / f"{batch:06d}.safetensors"
         if path.exists():
             return release_from_bytes(path.read_bytes())
-        earlier = path.with_suffix(".npz")  # Of a version that had a codec of its own for this folder.
+        earlier = path.with_suffix(".npz")
         return release_from_npz(earlier.read_bytes()) if earlier.exists() else None
 
-    def store_release(self, batch: int, release: Release) -> None:
-        """Keep what a batch opened, by rename."""
-        path = self._release_path(batch)
-        path.parent.mkdir(exist_ok=True)
-        replace_file(path, release_to_bytes(release))
+    def _write_state(self, state: Mapping[str, Any]) -> None:
+        replace_file(self.state / "plan.json", json.dumps(state, indent=1).encode())
 
     def _read_state(self) -> dict[str, Any]:
         try:
-            state: dict[str, Any] = json.loads((self._state / "plan.json").read_bytes())
+            state: dict[str, Any] = json.loads((self.state / "plan.json").read_bytes())
         except ValueError:
             state = {}
-        if not isinstance(state, dict) or not {"format", "plan", "ledger"} <= state.keys():
+        if not isinstance(state, dict) or not {"format", "plan"} <= state.keys():
             raise BadData(f"the plan of {self.out} is damaged; start again in an empty folder, which is charged anew")
         return state
-
-    def _release_path(self, batch: int) -> Path:
-        return self._state / "releases" / f"{batch:06d}.safetensors"
 
 
 @contextmanager

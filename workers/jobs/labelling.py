@@ -11,23 +11,26 @@ continues, replays the same noise, and charges nothing twice.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from feature_store.job_files.pseudo_labels import AnsweredRound
 from labeler.budget import Account, budget_for
 from labeler.expectation import expect
 from labeler.randomness import KEY_BYTES, seeded_source
-from labeler.release import Release, WinnerEngine
-from labeler.tally import InputShare, round_of
+from labeler.release import WinnerEngine
+from labeler.rounds.job_state import JobRun
 from labeler.task import Level, Task
-from workers.agent.agent import Agent, as_it_is, shares_of
+from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundsInMemory
 from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
-from workers.jobs.preparation import LabellingJob, PreparedJob, batch_charges, job_charges, prepare
+from workers.jobs.parties import RunParties
+from workers.jobs.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.jobs.publishing import publish
-from workers.jobs.round import run_rounds
+from workers.jobs.rounds import run_rounds
+from workers.jobs.run_journal import Order, RunJournal, open_run_journal
 from workers.progress import ProgressCallback, StageClock, silent
 
 
@@ -74,14 +77,13 @@ def run_in_folder(
             warn(expected.warning)
         folder.begin(prepared.plan())
     with clock.stage("label"):
-        releases = label(prepared, folder, progress=progress)
-    return publish(prepared, releases, folder, clock=clock, progress=progress)
+        rounds = label(prepared, folder, progress=progress)
+    return publish(prepared, rounds, folder, clock=clock, progress=progress)
 
 
-def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[Release]:
-    """Run every round that has not been opened yet."""
-    releases = [folder.stored_release(number) for number in range(len(prepared.batches))]
-    if any(release is None for release in releases):
+def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[AnsweredRound]:
+    """Run every round that has not been opened yet, and give back what all of them opened."""
+    with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
         kept = folder.rounds(names, secrets=_secrets(prepared, names))
         agents = [
@@ -89,70 +91,61 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
                 agent_id,
                 shard,
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
-                rounds=RoundsInMemory(),  # the keys are given to it, and what it answers is kept, by `ask`
+                rounds=RoundsInMemory(),  # the keys are given to it, and what it answers is kept, by `RunParties`
                 is_seeded=prepared.job.seed is not None,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        rounds = [round_of(prepared.task, batch) for batch in prepared.batches]
+        engine = _winner_engine(prepared)
+        parties = RunParties(prepared.task, prepared.batches, agents, kept, winner_engine=engine, progress=progress)
+        job = journal.begin(_order(prepared, names), parties.agent_keys, folder.earlier(prepared.batches))
+        folder.forget_earlier()
+        rounds = journal.rounds(job.job_id)
+        # Released: nobody misses an answer any more, and whoever steals this folder finds none.
+        kept.erase([one.round_digest for one in rounds if one.state == "opened"])
 
-        def ask(number: int) -> Iterator[tuple[str, tuple[InputShare, ...]]]:
-            """Every agent's answer, durable together before the first of them reaches a tallier."""
-            task, batch, round = prepared.task, prepared.batches[number], rounds[number]
-            answers = kept.answers(round.digest)
-            if answers is None:
-                kept.begin([one.digest for at, one in enumerate(rounds) if at >= number and releases[at] is None])
-            keys, found = kept.keys(round.digest), dict(answers or {})
-            for count, agent in enumerate(agents, start=1):
-                name = agent.agent_id
-                agent.charge(task, batch)
-                if answers is None:
-                    found[name] = agent.computed(task, batch, key=keys[name], seal=as_it_is)
-                progress("Agents answer", count, len(agents))
-            kept.store(round.digest, found)
-            for agent in agents:
-                yield agent.agent_id, shares_of(agent.agent_id, round, found[agent.agent_id])
+        def count(run: JobRun) -> None:
+            opened = sum(one.state == "opened" for one in run.rounds)
+            progress("Batches labelled", opened, len(prepared.batches))
 
-        def keep(number: int, release: Release) -> None:
-            folder.store_release(number, release)
-            releases[number] = release
-            # Released: nobody misses an answer any more, and whoever steals this folder finds none.
-            kept.erase([rounds[number].digest])
-            progress("Batches labelled", number + 1, len(prepared.batches))
+        is_seeded = prepared.job.seed is not None
+        run_rounds(journal, job, prepared.queries.features, parties, is_seeded=is_seeded, on_step=count)
+        folder.destroy_secrets()
+        return _answered(journal, job.job_id)
 
-        for batch, round, release in zip(prepared.batches, rounds, releases, strict=True):
-            if release is None:
-                folder.check_replayable(batch.digest, round.digest, kept, names)
-        kept.erase([round.digest for round, release in zip(rounds, releases, strict=True) if release is not None])
-        run_rounds(
-            prepared.task,
-            prepared.batches,
-            agents,
-            post_charge=lambda number, contributors: _post(prepared, folder, number, contributors),
-            keep_release=keep,
-            opened=[number for number, release in enumerate(releases) if release is not None],
-            ask=ask,
-            winner_engine=_winner_engine(prepared),
-            progress=progress,
+
+def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
+    """What every round opened, and which of the folder's charges paid for it, counted from 1."""
+    rounds = journal.rounds(job_id)
+    places = {seq: place for place, seq in enumerate(sorted(one.ledger_seq or 0 for one in rounds), start=1)}
+    return [
+        AnsweredRound(
+            one.first_query, one.num_queries, places[one.ledger_seq or 0], journal.release(job_id, one.number)
         )
-    progress("Batches labelled", len(prepared.batches), len(prepared.batches))
-    folder.destroy_secrets()
-    return [release for release in releases if release is not None]
+        for one in rounds
+    ]
+
+
+def _order(prepared: PreparedJob, agents: Sequence[str]) -> Order:
+    selection = prepared.job.file.queries
+    return Order(
+        job_id=prepared.job_id,
+        task=prepared.task,
+        agents=tuple(agents),
+        batches=prepared.batches,
+        caps=_caps(prepared),
+        images=len(prepared.public),
+        strategy=selection.strategy,
+        count=selection.count,
+        seed=selection.seed,
+    )
 
 
 def agent_ids(task: Task) -> list[str]:
     """Names of the agents of a job in one process, in the order of their shards."""
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
-
-
-def _post(prepared: PreparedJob, folder: JobFolder, number: int, contributors: frozenset[str]) -> None:
-    batch = prepared.batches[number]
-    charge = batch_charges(prepared.task, batch)
-    folder.post(
-        {"id": batch.digest, "queries": len(batch), "charge_nano": charge, "contributors": sorted(contributors)}
-    )
 
 
 def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
@@ -171,11 +164,16 @@ def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
-def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:
-    """An agent's own accounts: the caps of the task file, else exactly what this job costs."""
+def _caps(prepared: PreparedJob) -> dict[Level, int]:
+    """What each agent may spend: the caps of the task file, else exactly what this job costs."""
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)
     for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
         if epsilon is not None:
             caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)
-    return {level: Account(agent_id, level, cap) for level, cap in caps.items()}
+    return caps
+
+
+def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:
+    """An agent's own accounts."""
+    return {level: Account(agent_id, level, cap) for level, cap in _caps(prepared).items()}

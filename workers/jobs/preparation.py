@@ -19,7 +19,7 @@ from feature_store.job_files.naming import QuestionNames, query_rows
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
-from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
+from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
 from labeler.methods import METHODS
@@ -157,6 +157,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     if tuple(task.classes) != tuple(shards[0].classes):
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
     _check_k(job, task, shards)
+    check_round_fits(task, len(queries.features))
     cost = price(task)
     batches = _batches(task, queries.features)
     check_budget(job, task, cost, job_charges(task, batches))
@@ -182,11 +183,6 @@ def open_queries(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress:
         fingerprint=asks.fingerprint,
         progress=progress,
     )
-
-
-def batch_charges(task: Task, batch: QueryBatch) -> dict[Level, int]:
-    """What one batch costs, in nano-units of mu^2, at the levels at which it has a price."""
-    return round_charges(task, len(batch))
 
 
 def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:

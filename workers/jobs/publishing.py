@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ CURVE_DRAWS = 5
 
 def publish(
     prepared: PreparedJob,
-    releases: Sequence[Release],
+    rounds: Sequence[AnsweredRound],
     folder: JobFolder,
     *,
     clock: StageClock,
@@ -56,6 +55,7 @@ def publish(
     Returns:
         The content of report.json.
     """
+    releases = [one.release for one in rounds if one.release is not None]
     answers = collect_answers(prepared, releases)
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
@@ -65,7 +65,7 @@ def publish(
         if prepared.task.traits.asks_for_a_model:
             weights = {"weights": released_model(prepared.task, releases[0]).weights}
             _write_model(prepared, weights, kind="linear", card=card, path=folder.out / "model.safetensors")
-        _write_pseudo_labels(prepared, releases, folder, created_at=created_at)
+        _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
@@ -150,18 +150,13 @@ def _outcome(prepared: PreparedJob, student: Student) -> StudentOutcome:
 
 
 def _write_pseudo_labels(
-    prepared: PreparedJob, releases: Sequence[Release], folder: JobFolder, *, created_at: datetime
+    prepared: PreparedJob,
+    rounds: Sequence[AnsweredRound],
+    releases: Sequence[Release],
+    folder: JobFolder,
+    *,
+    created_at: datetime,
 ) -> None:
-    sequence = {entry["id"]: number for number, entry in enumerate(folder.ledger(), start=1)}
-    rounds = [
-        AnsweredRound(start, len(batch), sequence[batch.digest], release)
-        for start, batch, release in zip(
-            itertools.accumulate((len(batch) for batch in prepared.batches), initial=0),
-            prepared.batches,
-            releases,
-            strict=False,
-        )
-    ]
     stamp = JobStamp(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,

@@ -31,9 +31,9 @@ from labeler.solving import solve_sigma
 from labeler.task import parse_task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
 from workers.studies.office_caltech import DELTA, DOMAINS, SPLITS, Arena, Setting, data_folder, embed_domains, mobilenet
+from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
 
 ASKED = Setting("reverse-knn", 1, 15, colluding_agents=1)

@@ -44,8 +44,8 @@ from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
+from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
 
 TUNING = ("amazon", "caltech10")

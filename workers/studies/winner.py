@@ -34,8 +34,8 @@ from labeler.winner import WinnerTerms
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.digits import AGENTS, CLASSES, write_digits
-from workers.jobs.round import run_round
 from workers.progress import ProgressCallback, silent
+from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
 from workers.winner.in_process import ThreeProcesses, free_ports
 

@@ -24,7 +24,7 @@ from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.round import run_round
+from workers.studies.one_round import run_round
 
 QUERIES = 6
 AGENTS = 3

@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from labeler.errors import BadData, InvalidSetting, OutputInUse, PrivacyRefusal
-from labeler.release import Release
+from labeler.errors import BadData, InvalidSetting, OutputInUse
 from workers.jobs.folder import open_job_folder
 
 PLAN = {"task_digest": "abc", "seed": None}
@@ -56,21 +54,6 @@ def test_a_folder_keeps_its_plan(tmp_path: Path) -> None:
             folder.begin(PLAN | {"task_digest": "def"})
 
 
-def test_a_charge_is_one_entry_however_often_it_is_posted(tmp_path: Path) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        assert [folder.post({"id": name}) for name in ("one", "two", "one")] == [1, 2, 1]
-        assert [entry["id"] for entry in folder.ledger()] == ["one", "two"]
-
-
-def test_a_charge_for_other_contributors_is_refused(tmp_path: Path) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        folder.post({"id": "one", "contributors": ["a", "b"]})
-        with pytest.raises(PrivacyRefusal, match="another set of agents"):
-            folder.post({"id": "one", "contributors": ["a"]})
-
-
 def test_a_refused_latecomer_leaves_the_owner_alone(tmp_path: Path) -> None:
     with open_job_folder(tmp_path / "job"):
         with pytest.raises(OutputInUse), open_job_folder(tmp_path / "job"):
@@ -108,9 +91,7 @@ def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: 
         path = tmp_path / "job" / ".job" / "secrets" / "agent-1"
         path.parent.mkdir()
         path.write_bytes(b"s" * 32)
-        folder.post({"id": "one"})
         rounds = folder.rounds(["agent-1"])
-        folder.check_replayable("one", DIGEST, rounds, ["agent-1"])
         assert rounds.keys(DIGEST) == {"agent-1": b"s" * 32}
         folder.destroy_secrets()
         assert not path.exists()
@@ -129,33 +110,3 @@ def test_keys_and_answers_are_private_and_destroyed_with_the_job(tmp_path: Path)
         assert not any(b"answered" in path.read_bytes() for path in found)
         folder.destroy_secrets()
         assert not {"keys", "answers"} & {path.name for path in state.iterdir()}
-
-
-def test_a_job_whose_noise_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        rounds = folder.rounds(["agent-1", "agent-2"])
-        folder.check_replayable("one", DIGEST, rounds, ["agent-1", "agent-2"])
-        rounds.begin([DIGEST])
-        folder.post({"id": "one"})
-        folder.check_replayable("one", DIGEST, rounds, ["agent-1", "agent-2"])
-        folder.destroy_secrets()
-        with pytest.raises(BadData, match=r"key of agent-1 .* cannot be replayed"):
-            folder.check_replayable("one", DIGEST, folder.rounds(["agent-1", "agent-2"]), ["agent-1", "agent-2"])
-
-
-@pytest.mark.parametrize("votes", [None, np.array([[1.5, -0.5]])])
-def test_a_release_is_read_back_as_it_was_stored(tmp_path: Path, votes: np.ndarray | None) -> None:
-    kind = "winner" if votes is None else "histogram"
-    release = Release(kind, np.array([0], np.int16), votes, frozenset({"a", "b"}), True)
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        assert folder.stored_release(0) is None
-        folder.store_release(0, release)
-        back = folder.stored_release(0)
-    assert back is not None
-    assert (back.kind, back.contributors, back.is_seeded) == (kind, release.contributors, True)
-    assert back.labels.tolist() == [0]
-    assert (back.noisy_votes is None) == (votes is None)
-    if votes is not None:
-        assert np.array_equal(back.noisy_votes, votes)

@@ -13,16 +13,18 @@ import pytest
 
 import workers.jobs.preparation
 from feature_store import key_slots
+from feature_store.driving import stepping
 from feature_store.erasable import keys_in, lock_away
 from feature_store.faults import listening
 from feature_store.shard import Shard
 from labeler.errors import BadData
 from labeler.release import Release
 from tests.workers.conftest import CLASSES
-from workers.jobs.folder import JobFolder, open_job_folder
+from workers.jobs.folder import open_job_folder
 from workers.jobs.kept_rounds import KeptRounds
 from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.run_journal import open_run_journal
 from workers.jobs.task_file import TaskFile, TaskTable
 
 ONE, OTHER = "a" * 64, "b" * 64
@@ -165,7 +167,7 @@ class Stopped(BaseException):
 def job(
     tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], LabellingJob]:
-    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 3)
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 4)
     shards = tuple(make_shard(f"agent-{number}", seed=number).path for number in range(2))
     public = make_shard("public", records=8, seed=9, public=True).path
     task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
@@ -174,20 +176,21 @@ def job(
     return lambda name: LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
 
 
-def do(one: LabellingJob, opened: dict[int, Any]) -> list[Release]:
+def do(one: LabellingJob, opened: dict[str, Any]) -> list[Release]:
     """Do a job, and note whatever is opened, whether or not it comes to be stored."""
-    store = JobFolder.store_release
+    together = stepping.open_histogram
 
-    def noting(folder: JobFolder, number: int, release: Release) -> None:
-        seen = opened.setdefault(number, np.array(release.noisy_votes))
+    def noting(sums: Any, task: Any) -> Release:
+        release = together(sums, task)
+        seen = opened.setdefault(sums[0].round.digest, np.array(release.noisy_votes))
         assert np.array_equal(seen, release.noisy_votes), "a round was opened twice, under different noise"
-        store(folder, number, release)
+        return release
 
     with pytest.MonkeyPatch.context() as patched, open_job_folder(one.out) as folder:
-        patched.setattr(JobFolder, "store_release", noting)
+        patched.setattr(stepping, "open_histogram", noting)
         prepared = prepare(one, folder)
         folder.begin(prepared.plan())
-        return label(prepared, folder)
+        return [done.release for done in label(prepared, folder) if done.release is not None]
 
 
 def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
@@ -207,20 +210,25 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
         except Stopped:
             is_over = False
         releases = do(one, opened)
-        assert len(releases) == len(opened) == 3
-        for number, release in enumerate(releases):
-            assert np.array_equal(release.noisy_votes, opened[number])
-        ledger = JobFolder(one.out).ledger()
-        assert len(ledger) == len({entry["id"] for entry in ledger}) == 3
+        assert len(releases) == len(opened) == 2
+        for release, votes in zip(releases, opened.values(), strict=True):
+            assert np.array_equal(release.noisy_votes, votes)
+        with open_run_journal(one.out / ".job") as journal:
+            charges = [entry["id"] for entry in journal.charges() if entry["level"] == "instance"]
+        assert len(charges) == len(set(charges)) == 2
         assert not {"keys", "answers", "secrets"} & {path.name for path in (one.out / ".job").iterdir()}
         if is_over:
             break
     assert stop_at > 25, "there are more moments than that between two effects of a job"
 
 
-def test_a_run_of_one_small_batch_needs_at_most_twelve_syncs(
+def test_a_run_of_one_small_batch_needs_few_syncs_and_commits(
     job: Callable[[str], LabellingJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was 41 with five agents, when each kept keys and answers by itself, and grew with them."""
+    """Ten syncs of files, however many agents there are; and the journal's commits: the job, who is asked, whose
+    shares are summed, the charge, the release."""
     monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 1000)
-    assert syncs_of(monkeypatch, lambda: do(job("job"), {})) <= 12
+    moments: list[str] = []
+    with listening(moments.append):
+        assert syncs_of(monkeypatch, lambda: do(job("job"), {})) <= 10
+    assert moments.count("committed") <= 6, "one of them is empty: the journal is opened"

@@ -21,7 +21,7 @@ from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.round import run_round
+from workers.studies.one_round import run_round
 from workers.studies.winner_reference import reference_winners
 
 QUERIES = 9

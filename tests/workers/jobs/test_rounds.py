@@ -1,0 +1,303 @@
+"""Rounds of a run: the service's driver over a journal in the job's folder, with all parties in one process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workers.jobs.preparation
+from feature_store.driving.storing import Storer
+from feature_store.durable import replace_file
+from feature_store.faults import listening
+from feature_store.job_files.releases import release_to_bytes
+from feature_store.journal.database import open_database
+from feature_store.journal.jobs import JobStore
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
+from labeler.release import Release
+from labeler.tally import round_of
+from labeler.task import Task
+from tests.workers.conftest import CLASSES
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
+from workers.agent.round_store import RoundsInMemory
+from workers.jobs.folder import EARLIER_FORMAT, PLAN_FORMAT, open_job_folder
+from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.labelling import label
+from workers.jobs.parties import RunParties
+from workers.jobs.preparation import LabellingJob, job_charges, prepare
+from workers.jobs.rounds import run_rounds
+from workers.jobs.run_journal import ACCOUNT, Order, open_run_journal
+from workers.jobs.task_file import TaskFile, TaskTable
+from workers.progress import silent
+from workers.studies.simulation.campaign import memory_folder
+from workers.studies.simulation.case import Case, JobPlan, Rates
+from workers.studies.simulation.homes import Shape, Template, Templates, questions
+from workers.studies.simulation.subject import service
+from workers.studies.simulation.world import World
+
+SIZES = (2, 1)
+
+Keys = dict[tuple[str, str], bytes]
+Make = Callable[..., LabellingJob]
+
+
+# The same answer as the service's.
+
+
+@pytest.mark.parametrize(("release", "talliers"), [("histogram", 2), ("winner", 3)])
+def test_a_run_opens_bit_for_bit_what_the_service_opens_of_the_same_task_shards_questions_and_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: Any, talliers: int
+) -> None:
+    """The service's coordinator, agents and talliers, signed and sealed; then a run under the keys they had drawn."""
+    case = Case(0, 3, talliers, release, 0, (), (), (JobPlan(SIZES, 600.0, 0, None),), 1, Rates())
+    drawn: Keys = {}
+    computed = Agent.computed
+
+    def noting(self: Agent, task: Task, batch: QueryBatch, *, key: bytes, seal: Any) -> tuple[bytes, ...]:
+        drawn[self.agent_id, round_of(task, batch).digest] = key
+        return computed(self, task, batch, key=key, seal=seal)
+
+    with memory_folder() as folder:
+        (folder / "templates").mkdir()
+        template = Templates(folder / "templates", service().complete).of(Shape(3, talliers, release, 0))
+        with monkeypatch.context() as patched:
+            patched.setattr(Agent, "computed", noting)
+            world = World(case, template, folder / "world", service())
+            assert not world.run().violation
+        opened = opened_by_service(world.folder / "coordinator" / "journal.db")
+        assert len(drawn) == len(SIZES) * 3
+        monkeypatch.setattr(KeptRounds, "keys", lambda self, digest: {one: drawn[one, digest] for one in self._agents})
+        assert opened_by_run(tmp_path, template, release) == opened
+
+
+def opened_by_service(journal: Path) -> list[bytes]:
+    with closing(open_database(journal, read_only=True, allow_unsynced=True)) as database:
+        jobs = JobStore(database)
+        (job,) = jobs.list()
+        assert job.state == "completed"
+        return [jobs.release(job.job_id, one.number) or b"" for one in jobs.rounds(job.job_id)]
+
+
+def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
+    task, asked = template.tasks[0], questions(0, sum(SIZES))
+    batches = (QueryBatch(asked[:2], first_query=0), QueryBatch(asked[2:], first_query=2))
+    shards = {name: Shard.open(template.shard(name, "all")) for name in template.agents}
+    agents = [agent_over(name, shard, task, batches) for name, shard in shards.items()]
+    caps = job_charges(task, batches)
+    order = Order("job", task, template.agents, batches, caps, len(asked), "all", None, 0)
+    state.chmod(0o700)
+    parties = RunParties(task, batches, agents, KeptRounds(state, template.agents), winner_engine=None, progress=silent)
+    with open_run_journal(state) as journal:
+        job = journal.begin(order, parties.agent_keys, {})
+        run_rounds(journal, job, asked, parties, is_seeded=False)
+        found = [journal.release("job", number) for number in range(len(SIZES))]
+    assert {one.kind for one in found if one is not None} == {release}
+    return [release_to_bytes(one) for one in found if one is not None]
+
+
+def agent_over(name: str, shard: Shard, task: Task, batches: tuple[QueryBatch, ...]) -> Agent:
+    accounts = {level: Account(name, level, cap) for level, cap in job_charges(task, batches).items()}
+    return Agent(name, shard, ledger=InMemoryLedger(accounts), rounds=RoundsInMemory(), engine="numpy")
+
+
+# What is charged, and how a run ends that cannot go on.
+
+
+@pytest.fixture
+def make(tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 3)
+    shards = tuple(make_shard(f"agent-{number}", seed=number).path for number in range(2))
+    public = make_shard("public", records=8, seed=9, public=True).path
+    assert len(CLASSES) == 3
+
+    def made(name: str, **fields: Any) -> LabellingJob:
+        task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
+        file = TaskFile(task=TaskTable.model_validate(task | fields))
+        return LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+
+    return made
+
+
+def do(one: LabellingJob) -> list[Release]:
+    with open_job_folder(one.out) as folder:
+        prepared = prepare(one, folder)
+        folder.begin(prepared.plan())
+        return [done.release for done in label(prepared, folder) if done.release is not None]
+
+
+def test_each_round_is_charged_its_price_and_the_account_holds_no_more_than_the_job_costs(make: Make) -> None:
+    one = make("job")
+    with open_job_folder(one.out) as folder:
+        prepared = prepare(one, folder)
+        folder.begin(prepared.plan())
+        seqs = [done.ledger_seq for done in label(prepared, folder)]
+    assert seqs == [1, 2, 3]
+    with open_run_journal(one.out / ".job") as journal:
+        balances = {balance.level: balance for balance in journal.ledger.balances()}
+        assert {balance.account for balance in balances.values()} == {ACCOUNT}
+        for level, cost in job_charges(prepared.task, prepared.batches).items():
+            assert (balances[level].spent, balances[level].cap) == (cost, cost)
+        journal.ledger.verify()
+
+
+def test_a_sum_that_is_beyond_what_ballots_add_up_to_ends_the_run_for_good_and_stays_charged(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beyond(*_: object) -> Release:
+        raise ProtocolViolation("a sum is beyond what contributions add up to")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("feature_store.driving.stepping.open_histogram", beyond)
+        with pytest.raises(ProtocolViolation, match="beyond what contributions"):
+            do(make("job"))
+    # It is not opened later, under whatever program: the same words again.
+    with pytest.raises(ProtocolViolation, match="beyond what contributions"):
+        do(make("job"))
+    with open_run_journal(make("job").out / ".job") as journal:
+        (job,) = journal.jobs.list()
+        assert job.state == "failed"
+        states = [(one.state, None if one.charge is None else one.charge.state) for one in journal.rounds(job.job_id)]
+    # The second was asked while the first was summed.
+    assert states == [("posted", "posted"), ("asked", "posted"), ("waiting", "void")]
+
+
+def test_a_refusal_of_a_party_reaches_the_caller_and_the_run_goes_on_once_it_is_mended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object, **__: object) -> None:
+        raise BadData("a disk that cannot be read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Agent, "computed", refusing)
+        with pytest.raises(BadData, match="cannot be read"):
+            do(make("job"))
+    assert len(do(make("job"))) == 3
+
+
+def test_a_journal_that_does_not_write_ends_the_run_instead_of_trying_for_ever(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise Unavailable("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storer, "store", full)
+        with pytest.raises(Unavailable, match="disk is full"):
+            do(make("job"))
+    assert len(do(make("job"))) == 3
+
+
+def test_a_charged_batch_whose_keys_are_gone_is_not_opened_under_other_noise(make: Make) -> None:
+    def stop(name: str) -> None:
+        if name == "coordinator.posted":
+            raise KeyboardInterrupt
+
+    one = make("job")
+    with pytest.raises(KeyboardInterrupt), listening(stop):
+        do(one)
+    for path in (one.out / ".job" / "keys").iterdir():
+        path.unlink()
+    with pytest.raises(BadData, match=r"key of agent-0001 .* is gone"):
+        do(one)
+    (answers,) = (one.out / ".job" / "answers").iterdir()
+    answers.unlink()
+    with pytest.raises(BadData, match=r"key of agent-0001 .* cannot be replayed"):
+        do(one)
+
+
+def test_a_job_of_one_round_that_fits_into_no_tally_is_refused_before_anything_is_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labeler.batching.MAX_ROUND_ENTRIES", 20)
+    with pytest.raises(InvalidTask, match="use method knn"):
+        do(make("job", method="reverse-knn", k=1))
+    assert not make("job").out.exists()
+
+
+# A folder of the version before.
+
+
+def as_the_version_before_left_it(one: LabellingJob) -> list[bytes]:
+    """Two rounds of three were charged and the first released, in a plan with a ledger and files; what was opened."""
+
+    count = itertools.count(1)
+
+    def stop(name: str) -> None:
+        if name == "coordinator.posted" and next(count) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), listening(stop):
+        do(one)
+    state = one.out / ".job"
+    with open_job_folder(one.out) as folder:
+        prepared = prepare(one, folder)
+    with open_run_journal(state) as journal:
+        rounds = journal.rounds(prepared.job_id)
+        released = journal.release(prepared.job_id, 0)
+    assert released is not None
+    ledger = [
+        {
+            "id": batch.digest,
+            "queries": len(batch),
+            "charge_nano": job_charges(prepared.task, [batch]),
+            "contributors": list(round_.contributors),
+        }
+        for batch, round_ in zip(prepared.batches, rounds, strict=True)
+        if round_.state in ("posted", "opened")
+    ]
+    assert len(ledger) == 2
+    for path in state.glob("journal.db*"):
+        path.unlink()
+    (state / "releases").mkdir()
+    replace_file(state / "releases" / "000000.safetensors", release_to_bytes(released))
+    plan = {"format": EARLIER_FORMAT, "plan": prepared.plan(), "ledger": ledger}
+    replace_file(state / "plan.json", json.dumps(plan).encode())
+    return [release_to_bytes(released)]
+
+
+def test_a_folder_of_the_version_before_goes_on_wherever_taking_it_over_is_interrupted(make: Make) -> None:
+    for stop_at in itertools.count(1):
+        one = make(f"job-{stop_at}")
+        (first,) = as_the_version_before_left_it(one)
+        moments: list[str] = []
+
+        def die(name: str, moments: list[str] = moments, stop_at: int = stop_at) -> None:
+            moments.append(name)
+            if len(moments) == stop_at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), listening(die):
+            do(one)
+        is_over = not (one.out / ".job" / "releases").exists()
+        releases = do(one)
+        assert len(releases) == 3
+        assert release_to_bytes(releases[0]) == first
+        with open_run_journal(one.out / ".job") as journal:
+            charges = [entry["id"] for entry in journal.charges() if entry["level"] == "instance"]
+        assert len(charges) == len(set(charges)) == 3
+        assert json.loads((one.out / ".job" / "plan.json").read_bytes())["format"] == PLAN_FORMAT != EARLIER_FORMAT
+        assert not (one.out / ".job" / "releases").exists()
+        if is_over:
+            break
+    assert stop_at > 6, "a new file, two commits and another file are eight moments"
+
+
+def test_a_release_of_the_version_before_that_is_damaged_is_refused_and_nothing_is_lost(make: Make) -> None:
+    one = make("job")
+    as_the_version_before_left_it(one)
+    path = one.out / ".job" / "releases" / "000000.safetensors"
+    good = path.read_bytes()
+    path.write_bytes(good[:-9])
+    with pytest.raises(BadData):
+        do(one)
+    path.write_bytes(good)
+    assert release_to_bytes(do(one)[0]) == good

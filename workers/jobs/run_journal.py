@@ -1,0 +1,294 @@
+"""The coordinator's journal of one run: the service's own stores, in a SQLite file of the job's folder.
+
+    .job/journal.db    the task, the job and its rounds, what was charged and what was opened
+
+Nothing private lies in it: who contributed, charges, and what the charges paid for. Between the charge and the release
+of a histogram it may hold the talliers' sums, which add up to that release and nothing else, as a coordinator's does;
+they are dropped in the transaction that stores it. All agents of a run have the same budget and pay the same, so one
+account stands for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from feature_store.clock import now_utc
+from feature_store.driving.coordinator import CoordinatorDriver
+from feature_store.driving.reading import PartyBook
+from feature_store.driving.sending import Writer
+from feature_store.driving.stepping import Questions
+from feature_store.job_files.questions import named_error
+from feature_store.job_files.releases import release_from_bytes, release_to_bytes
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.blank import lay_blank
+from feature_store.journal.charges import Charge
+from feature_store.journal.database import Connection, Database, open_database
+from feature_store.journal.job_tables import JOB_TABLES
+from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.returned_queries import returned_queries
+from feature_store.journal.sequences import Sequences, sequences_sent, sequences_taken
+from feature_store.journal.tasks import TaskRecord, TaskStore, task_shares
+from feature_store.journal.willingness import job_answers, job_asked
+from feature_store.mailbox.memory import MemoryMailbox
+from labeler.batch import QueryBatch
+from labeler.batching import round_charges
+from labeler.budget import NothingLeft
+from labeler.errors import LabelerError
+from labeler.release import Release
+from labeler.rounds.effects import UNFINISHED, Patience
+from labeler.tally import round_of
+from labeler.task import Level, Task
+
+JOURNAL_FILE: Final = "journal.db"
+ACCOUNT: Final = "each agent"
+NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
+"""A job in one process waits for nobody."""
+
+_TABLES = (*JOB_TABLES, job_answers, job_asked, task_shares, returned_queries, sequences_sent, sequences_taken)
+_BY = "run"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job as it is written down.
+
+    Attributes:
+        job_id: its name.
+        task: what is asked.
+        agents: their names.
+        batches: the questions of each round, in order.
+        caps: what each agent may spend, in nano-units of mu^2, at the levels at which the task has a price.
+        images, strategy, count, seed: how many there are, and how questions were chosen among them.
+    """
+
+    job_id: str
+    task: Task
+    agents: tuple[str, ...]
+    batches: tuple[QueryBatch, ...] = field(repr=False)
+    caps: Mapping[Level, int]
+    images: int
+    strategy: str
+    count: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class EarlierRound:
+    """A round as the version before kept it: one that was charged.
+
+    Attributes:
+        charges: of each agent, by level.
+        contributors: who was summed.
+        release: what was opened; None where it was charged and not opened.
+    """
+
+    charges: Mapping[Level, int]
+    contributors: tuple[str, ...]
+    release: Release | None
+
+
+class RunJournal:
+    """See the module; made by `open_run_journal`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.ledger = Ledger(database, clock=now_utc)
+        self.tasks, self.jobs = TaskStore(database), JobStore(database)
+        self._aggregates, self._sequences = AggregateStore(database), Sequences(database)
+
+    def begin(self, order: Order, keys: Mapping[str, str], earlier: Mapping[int, EarlierRound]) -> JobRecord:
+        """Write a job down, or find it as it was left.
+
+        Args:
+            order: the job.
+            keys: of the agents, as rounds note them.
+            earlier: rounds of it that a version without this journal has charged, by number; they are taken over.
+
+        Returns:
+            The job as it is now.
+        """
+        with self._database.write() as connection:
+            known = self.jobs.many([order.job_id], connection=connection).get(order.job_id)
+            if known is None:
+                job = self._add(order, connection)
+                if earlier:
+                    self._take_over(job, order, keys, earlier, connection)
+            return self.jobs.get(order.job_id, connection=connection)
+
+    def rounds(self, job_id: str) -> list[RoundRecord]:
+        """The rounds of a job, in order."""
+        return self.jobs.rounds(job_id)
+
+    def release(self, job_id: str, number: int) -> Release | None:
+        """What a round opened, if it did."""
+        data = self.jobs.release(job_id, number)
+        return None if data is None else release_from_bytes(data)
+
+    def charges(self) -> list[dict[str, Any]]:
+        """What was charged for ever, oldest first: reservation, level, amount, and who contributed."""
+        found = self.ledger.entries(limit=1000)
+        while len(page := self.ledger.entries(after=found[-1].seq if found else 0, limit=1000)):
+            found += page
+        return [
+            {"id": one.reservation_id, "level": one.level, "amount": one.amount, "detail": one.detail}
+            for one in found
+            if one.kind == "post"
+        ]
+
+    def driver(
+        self, writer: Writer, parties: PartyBook, questions: Questions, settlement: RunSettlement, *, is_simulated: bool
+    ) -> CoordinatorDriver:
+        """The coordinator of this journal."""
+        return CoordinatorDriver(
+            database=self._database,
+            ledger=self.ledger,
+            tasks=self.tasks,
+            jobs=self.jobs,
+            aggregates=self._aggregates,
+            parties=parties,
+            sequences=self._sequences,
+            sender=writer,
+            mailbox=MemoryMailbox(),
+            questions=questions,
+            settlement=settlement,
+            encode_release=release_to_bytes,
+            # Nobody is waited for: who is asked answers at once, or what happens to it ends the run.
+            patience=Patience(0.0, float("inf")),
+            clock=now_utc,
+            is_simulated=is_simulated,
+        )
+
+    def _add(self, order: Order, connection: Connection) -> JobRecord:
+        now = now_utc()
+        task = self.tasks.add(TaskRecord(order.task, order.agents, now, _BY), connection=connection)
+        for level, cap in order.caps.items():
+            self.ledger.open_account(ACCOUNT, level, cap, connection=connection)
+        job = JobRecord(
+            job_id=order.job_id,
+            task_digest=task.digest,
+            name=order.task.name,
+            state="queued",
+            images=order.images,
+            num_queries=sum(map(len, order.batches)),
+            first_query=0,
+            strategy=order.strategy,
+            count=order.count,
+            seed=order.seed,
+            source="features",
+            created_at=now,
+            updated_at=now,
+            expires_at=NO_DEADLINE,
+            created_by=_BY,
+        )
+        rounds = [
+            RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
+        ]
+        return self.jobs.add(job, rounds, connection=connection)
+
+    def _take_over(
+        self,
+        job: JobRecord,
+        order: Order,
+        keys: Mapping[str, str],
+        earlier: Mapping[int, EarlierRound],
+        connection: Connection,
+    ) -> None:
+        """Bring a job to where the version before left it, by the steps that would have brought it there."""
+        jobs, job_id = self.jobs, job.job_id
+        digests = [
+            (number, batch.digest, round_of(order.task, batch).digest) for number, batch in enumerate(order.batches)
+        ]
+        jobs.set_batches(job_id, digests, connection=connection)
+        jobs.willingness.fix_asked(job_id, order.agents, connection=connection)
+        jobs.move(job_id, "collecting", connection=connection)
+        for number, batch in enumerate(order.batches):
+            known = earlier.get(number)
+            charges = round_charges(order.task, len(batch)) if known is None else known.charges
+            self.reserve(job_id, number, charges, connection)
+            if known is None:
+                continue
+            jobs.fix_participants(job_id, number, keys, connection=connection)
+            jobs.set_asked(job_id, number, connection=connection)
+            jobs.fix_contributors(job_id, number, known.contributors, connection=connection)
+            jobs.move(job_id, "tallying", connection=connection)
+            detail = {"job": job_id, "queries": len(batch), "contributors": list(known.contributors)}
+            seq = self.ledger.post(reservation_id(job_id, number), detail=detail, connection=connection)
+            jobs.set_posted(job_id, number, seq, connection=connection)
+            if known.release is not None:
+                jobs.store_release(job_id, number, release_to_bytes(known.release), connection=connection)
+                jobs.move(job_id, "collecting", connection=connection)
+
+    def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:
+        """Set the price of a round aside."""
+        amounts = [Charge(ACCOUNT, level, amount) for level, amount in charges.items()]
+        self.ledger.reserve(reservation_id(job_id, number), amounts, detail={"job": job_id}, connection=connection)
+
+
+class RunSettlement:
+    """What a run charges, and how one that cannot go on ends; a `feature_store.driving.storing.Settlement`.
+
+    Attributes:
+        error: why the job ended, where it ended otherwise than completed.
+    """
+
+    def __init__(self, journal: RunJournal) -> None:
+        self._journal = journal
+        self.error: LabelerError | None = None
+
+    def divide(
+        self,
+        job: JobRecord,
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,
+        asked: Collection[str],  # noqa: ARG002  # everybody: they are in this process
+        *,
+        connection: Connection,
+    ) -> None:
+        """See Settlement."""
+        for one in rounds:
+            charges = round_charges(task.task, one.num_queries)
+            self._journal.reserve(job.job_id, one.number, charges, connection)
+
+    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
+        """See Settlement. What was asked stays charged; nothing of the rest has left."""
+        journal, self.error = self._journal, error
+        for one in journal.jobs.rounds(job.job_id, connection=connection):
+            name = reservation_id(job.job_id, one.number)
+            if journal.ledger.state(name, connection=connection) != "reserved":
+                continue
+            if one.state == "waiting":
+                journal.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
+            else:
+                journal.ledger.post(name, detail={"job": job.job_id, "because": state}, connection=connection)
+        problem = None if error is None else {"type": error.problem_type, "detail": str(error)}
+        return journal.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
+
+
+def reservation_id(job_id: str, number: int) -> str:
+    """The ledger's name for the charge of one round."""
+    return f"{job_id}/{number}"
+
+
+def ended_because(job: JobRecord) -> LabelerError:
+    """Why a job ended otherwise than completed."""
+    problem = job.problem or {}
+    return named_error(str(problem.get("type", "")), str(problem.get("detail", f"the job has ended: {job.state}")))
+
+
+@contextmanager
+def open_run_journal(state: Path) -> Iterator[RunJournal]:
+    """Open the journal in the folder of a job's state, made where it is missing.
+
+    Raises:
+        JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
+    """
+    lay_blank(state / JOURNAL_FILE, _TABLES)
+    # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
+        yield RunJournal(database)
