@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from api.connections import BACKLOG, ConnectionLimits, Crowd, Listener, networks
@@ -51,9 +51,11 @@ class Server(uvicorn.Server):
     uvicorn raises the signal again once it has stopped, which would end the process before the coordinator could.
     """
 
-    def __init__(self, app: FastAPI, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, on_ready: Callable[[], None], end_streams: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._app = app
+        self._end_streams = end_streams
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -62,7 +64,7 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.stopping.set()
+        self._end_streams()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -158,10 +160,46 @@ def serve_at(
     Raises:
         InvalidSetting: only one of certificate and key was given, or they cannot be read.
     """
+    app = create_app(coordinator)
+    serve_app(
+        door,
+        app,
+        coordinator.config,
+        start=coordinator.start,
+        stop=coordinator.stop,
+        end_streams=lambda: app.state.stopping.set(),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        on_ready=on_ready,
+        on_server=on_server,
+    )
+
+
+def serve_app(
+    door: Door,
+    app: ASGIApp,
+    settings: CoordinatorConfig,
+    *,
+    start: Callable[[], None],
+    stop: Callable[[], None],
+    end_streams: Callable[[], None],
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
+    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
+) -> None:
+    """Serve an application as `serve_at` does a coordinator's.
+
+    Args:
+        start, stop: called before the first and after the last request.
+        end_streams: called when no new connection is taken any more.
+
+    Raises:
+        InvalidSetting: see `serve_at`.
+    """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidSetting("TLS needs both a certificate and a key; one was given")
-    app = create_app(coordinator)
-    settings, times = coordinator.config, door.times
+    times = door.times
     protocol = functools.partial(GuardedProtocol, crowd=door.crowd, times=times)
     config = uvicorn.Config(
         app,
@@ -184,16 +222,20 @@ def serve_at(
         config.load()
     except OSError as error:
         raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
-    scheme = "http" if tls_cert is None else "https"
-    shown = f"[{door.host}]" if ":" in door.host else door.host
-    url = f"{scheme}://{shown}:{door.port}"
-    server = Server(app, config, on_ready=lambda: on_ready(url))
+    url = url_of(door, is_tls=tls_cert is not None)
+    server = Server(config, on_ready=lambda: on_ready(url), end_streams=end_streams)
     on_server(server)
-    coordinator.start()
+    start()
     try:
         server.run(sockets=[door.listening])
     finally:
-        coordinator.stop()
+        stop()
+
+
+def url_of(door: Door, *, is_tls: bool) -> str:
+    """Where a door is, as who stands before it calls it."""
+    shown = f"[{door.host}]" if ":" in door.host else door.host
+    return f"{'https' if is_tls else 'http'}://{shown}:{door.port}"
 
 
 def _listen(host: str, port: int, crowd: Crowd) -> Listener:

@@ -102,6 +102,16 @@ class KeepingTable(_Table):
     labels_s: Annotated[float, Field(ge=0, le=100 * 366 * 86_400, allow_inf_nan=False)] = 2_592_000.0
 
 
+class SideBySideTable(_Table):
+    """`[side_by_side]`: several coordinators on one home and one journal in PostgreSQL.
+
+    Attributes:
+        lease_s: how long one leads unless it says that it is still there; whoever takes over waits as long.
+    """
+
+    lease_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 15.0
+
+
 class CoordinatorConfig(_Table):
     """A whole `coordinator.toml`.
 
@@ -121,6 +131,7 @@ class CoordinatorConfig(_Table):
         trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
         backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
         limits, timing, keeping: see there.
+        side_by_side: present where several coordinators share this home; see api.leading.
     """
 
     home: Path
@@ -139,6 +150,7 @@ class CoordinatorConfig(_Table):
     limits: LimitsTable = LimitsTable()
     timing: TimingTable = TimingTable()
     keeping: KeepingTable = KeepingTable()
+    side_by_side: SideBySideTable | None = None
 
     @field_validator("classes")
     @classmethod

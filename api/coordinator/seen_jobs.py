@@ -55,11 +55,20 @@ class SeenJobs:
 
     Args:
         read: a job as it stands, in one moment of the journal.
+        fresh_s: for how long any view is shown, where another process writes the journal and nobody tells of changes;
+            None where this one does.
         steady: seconds that never run backwards.
     """
 
-    def __init__(self, read: Callable[[str], JobView], *, steady: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        read: Callable[[str], JobView],
+        *,
+        fresh_s: float | None = None,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._read = read
+        self._fresh_s = fresh_s
         self._steady = steady
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -89,7 +98,7 @@ class SeenJobs:
         known = self.at_once(job_id)
         if known is not None:
             return known
-        look = _Look()
+        look, began_s = _Look(), self._steady()
         with self._lock:
             self._reading.setdefault(job_id, []).append(look)
         try:
@@ -97,7 +106,7 @@ class SeenJobs:
             seen = Seen(view, view.model_dump_json().encode())
             with self._lock:
                 if not look.is_overtaken and len(view.rounds) <= MOST_ROUNDS:
-                    self._keep(job_id, seen)
+                    self._keep(job_id, seen, began_s)
         finally:
             with self._lock:
                 self._reading[job_id].remove(look)
@@ -105,8 +114,9 @@ class SeenJobs:
                     del self._reading[job_id]
         return seen
 
-    def _keep(self, job_id: str, seen: Seen) -> None:
-        until_s = float("inf") if seen.view.state in FINISHED else self._steady() + FRESH_S
+    def _keep(self, job_id: str, seen: Seen, began_s: float) -> None:
+        is_final = seen.view.state in FINISHED and self._fresh_s is None
+        until_s = float("inf") if is_final else began_s + (FRESH_S if self._fresh_s is None else self._fresh_s)
         self._kept[job_id] = _Kept(seen, until_s)
         self._kept.move_to_end(job_id)
         while len(self._kept) > MOST:

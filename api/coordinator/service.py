@@ -74,7 +74,7 @@ from feature_store.driving.errands import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Database
+from feature_store.journal.database import READER_FRESH_S, Database, open_database
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobRecord, JobStore, no_such_job
@@ -117,27 +117,47 @@ class Stores:
     tokens: TokenStore
 
     @classmethod
+    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
+        """Open the journal that another process writes; nothing can be written, and little is remembered.
+
+        Raises:
+            InvalidSetting: it has not all tables yet, or is of another version.
+            Unavailable: it cannot be reached.
+        """
+        database = open_database(config.journal_target, read_only=True)
+        try:
+            return cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
+        return cls(
+            database=database,
+            ledger=ledger,
+            tasks=TaskStore(database),
+            shares=TaskShares(database, clock=clock),
+            jobs=JobStore(database, clock=clock),
+            aggregates=AggregateStore(database),
+            parties=PartyStore(database),
+            sequences=Sequences(database),
+            tokens=TokenStore(database),
+        )
+
+    @classmethod
     def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
         """Open the journal and check it from its first entry to its last.
 
         Raises:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
         """
-        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head")
+        shares = config.side_by_side is not None
+        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
         try:
             ledger = Ledger(database, clock=clock)
             ledger.verify()
-            stores = cls(
-                database=database,
-                ledger=ledger,
-                tasks=TaskStore(database),
-                shares=TaskShares(database, clock=clock),
-                jobs=JobStore(database, clock=clock),
-                aggregates=AggregateStore(database),
-                parties=PartyStore(database),
-                sequences=Sequences(database),
-                tokens=TokenStore(database),
-            )
+            stores = cls._over(database, ledger, clock)
             open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
         except BaseException:
             database.close()
@@ -223,7 +243,8 @@ class Coordinator:
             clock=clock,
         )
         self._priced: set[tuple[object, ...]] = set()
-        self._seen = SeenJobs(self._read_view)
+        fresh_s = READER_FRESH_S if stores.database.is_read_only else None
+        self._seen = SeenJobs(self._read_view, fresh_s=fresh_s)
         stores.database.listen(self._seen.changed)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self._intake = submission.Stores(
@@ -258,7 +279,7 @@ class Coordinator:
         """
         with ExitStack() as owned:
             # Before anything else: whoever comes second must not touch what the first one has under way.
-            owned.enter_context(owning_home(config.home))
+            owned.enter_context(owning_home(config.home, side_by_side=config.side_by_side is not None))
             clear_incoming(config.home)
             stores = Stores.open(config, clock=clock)
             owned.callback(stores.database.close)
@@ -270,6 +291,22 @@ class Coordinator:
                 # Redis may come later; until then /readyz says what is missing.
                 log.warning("redis cannot be reached yet")
             coordinator = cls(config, stores, keys, mailbox, clock=clock)
+            coordinator._owned = owned.pop_all()
+        return coordinator
+
+    @classmethod
+    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Coordinator:
+        """A coordinator that answers what is only read, beside the one that leads; it is not started.
+
+        Raises:
+            JournalInUse: a coordinator that shares with nobody runs on this home.
+            InvalidSetting, Unavailable: the journal cannot be read yet.
+        """
+        with ExitStack() as owned:
+            owned.enter_context(owning_home(config.home, side_by_side=True))
+            stores = Stores.open_for_reading(config, clock=clock)
+            owned.callback(stores.database.close)
+            coordinator = cls(config, stores, own_keys(config.home, is_known=True), RedisMailbox(config.redis_url))
             coordinator._owned = owned.pop_all()
         return coordinator
 

@@ -34,6 +34,7 @@ from feature_store.journal.about import (
 from feature_store.journal.connections import Connections
 from feature_store.journal.engines import (
     POSTGRESQL_LOCK,
+    SIDE_BY_SIDE,
     empty_log,
     follow_references,
     postgresql_engine,
@@ -45,7 +46,10 @@ from feature_store.journal.ownership import Ownership
 from feature_store.journal.storage import check_private, check_synced, create_private
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, OutputInUse, UnsafeStorage
 
-__all__ = ["VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
+READER_FRESH_S = 1.0
+"""How long a process that only reads a journal, while another one writes it, may answer with what it has read."""
+
+__all__ = ["READER_FRESH_S", "VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
 
 
 class Database:
@@ -331,6 +335,7 @@ def open_database(
     anchor: Path | None = None,
     read_only: bool = False,
     allow_unsynced: bool = False,
+    side_by_side: bool = False,
     busy_timeout_s: float = 10.0,
 ) -> Database:
     """Open a journal, and refuse it where an acknowledged charge could be lost.
@@ -340,6 +345,7 @@ def open_database(
         anchor: a local file that remembers the ledger's head; see `feature_store.journal.anchor`.
         read_only: look only; allowed while another process owns a SQLite journal.
         allow_unsynced: accept file systems in memory. For tests.
+        side_by_side: in PostgreSQL: whoever has the lease next may end this process's sessions.
         busy_timeout_s: how long to wait for another connection's transaction.
 
     Raises:
@@ -348,7 +354,7 @@ def open_database(
         JournalInUse: another process owns the journal.
         Unavailable: the database cannot be reached or opened.
     """
-    url = _parse(target)
+    url = parsed(target)
     if url.get_backend_name() == "sqlite":
         return _open_sqlite(
             Path(url.database or ""),
@@ -358,7 +364,8 @@ def open_database(
             busy_timeout_s=busy_timeout_s,
         )
     what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
-    engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
+    called = SIDE_BY_SIDE if side_by_side else "labeler"
+    engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s, called=called)
     # One moment of the journal per reading transaction, in which nothing can be written.
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     with ExitStack() as owned:
@@ -429,7 +436,12 @@ def _opened(database: Database) -> Database:
     return database
 
 
-def _parse(target: str | Path) -> URL:
+def parsed(target: str | Path) -> URL:
+    """Where a journal is.
+
+    Raises:
+        InvalidSetting, UnsafeStorage: nowhere that it may be.
+    """
     if isinstance(target, Path) or "://" not in target:
         if str(target) in ("", ".", ":memory:") or str(target).startswith("file:"):
             raise UnsafeStorage("a journal in memory forgets every charge; give it a file")

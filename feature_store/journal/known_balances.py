@@ -5,11 +5,15 @@ has one writer, and what it appended is told here before the next transaction be
 told, and one whose outcome was never heard is never told, so entries are taken by their numbers: those that were read
 already change nothing, and after a gap everything is read again. Only answers to people rest on it; what may be spent
 is read and checked in the transaction that spends it.
+
+Where another process writes the journal nobody tells of its commits: then what was read is remembered for a second
+(`fresh_s`), and read again.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from feature_store.journal.book import Row
@@ -26,10 +30,13 @@ class KnownBalances:
 
     Args:
         read: the number of the last entry and every account, in one moment of the journal.
+        fresh_s: for how long it is remembered; None where this process writes the journal and is told of every commit.
     """
 
-    def __init__(self, read: Callable[[], tuple[int, Iterable[Balance]]]) -> None:
+    def __init__(self, read: Callable[[], tuple[int, Iterable[Balance]]], *, fresh_s: float | None = None) -> None:
         self._read = read
+        self._fresh_s = fresh_s
+        self._until_s = 0.0
         self._lock = threading.Lock()
         self._told = 0
         """The last entry of which this was told."""
@@ -40,19 +47,24 @@ class KnownBalances:
     def at_once(self) -> dict[tuple[str, Level], Balance] | None:
         """Every account, where it is known without a look into the journal."""
         with self._lock:
-            return None if self._known is None else dict(self._known)
+            return None if self._known is None or self._is_old() else dict(self._known)
 
     def all(self) -> dict[tuple[str, Level], Balance]:
         """Every account; read where it is not known."""
         with self._lock:
-            if self._known is not None:
+            if self._known is not None and not self._is_old():
                 return dict(self._known)
+        until_s = 0.0 if self._fresh_s is None else time.monotonic() + self._fresh_s
         seq, balances = self._read()
         found = {(one.account, one.level): one for one in balances}
         with self._lock:
-            if seq >= self._told and (self._known is None or seq > self._seq):  # else somebody wrote since
-                self._known, self._seq = dict(found), seq
+            if seq >= self._told and (self._known is None or self._is_old() or seq > self._seq):
+                # Else somebody wrote since.
+                self._known, self._seq, self._until_s = dict(found), seq, until_s
         return found
+
+    def _is_old(self) -> bool:
+        return self._fresh_s is not None and time.monotonic() >= self._until_s
 
     def appended(self, kind: Kind, rows: Sequence[Row], first_seq: int) -> None:
         """Entries are durable, numbered from `first_seq` on; called for each commit in order, before the next one."""

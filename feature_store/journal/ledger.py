@@ -34,7 +34,7 @@ from feature_store.journal.charges import (
     check_name,
     distinct_charges,
 )
-from feature_store.journal.database import Database
+from feature_store.journal.database import READER_FRESH_S, Database
 from feature_store.journal.known_balances import KnownBalances
 from feature_store.journal.ledger_statements import entries_query
 from feature_store.journal.ledger_tables import LEDGER_TABLES
@@ -82,7 +82,8 @@ class Ledger:
         self._book = Book(database.sql_dialect, clock=clock)
         self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
         self._known_head: Head | None = None
-        self.known_balances = KnownBalances(self._numbered_balances)
+        fresh_s = READER_FRESH_S if database.is_read_only else None
+        self.known_balances = KnownBalances(self._numbered_balances, fresh_s=fresh_s)
         self._charged_without: dict[Level, frozenset[str]] | None = None
         """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchor()
@@ -101,7 +102,7 @@ class Ledger:
 
     def known_head(self) -> Head:
         """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
-        known = self._known_head
+        known = None if self._database.is_read_only else self._known_head
         if known is None:
             known = self._known_head = self.head()
         return known

@@ -156,7 +156,7 @@ class PartyStore:
         """All parties by id, as they are now; remembered until one is changed through this store."""
         with self._lock:
             version, known = self._version, self._known
-        if known is None or known[0] != version:
+        if known is None or known[0] != version or self._database.is_read_only:  # another process changes them
             # Read after its version was, so that a change in between is looked for again.
             known = (version, tuple(self.list()))
             with self._lock:

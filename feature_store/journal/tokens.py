@@ -137,7 +137,8 @@ class TokenStore:
             return None
         record = TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
         with self._lock:
-            if self._version == version:  # nobody was revoked while it was looked up
+            # Nobody was revoked while it was looked up. Of a revocation by another process nobody would hear.
+            if self._version == version and not self._database.is_read_only:
                 self._found[digest] = record
                 while len(self._found) > MAX_REMEMBERED:
                     self._found.popitem(last=False)

@@ -28,6 +28,10 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Log here instead of to standard error; put aside at 16 MiB, three are kept.")
     ] = None,
+    peer_url: Annotated[
+        str | None,
+        typer.Option(help="Where other coordinators of this home reach this one ([side_by_side]); else its address."),
+    ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented coordinator.toml and keys into the home, and end.")
     ] = False,
@@ -53,7 +57,16 @@ def serve(
         if as_json:
             print_json({"url": url})
 
-    run_coordinator(home, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, log_file=log_file, on_ready=tell)
+    run_coordinator(
+        home,
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        log_file=log_file,
+        peer_url=peer_url,
+        on_ready=tell,
+    )
 
 
 def embedder(home: Home) -> None:

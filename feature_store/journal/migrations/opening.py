@@ -34,13 +34,14 @@ def open_upgraded(
     *,
     anchor: Path,
     dump: Path | None = None,
+    side_by_side: bool = False,
     clock: Clock = now_utc,
     tell: Callable[[Upgraded], None] | None = None,
 ) -> Database:
     """Open a journal for writing, at this program's version.
 
     Args:
-        target, anchor: see `open_database`.
+        target, anchor, side_by_side: see `open_database`.
         dump: a file of pg_dump, for a journal in PostgreSQL that has to be upgraded.
         clock: the time now, with a time zone.
         tell: hears of an upgrade that was done; it is logged in any case.
@@ -48,7 +49,7 @@ def open_upgraded(
     Raises:
         LabelerError: see `open_database` and `upgrade`; nothing was changed without a backup.
     """
-    database = open_database(target, anchor=anchor)
+    database = open_database(target, anchor=anchor, side_by_side=side_by_side)
     try:
         done = upgrade(database, save=_saving(database, dump, clock), clock=clock)
     except BaseException:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from api.coordinator.config import CapsTable, CoordinatorConfig, KeepingTable, LimitsTable, TimingTable, read_config
+from api.coordinator.config import (
+    CapsTable,
+    CoordinatorConfig,
+    KeepingTable,
+    LimitsTable,
+    SideBySideTable,
+    TimingTable,
+    read_config,
+)
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
 
@@ -19,6 +27,7 @@ TABLES = {
     "`[limits]`": LimitsTable,
     "`[timing]`": TimingTable,
     "`[keeping]`": KeepingTable,
+    "`[side_by_side]`": SideBySideTable,
 }
 GOOD = """
 redis_url = "redis://:secret@127.0.0.1:6379/0"

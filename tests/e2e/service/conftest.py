@@ -57,7 +57,9 @@ StartService = Callable[..., Service]
 
 
 @contextmanager
-def running(home: Path, *arguments: object, agents: int = 3, journal: str | None = None) -> Iterator[Service]:
+def running(
+    home: Path, *arguments: object, agents: int = 3, journal: str | None = None, more: str = ""
+) -> Iterator[Service]:
     """Start `labeler up` in a folder, wait until it is ready, and stop it at the end.
 
     Args:
@@ -65,11 +67,14 @@ def running(home: Path, *arguments: object, agents: int = 3, journal: str | None
         arguments: more of the command line.
         agents: how many.
         journal: URL of a PostgreSQL database for the coordinator's journal; a file in its home where absent.
+        more: of the coordinator's settings, where there is such a journal.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if journal is not None:
         federation = make_federation(home, Plan(agents=agents))
-        set_line(federation.coordinator / COORDINATOR_FILE, "journal", journal)
+        settings = federation.coordinator / COORDINATOR_FILE
+        set_line(settings, "journal", journal)
+        settings.write_text(f"{settings.read_text()}\n{more}")
     faults = home.parent / f"{home.name}.fault"
     command = tied_command("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
     environment = os.environ | {"LABELER_FAULTS": str(faults), "OMP_NUM_THREADS": "1"}
