@@ -8,8 +8,13 @@ from typing import Final, Literal
 JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
 """How far a job is; see ARCHITECTURE."""
 
+UNFINISHED: Final[tuple[JobState, ...]] = ("queued", "collecting", "tallying")
+
 FINISHED: Final[frozenset[JobState]] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
 """From which no job goes on."""
+
+RoundState = Literal["waiting", "asked", "agreed", "posted", "opened"]
+"""How far one round of a job is, in this order."""
 
 AskedStrategy = Literal["all", "random", "clustered"]
 """How a requester may have questions chosen among public images; see `feature_store.query_selection`."""

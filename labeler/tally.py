@@ -1,18 +1,6 @@
-"""The tally: each tallier adds up its shares of one round, over contributors all talliers agree on, once.
+"""The tally: what a round is, what an agent sends of its ballot, and how one tallier adds shares up.
 
-    agent      input shares, one per tallier, of one split ------------------------+
-                                                                                   v
-    tallier    open: receive() until the coordinator asks            (same share again: no change;
-                 |                                                     another share: agent excluded)
-                 |  agree_on_contributors(): who is held by all talliers, with the same split
-                 v
-               closed: aggregate_share(contributors)                 (same set again: same answer;
-                                                                       another set: refused for ever)
-
-Why a round is summed once: sums over two contributor sets of one round differ by single ballots with
-the same noise shares, so whoever saw both could subtract. A tallier therefore answers for one set and
-refuses any other. It keeps this in memory; a process that may restart must keep it durably, before it
-answers, and goes on with `Tallier.resume`.
+Who may be summed, once and for ever, says the tallier's machine (labeler.rounds.tallier); here is the arithmetic.
 
 In a winner round everything is added in the prime field of its terms (labeler.winner), so that talliers can
 compute on the sums. Where rows of ballots have a known total, ballots and noise come as two sharings: the
@@ -21,8 +9,6 @@ tallier adds S * ballots + noise, and keeps what the rows of each agent sum to f
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
 cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
-
-More than 400 lines: the rules of one role, most of them refusals with their sentences.
 """
 
 from __future__ import annotations
@@ -30,25 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
 from labeler.errors import (
-    BadData,
-    DuplicateAgent,
     InvalidSetting,
-    LateShare,
-    PrivacyRefusal,
     ProtocolViolation,
-    QuorumNotReached,
-    WrongDigest,
 )
 from labeler.field import PrimeField
 from labeler.sharing import ShareVector
@@ -179,226 +158,6 @@ class AggregateShare:
         return f"AggregateShare(tallier={self.tallier}, contributors={len(self.contributors)}, <redacted>)"
 
 
-class ShareHolder(Protocol):
-    """What agreeing on contributors needs to know of a tallier, near or far."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def round(self) -> Round: ...
-
-    @property
-    def holdings(self) -> Mapping[str, bytes]: ...
-
-
-class Tallier:
-    """One of the parties that each hold one share of every ballot, for one round; see the module.
-
-    Args:
-        index: which tallier this is, from 0.
-        round: the round it sums.
-
-    Raises:
-        InvalidSetting: the index is not 0, 1 or 2.
-    """
-
-    def __init__(self, index: int, round: Round) -> None:
-        if not 0 <= index < MAX_TALLIERS:
-            raise InvalidSetting(f"the index of a tallier must lie between 0 and {MAX_TALLIERS - 1}, found {index}")
-        self._index = index
-        self._round = round
-        self._shares: dict[str, ShareVector | BallotShare] = {}
-        self._sharing_ids: dict[str, bytes] = {}
-        self._fingerprints: dict[str, bytes] = {}
-        self._excluded: set[str] = set()
-        self._aggregate: AggregateShare | None = None
-
-    @classmethod
-    def resume(
-        cls,
-        index: int,
-        round: Round,
-        *,
-        shares: Mapping[str, ShareVector | BallotShare],
-        excluded: Collection[str],
-        aggregate: AggregateShare | None,
-        sharing_ids: Mapping[str, bytes] | None,
-        fingerprints: Mapping[str, bytes] | None = None,
-    ) -> Tallier:
-        """The tallier that died, from what it had kept: it answers every message as that one would have.
-
-        Args:
-            index: which tallier it was.
-            round: the round it summed.
-            shares: of each agent from which it took one; may be empty once the sum is made.
-            excluded: agents that had sent two different shares.
-            aggregate: the sum, if it was made.
-            sharing_ids: of each agent summed, where its share was not kept; None for those of `shares`.
-            fingerprints: `ShareVector.fingerprint` of every share ever taken whose share was not kept, so that a
-                retry of it is told from a share that is late or different; None for those of `shares`.
-
-        Raises:
-            BadData: these do not belong to one tallier of one round.
-            InvalidSetting: the index is not 0, 1 or 2.
-        """
-        tallier = cls(index, round)
-        tallier._excluded = set(excluded)
-        held = {agent: share for agent, share in shares.items() if agent not in tallier._excluded}
-        if any(misfit_of(share, round) for share in held.values()):
-            raise BadData("a share that a tallier kept does not have the shape of its round")
-        tallier._fingerprints = _merge({agent: share.fingerprint() for agent, share in held.items()}, fingerprints)
-        known_ids = _merge({agent: share.sharing_id for agent, share in held.items()}, sharing_ids)
-        if aggregate is None:
-            if (tallier._fingerprints.keys() | known_ids.keys()) - held.keys() - tallier._excluded:
-                raise BadData("a tallier has lost a share of a round that is not summed yet; the round cannot go on")
-            tallier._shares = held
-            tallier._sharing_ids = {agent: share.sharing_id for agent, share in held.items()}
-            return tallier
-        summed = {agent: known_ids.get(agent, b"") for agent in sorted(aggregate.contributors)}
-        if (aggregate.tallier, aggregate.round, aggregate.sharings_digest) != (index, round, _sharings_digest(summed)):
-            raise BadData("the sum that a tallier kept is of another tallier, round or set of shares")
-        if aggregate.contributors & tallier._excluded:
-            raise BadData("a tallier has summed an agent that it had excluded")
-        tallier._aggregate, tallier._sharing_ids = aggregate, summed
-        return tallier
-
-    @property
-    def index(self) -> int:
-        """Which tallier this is, from 0."""
-        return self._index
-
-    @property
-    def round(self) -> Round:
-        """The round this tallier sums."""
-        return self._round
-
-    @property
-    def holdings(self) -> Mapping[str, bytes]:
-        """The sharing_id of each agent that may contribute; after the sum, of those summed.
-
-        Not secret: it says nothing about a ballot.
-        """
-        return MappingProxyType(self._sharing_ids)
-
-    @property
-    def contributors(self) -> frozenset[str]:
-        """Agents of whom this tallier holds exactly one share; after the sum, those summed."""
-        return frozenset(self._sharing_ids)
-
-    def receive(self, input_share: InputShare) -> None:
-        """Keep one agent's share. The same share again changes nothing, before and after the sum.
-
-        An agent that sends a second, different share is excluded from the round here, and thereby
-        everywhere: nobody can tell which one the other talliers hold, and adding halves of two splits
-        would spoil the whole sum. Its shares are dropped.
-
-        Raises:
-            WrongDigest: the share belongs to another round.
-            ProtocolViolation: it is meant for another tallier, or has another shape.
-            LateShare: it comes after the sum was made, from an agent that had sent none before.
-            DuplicateAgent: the agent has sent a different share before.
-        """
-        agent, share = input_share.agent_id, input_share.share
-        if input_share.round_digest != self._round.digest:
-            raise WrongDigest(
-                f"a share of agent {agent!r} belongs to round {input_share.round_digest[:12]!r}, "
-                f"this round is {self._round.digest[:12]!r}; task, batch and quorum must be the same for everybody"
-            )
-        if input_share.tallier != self._index:
-            raise ProtocolViolation(
-                f"a share of agent {agent!r} for tallier {input_share.tallier} reached tallier {self._index}"
-            )
-        misfit = misfit_of(share, self._round)
-        if misfit:
-            raise ProtocolViolation(f"a share of agent {agent!r} {misfit}")
-        fingerprint = share.fingerprint()
-        known = self._fingerprints.get(agent)
-        if agent in self._excluded or (known is not None and known != fingerprint):
-            if self._aggregate is None:
-                self._excluded.add(agent)
-                self._shares.pop(agent, None)
-                self._sharing_ids.pop(agent, None)
-            raise DuplicateAgent(
-                f"agent {agent!r} sent tallier {self._index} two different shares in one round and is excluded "
-                "from it, unless it was summed already; a retry must send the stored shares again, not new ones"
-            )
-        if known is not None:
-            return
-        if self._aggregate is not None:
-            raise LateShare(
-                f"the share of agent {agent!r} came after the sum of this round was made; it can take part in the next"
-            )
-        self._fingerprints[agent] = fingerprint
-        self._shares[agent] = share
-        self._sharing_ids[agent] = share.sharing_id
-
-    def aggregate_share(self, contributors: Collection[str]) -> AggregateShare:
-        """Add up the shares of exactly these agents, once per round.
-
-        Args:
-            contributors: what `agree_on_contributors` returned; at least the quorum.
-
-        Returns:
-            This tallier's share of the sum; the same object when asked again for the same agents.
-
-        Raises:
-            QuorumNotReached: fewer agents than the quorum.
-            PrivacyRefusal: the round was summed before over other agents.
-            ProtocolViolation: no share is held of one of them.
-        """
-        wanted = frozenset(contributors)
-        if self._aggregate is not None:
-            if wanted != self._aggregate.contributors:
-                raise PrivacyRefusal(
-                    f"tallier {self._index} has summed this round over another set of agents "
-                    f"({len(self._aggregate.contributors)}, now asked for {len(wanted)}); two sums of one round "
-                    "would differ by single ballots, so the second is refused for ever"
-                )
-            return self._aggregate
-        _check_quorum(len(wanted), self._round)
-        missing = wanted - self._shares.keys()
-        if missing:
-            raise ProtocolViolation(
-                f"tallier {self._index} holds no share of {len(missing)} of the {len(wanted)} agents to sum, "
-                f"among them {min(missing)!r}; agree on the contributors again"
-            )
-        self._aggregate = add_shares(self._index, self._round, {agent: self._shares[agent] for agent in wanted})
-        # Single shares have served; agreeing again, after a crash elsewhere, must find the set that was summed.
-        self._shares.clear()
-        self._sharing_ids = {agent: self._sharing_ids[agent] for agent in sorted(wanted)}
-        return self._aggregate
-
-    def __repr__(self) -> str:
-        return f"Tallier(index={self._index}, round={self._round.digest[:12]!r}, agents={len(self._sharing_ids)})"
-
-
-def agree_on_contributors(talliers: Sequence[ShareHolder]) -> frozenset[str]:
-    """Find the agents whose shares of one split are held by every tallier: an agent counts at all or at none.
-
-    Args:
-        talliers: all talliers of the round, each once, in any order.
-
-    Returns:
-        The contributors, at least the quorum.
-
-    Raises:
-        QuorumNotReached: fewer agents than the quorum; nothing may be opened.
-        ProtocolViolation: a tallier is missing or given twice.
-        WrongDigest: the talliers sum different rounds.
-    """
-    if len(talliers) < 2 or sorted(tallier.index for tallier in talliers) != list(range(len(talliers))):
-        raise ProtocolViolation("contributors are agreed on by all talliers of the round, each once")
-    first = talliers[0]
-    if any(tallier.round != first.round for tallier in talliers):
-        raise WrongDigest("talliers of different rounds cannot agree on contributors")
-    common = set(first.holdings.items())
-    for tallier in talliers[1:]:
-        common &= set(tallier.holdings.items())
-    _check_quorum(len(common), first.round)
-    return frozenset(agent for agent, _ in common)
-
-
 def add_shares(index: int, round: Round, shares: Mapping[str, ShareVector | BallotShare]) -> AggregateShare:
     """One tallier's share of the sum over exactly these agents. Whether they may be summed decides the caller.
 
@@ -453,21 +212,6 @@ def misfit_of(share: ShareVector | BallotShare, round: Round) -> str:
 
 def _sum(one: NDArray[np.uint64], other: NDArray[np.uint64], field: PrimeField | None) -> NDArray[np.uint64]:
     return one + other if field is None else field.add(one, other)
-
-
-def _check_quorum(count: int, round: Round) -> None:
-    if count < round.quorum:
-        raise QuorumNotReached(
-            f"{count} agents contributed, the quorum is {round.quorum}; nothing is opened, because the noise of "
-            "fewer agents does not add up to what was promised. Wait for more agents, or start a new task."
-        )
-
-
-def _merge(held: Mapping[str, bytes], kept: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    kept = kept or {}
-    if any(kept.get(agent, value) != value for agent, value in held.items()):
-        raise BadData("a share that a tallier kept is not the one it had taken")
-    return {**kept, **held}
 
 
 def _sharings_digest(sharings: Mapping[str, bytes]) -> str:

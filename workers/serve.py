@@ -12,7 +12,6 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from workers.readiness import tell_ready
 
 if TYPE_CHECKING:
     from api.coordinator.stepwise import StepwiseCoordinator
+    from feature_store.clock import Clock
     from feature_store.mailbox import Mailbox
 
 _SWITCH_S = 0.001
@@ -102,7 +102,7 @@ def _settle_in() -> None:
 
 
 def stepwise_coordinator(
-    home: Path, mailbox: Mailbox, *, clock: Callable[[], datetime], steady: Callable[[], float]
+    home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]
 ) -> StepwiseCoordinator:
     """The coordinator without server and threads, for simulations; see `api.coordinator.stepwise`."""
     from api.coordinator.stepwise import StepwiseCoordinator

@@ -26,9 +26,8 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import LabelerError, NotReady
+from labeler.jobs import UNFINISHED
 from labeler.task import Level
-
-UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 
 
 def reservation_id(job_id: str, number: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from api.coordinator import submission
 from api.coordinator.conductor import Conductor
 from api.coordinator.mailroom import Mailroom
 from api.schema import JobView
+from feature_store.clock import Clock
 from feature_store.driving.errands import Errand
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
@@ -50,9 +51,7 @@ class StepwiseCoordinator:
         steady: seconds that never run backwards.
     """
 
-    def __init__(
-        self, home: Path, mailbox: Mailbox, *, clock: Callable[[], datetime], steady: Callable[[], float]
-    ) -> None:
+    def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
         self._home = home
         self._clock = clock
         database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)

@@ -12,8 +12,8 @@ from feature_store.journal.job_tables import FINISHED, JOB_STATES, ROUND_STATES
 from feature_store.journal.joining import cursor_text
 from labeler.errors import InvalidSetting
 from labeler.jobs import JobState as JobState
+from labeler.jobs import RoundState as RoundState
 
-RoundState = Literal["waiting", "asked", "agreed", "posted", "opened"]
 Source = Literal["images", "features"]
 
 

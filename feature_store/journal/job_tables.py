@@ -37,10 +37,10 @@ from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.rules import forbid, remain, set_once, stay
 from feature_store.journal.tasks import tasks
 from labeler.jobs import FINISHED as FINISHED
-from labeler.jobs import JobState
+from labeler.jobs import JobState, RoundState
 
 JOB_STATES = get_args(JobState)
-ROUND_STATES = ("waiting", "asked", "agreed", "posted", "opened")
+ROUND_STATES = get_args(RoundState)
 
 jobs = Table(
     "jobs",

@@ -7,11 +7,11 @@ changes again. The steps of a round are described in `rounds`; each may be repea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, case, literal, select, update
 
+from feature_store.clock import Clock
 from feature_store.journal import round_statements
 from feature_store.journal import rounds as steps
 from feature_store.journal.chain import time_text
@@ -52,7 +52,7 @@ class JobStore:
         clock: the time now, with a time zone; used for `updated_at`.
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = now_utc) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
         database.create(*JOB_TABLES)

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from labeler.errors import LabelerError
+from labeler.jobs import UNFINISHED as UNFINISHED
+from labeler.jobs import JobState as JobState
+from labeler.jobs import RoundState as RoundState
 from labeler.release import Release
-
-JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
-RoundState = Literal["waiting", "asked", "agreed", "posted", "opened"]
-UNFINISHED: tuple[JobState, ...] = ("queued", "collecting", "tallying")
 
 
 @dataclass(frozen=True)

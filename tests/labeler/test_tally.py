@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import (
-    BadData,
     DuplicateAgent,
     InvalidSetting,
     LateShare,
@@ -21,9 +20,10 @@ from labeler.errors import (
 )
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, split, unshard
-from labeler.tally import AggregateShare, InputShare, Round, Tallier, agree_on_contributors
+from labeler.tally import AggregateShare, InputShare, Round
 from labeler.wellformed import split_ballots
 from labeler.winner import WinnerTerms
+from workers.studies.plain_tallier import Tallier, agree_on_contributors
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)
 
@@ -339,18 +339,6 @@ def test_whatever_order_messages_come_in_an_agent_counts_once_or_not_at_all(
     assert opened(talliers, contributors) == sum(10**agent for agent in complete)
 
 
-def resumed(tallier: Tallier, *, keep_shares: bool = True, **changes: object) -> Tallier:
-    """What a tallier's process makes of its durable state; this reads the state where the process would store it."""
-    state = {
-        "shares": dict(tallier._shares) if keep_shares else {},
-        "excluded": set(tallier._excluded),
-        "aggregate": tallier._aggregate,
-        "sharing_ids": dict(tallier.holdings),
-        "fingerprints": dict(tallier._fingerprints),
-    }
-    return Tallier.resume(tallier.index, tallier.round, **(state | changes))  # type: ignore[arg-type]  # tests change it
-
-
 def answer(tallier: Tallier, share: InputShare) -> str:
     try:
         tallier.receive(share)
@@ -359,87 +347,14 @@ def answer(tallier: Tallier, share: InputShare) -> str:
     return "taken"
 
 
-@given(
-    events=st.lists(
-        st.tuples(st.sampled_from(["share", "other share", "sum", "die"]), st.integers(0, 4)), min_size=1, max_size=25
-    )
-)
-@settings(max_examples=60, deadline=None)
-def test_a_tallier_that_dies_at_any_time_answers_as_one_that_never_did(events: list[tuple[str, int]]) -> None:
-    steady, mortal = Tallier(0, ROUND), Tallier(0, ROUND)
-    shares = {"share": [send(i, 10**i)[0] for i in range(5)], "other share": [send(i, 10**i)[0] for i in range(5)]}
-    for event, agent in events:
-        if event == "die":
-            mortal = resumed(mortal)
-        elif event == "sum":
-            if len(steady.contributors) >= ROUND.quorum:
-                expected, found = (tallier.aggregate_share(steady.contributors) for tallier in (steady, mortal))
-                assert (found.words == expected.words).all()
-                assert found.sharings_digest == expected.sharings_digest
-        else:
-            share = shares[event][agent]
-            assert answer(mortal, share) == answer(steady, share)
-        assert mortal.holdings == steady.holdings
-
-
-def test_a_resumed_tallier_refuses_another_set_of_agents_for_ever() -> None:
-    tallier = make_talliers()[0]
-    first = tallier.aggregate_share(["agent-0", "agent-1", "agent-2"])
-    again = resumed(resumed(tallier))
-    with pytest.raises(PrivacyRefusal, match="for ever"):
-        again.aggregate_share(["agent-0", "agent-1", "agent-3"])
-    assert again.aggregate_share(["agent-2", "agent-1", "agent-0"]) is first
-
-
-def test_a_tallier_resumes_with_the_shares_alone() -> None:
-    talliers = make_talliers()
-    talliers[0] = Tallier.resume(0, ROUND, shares=talliers[0]._shares, excluded=[], aggregate=None, sharing_ids=None)
-    assert opened(talliers, agree_on_contributors(talliers)) == 1111
-
-
 def test_after_the_sum_a_late_share_is_late_and_a_retry_is_none() -> None:
     tallier = Tallier(0, ROUND)
     shares = [send(agent, 10**agent)[0] for agent in range(4)]
     for share in shares[:3]:
         tallier.receive(share)
     tallier.aggregate_share(tallier.contributors)
-    again = resumed(tallier, keep_shares=False)
-    assert [answer(again, share) for share in shares] == ["taken", "taken", "taken", "LateShare"]
-    assert answer(again, send(1, 10)[0]) == "DuplicateAgent"
-
-
-def test_a_tallier_that_lost_a_share_before_the_sum_does_not_go_on() -> None:
-    """It would take the agent's retry for one it holds, and the agent would be counted nowhere."""
-    tallier = make_talliers()[0]
-    with pytest.raises(BadData, match="lost a share"):
-        resumed(tallier, keep_shares=False)
-
-
-def test_state_of_another_tallier_or_round_is_refused() -> None:
-    talliers = make_talliers()
-    for tallier in talliers:
-        tallier.aggregate_share(tallier.contributors)
-    other = make_talliers()[0]
-    other.aggregate_share(other.contributors)
-    with pytest.raises(BadData, match="another tallier"):
-        resumed(talliers[0], aggregate=talliers[1]._aggregate)
-    with pytest.raises(BadData, match="set of shares"):
-        resumed(talliers[0], aggregate=other._aggregate)
-    with pytest.raises(BadData, match="excluded"):
-        resumed(talliers[0], excluded={"agent-1"})
-    with pytest.raises(BadData, match="not the one"):
-        Tallier.resume(
-            0,
-            ROUND,
-            shares={"agent-1": send(1, 10)[0].share},
-            excluded=[],
-            aggregate=None,
-            sharing_ids=None,
-            fingerprints={"agent-1": bytes(32)},
-        )
-    wide = replace(ROUND, num_queries=5)
-    with pytest.raises(BadData, match="shape"):
-        Tallier.resume(0, wide, shares={"agent-1": send(1, 10)[0].share}, excluded=[], aggregate=None, sharing_ids=None)
+    assert [answer(tallier, share) for share in shares] == ["taken", "taken", "taken", "LateShare"]
+    assert answer(tallier, send(1, 10)[0]) == "DuplicateAgent"
 
 
 TERMS = WinnerTerms(scale=10, lowest=-1000, highest=2000, row_total=5, threshold=None)
@@ -498,25 +413,4 @@ def test_a_share_of_another_kind_or_field_is_not_taken() -> None:
         with pytest.raises(ProtocolViolation, match=said):
             tallier.receive(InputShare("agent-1", 0, round.digest, share))
         assert not tallier.contributors
-        with pytest.raises(BadData, match="shape of its round"):
-            Tallier.resume(0, round, shares={"agent-1": share}, excluded=(), aggregate=None, sharing_ids=None)
     Tallier(0, TOGETHER_ROUND).receive(InputShare("agent-1", 0, TOGETHER_ROUND.digest, in_field))
-
-
-def test_a_tallier_that_died_in_a_winner_round_goes_on_to_the_same_sum() -> None:
-    sent = [send_apart(agent) for agent in range(3)]
-    alive, died = Tallier(0, WINNER_ROUND), Tallier(0, WINNER_ROUND)
-    for shares in sent:
-        alive.receive(shares[0])
-    for shares in sent[:2]:
-        died.receive(shares[0])
-    kept = {share[0].agent_id: share[0].share for share in sent[:2]}
-    again = Tallier.resume(0, WINNER_ROUND, shares=kept, excluded=(), aggregate=None, sharing_ids=None)
-    again.receive(sent[2][0])
-    names = {"agent-0", "agent-1", "agent-2"}
-    first, second = alive.aggregate_share(names), again.aggregate_share(names)
-    np.testing.assert_array_equal(first.words, second.words)
-    assert first.row_sums is not None
-    assert second.row_sums is not None
-    np.testing.assert_array_equal(first.row_sums, second.row_sums)
-    assert first.agreement == second.agreement

@@ -20,7 +20,7 @@ from labeler.field import PrimeField, field_for
 from labeler.noise import noise_share
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import add_shares, split, unshard
-from labeler.tally import AggregateShare, InputShare, Round, Tallier, agree_on_contributors
+from labeler.tally import AggregateShare, InputShare, Round
 from labeler.task import Task
 from labeler.wellformed import (
     BallotShare,
@@ -33,6 +33,7 @@ from labeler.wellformed import (
     row_sums,
     split_ballots,
 )
+from workers.studies.plain_tallier import Tallier, agree_on_contributors
 
 CLASSES = ("a", "b", "c")
 AGREEMENT = "a" * 64

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 from labeler.batch import QueryBatch
 from labeler.release import Release, WinnerEngine, open_histogram, open_winner
-from labeler.tally import Tallier, agree_on_contributors, round_of
+from labeler.tally import round_of
 from labeler.task import Task
 from workers.agent.agent import Agent
+from workers.studies.plain_tallier import Tallier, agree_on_contributors
 
 
 def run_round(

@@ -17,13 +17,14 @@ from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.release import open_histogram
-from labeler.tally import Tallier, agree_on_contributors, round_of
+from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.simulated.ballots import SIMULATED, ballots_of, group_size
 from workers.simulated.federation import NOBODY, Federation
 from workers.simulated.sums import name_of, sum_group, total_of, traffic_of
+from workers.studies.plain_tallier import Tallier, agree_on_contributors
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import Records

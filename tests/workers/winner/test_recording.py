@@ -23,10 +23,11 @@ from scipy import stats
 from labeler.errors import ProtocolViolation
 from labeler.field import MASK_BITS, PrimeField
 from labeler.randomness import os_source
-from labeler.tally import AggregateShare, InputShare, Round, Tallier
+from labeler.tally import AggregateShare, InputShare, Round
 from labeler.wellformed import BallotShare, split_ballots
 from labeler.winner import WinnerTerms
 from tests.workers.winner.conftest import Words
+from workers.studies.plain_tallier import Tallier
 from workers.winner.child import MpycEngine
 from workers.winner.engine import WinnerJob
 from workers.winner.row_check import _COMBINATION, _COMMITMENT, _NONCE

@@ -32,7 +32,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.release import Release, open_histogram, open_winner
 from labeler.solving import solve_sigma
-from labeler.tally import Tallier, agree_on_contributors, round_of
+from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.studies.data_sets import Split
@@ -40,6 +40,7 @@ from workers.studies.learning.networks import image_tensor
 from workers.studies.learning.together import Parameters, predict_together
 from workers.studies.learning.votes import group_ballots
 from workers.studies.papers.partitions import Rows
+from workers.studies.plain_tallier import Tallier, agree_on_contributors
 from workers.studies.rows import BenchRow
 
 METHOD: Method = "ensemble"

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.clock import Clock
 from feature_store.driving.sending import SUM_GRACE_S
 from feature_store.erasable import keys_in
 from feature_store.job_files.releases import release_from_bytes
@@ -90,7 +91,7 @@ class _Peek:
 class _AgentJournal:
     """What is on an agent's disk."""
 
-    def __init__(self, home: Path, owned: ExitStack, clock: Callable[[], datetime]) -> None:
+    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
         database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
         self.ledger = Ledger(database, clock=clock, anchored=False)
         self.memory = AgentMemory(database, self.ledger)
@@ -101,7 +102,7 @@ class _AgentJournal:
 class _TallierJournal:
     """What is on a tallier's disk."""
 
-    def __init__(self, home: Path, owned: ExitStack, clock: Callable[[], datetime]) -> None:
+    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
         database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
         self.ledger = Ledger(database, clock=clock, anchored=False)
         self.keys = _Peek(home / "erasable")
@@ -123,7 +124,7 @@ class Witness:
         folder: Path,
         template: Template,
         *,
-        clock: Callable[[], datetime],
+        clock: Clock,
         step: Callable[[], int],
     ) -> None:
         self._template = template
