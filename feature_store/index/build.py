@@ -89,6 +89,16 @@ def goes_to_device(features: NDArray[np.int16], engine: str, *, searches: int = 
     return engine in ("faiss-gpu", "torch-gpu")
 
 
+def training_device(engine: str, *, products: int) -> str | None:
+    """The device that a training of so many products is worth, for torch; None for the processor. Never raises.
+
+    An agent's engine says which devices are its own, for what it searches and for what it trains.
+    """
+    if engine == "torch-gpu" or (engine == "auto" and products >= WORTH_A_DEVICE and has_driver()):
+        return "cuda:0" if found_or_none("torch-gpu") is not None else None
+    return None
+
+
 def load_engine(name: str) -> Engine | DeviceEngine:
     """The engine of that name.
 

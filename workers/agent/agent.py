@@ -84,6 +84,7 @@ class Agent:
         self._answering = threading.Lock()
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
+        self._engine = engine
         if goes_to_device(shard.features, engine):
             # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
             self._neighbors.prepare(select_records(shard, records_per_person=None))
@@ -214,7 +215,7 @@ class Agent:
             own = self._rounds.key(round_of(task, batch).digest) if key is None else key
             return self._source(own, b"local noise", task, batch, records.version)
 
-        return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise))
+        return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""

@@ -21,7 +21,9 @@ RowBlocks = Callable[[], Iterable[Array]]
 """Reads all rows once, block by block; the same at every call."""
 
 
-def fit_certainty(records: RowBlocks, negatives: RowBlocks, *, num_records: int, terms: LocalHeadTerms) -> Array:
+def fit_certainty(
+    records: RowBlocks, negatives: RowBlocks, *, num_records: int, terms: LocalHeadTerms, engine: str = "numpy"
+) -> Array:
     """The certainty head without noise, shape (terms.score_dimension,): private.
 
     The mean is over the client's records, at least `terms.min_records` of them, and the negatives.
@@ -31,6 +33,7 @@ def fit_certainty(records: RowBlocks, negatives: RowBlocks, *, num_records: int,
         negatives: public, terms.num_negatives of them, likewise.
         num_records: how many the client has; may be 0.
         terms: the mechanism.
+        engine: which devices may be used; see descent.descend.
     """
 
     def blocks() -> Iterator[Block]:
@@ -45,6 +48,8 @@ def fit_certainty(records: RowBlocks, negatives: RowBlocks, *, num_records: int,
         counts=float(max(num_records, terms.min_records) + terms.num_negatives),
         shape=(terms.score_dimension, 1),
         ball_axes=(0, 1),
+        numbers=(num_records + terms.num_negatives) * terms.score_dimension,
+        engine=engine,
     )
     return weights[:, 0]
 

@@ -2,22 +2,28 @@
 
 Nothing in it depends on how many records there are but how long it takes: a block is read, adds to the gradient, and
 is forgotten, or kept where all of them fit into KEPT_NUMBERS. There is no randomness: no seed, no order of records, no
-early stop, no refusal.
+early stop, no refusal. Where there is much to do and a GPU, the steps are taken there (`on_device`), within the same
+margin for rounding.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from feature_store.index.build import training_device
+from feature_store.index.engine import DeviceFault
 from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS, Descent
 
 Array = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
 
 BLOCK_NUMBERS = 2**22
 """Of one block, at most, but for LEAST_BLOCK_ROWS rows: 32 MiB."""
@@ -31,8 +37,12 @@ Block = tuple[Array, Any]
 Blocks = Callable[[], Iterable[Block]]
 """Reads all rows once, block by block; the same at every call."""
 
-Slopes = Callable[[Array, Any], Array]
-"""(scores, truth) -> the loss's derivative by each score, shape (..., r, columns)."""
+
+class Slopes(Protocol):
+    """A loss, as the steps see it."""
+
+    def __call__(self, scores: Any, truth: Any, xp: Any = np, /) -> Any:
+        """The loss's derivative by each score, shape (..., r, columns); `xp` is numpy, or torch for its tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +94,8 @@ def descend(
     counts: float | Array,
     shape: tuple[int, ...],
     ball_axes: int | tuple[int, ...],
+    numbers: int = 0,
+    engine: str = "numpy",
 ) -> Array:
     """The weights after all steps.
 
@@ -95,7 +107,17 @@ def descend(
             there are several.
         shape: of the weights, (..., d, columns).
         ball_axes: of the weights over which a norm is cut to `terms.reach`.
+        numbers: of all rows together, by which it is seen whether a device is worth it.
+        engine: which devices may be used, as for an index (feature_store.index.build.training_device).
     """
+    device = training_device(engine, products=2 * numbers * shape[-1] * terms.iterations)
+    if device is not None:
+        from workers.learning.on_device import descend_on
+
+        try:
+            return descend_on(device, terms, blocks, slopes, counts=counts, shape=shape, ball_axes=ball_axes)
+        except DeviceFault as fault:
+            log.error("a device failed; the processor trains instead", extra={"cause": str(fault)})
     weights = np.zeros(shape)
     step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
     for _ in range(terms.iterations):
@@ -108,14 +130,12 @@ def descend(
     return weights
 
 
-def softmax_slopes(scores: Array, is_class: NDArray[np.bool_]) -> Array:
-    """Of -log softmax(scores)_y, columns along the last axis."""
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    slopes: Array = powers / powers.sum(axis=-1, keepdims=True) - is_class
-    return slopes
+def softmax_slopes(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
+    """Of -log softmax(scores)_y, columns along the last axis; see Slopes."""
+    powers = xp.exp(scores - xp.amax(scores, axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) - is_class
 
 
-def logistic_slopes(scores: Array, is_positive: NDArray[np.bool_]) -> Array:
-    """Of log(1 + exp(-+ score)), one column."""
-    slopes: Array = expit(scores) - is_positive
-    return slopes
+def logistic_slopes(scores: Any, is_positive: Any, xp: Any = np, /) -> Any:
+    """Of log(1 + exp(-+ score)), one column; see Slopes."""
+    return (expit(scores) if xp is np else xp.sigmoid(scores)) - is_positive

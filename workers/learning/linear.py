@@ -10,6 +10,7 @@ randomness in it: no seed, no order of records, no early stop.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,12 +58,13 @@ def train_linear(
     return train_rows(Rows.of(features, labels), terms=terms)
 
 
-def train_rows(records: Rows, *, terms: LinearTerms) -> NDArray[np.float64]:
+def train_rows(records: Rows, *, terms: LinearTerms, engine: str = "numpy") -> NDArray[np.float64]:
     """`train_linear` of records that are read in blocks, of any number: what an agent calls.
 
     Args:
         records: finite features and labels that are classes, as a shard holds.
         terms: the learner.
+        engine: which devices may be used; see descent.descend.
     """
     at_once = block_rows(records.dimension + 1 + terms.num_classes)
 
@@ -77,6 +79,8 @@ def train_rows(records: Rows, *, terms: LinearTerms) -> NDArray[np.float64]:
         counts=float(max(records.count, terms.min_records)),
         shape=(1, records.dimension + 1, terms.num_classes),
         ball_axes=_ball_axes(terms),
+        numbers=records.count * (records.dimension + 1),
+        engine=engine,
     )
     return np.asarray(weights)
 
@@ -146,15 +150,15 @@ Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 """Whether a row is of a class, shape (users, rows, classes), and whether it is a record, shape (users, rows, 1)."""
 
 
-def _softmax(scores: NDArray[np.float64], truth: Truth) -> NDArray[np.float64]:
+def _softmax(scores: Any, truth: Any, xp: Any = np, /) -> Any:
     is_class, is_record = truth
-    return softmax_slopes(scores, is_class) * is_record
+    return softmax_slopes(scores, is_class, xp) * is_record
 
 
-def _hinge(scores: NDArray[np.float64], truth: Truth) -> NDArray[np.float64]:
+def _hinge(scores: Any, truth: Any, xp: Any = np, /) -> Any:
     is_class, is_record = truth
-    signs = np.where(is_class, 1.0, -1.0)
-    return -signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1) * is_record
+    signs = 2.0 * is_class - 1.0
+    return -signs * xp.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1) * is_record
 
 
 _SLOPES = {"softmax": _softmax, "svm": _hinge}

@@ -202,7 +202,12 @@ def public_maps(
 
 
 def fit_rows(
-    records: Rows, negatives: NDArray[np.floating], *, terms: LocalHeadTerms, maps: tuple[PublicMap, PublicMap]
+    records: Rows,
+    negatives: NDArray[np.floating],
+    *,
+    terms: LocalHeadTerms,
+    maps: tuple[PublicMap, PublicMap],
+    engine: str = "numpy",
 ) -> FittedHeads:
     """Both heads of records that are read in blocks, of any number: nothing here can be refused.
 
@@ -211,6 +216,7 @@ def fit_rows(
         negatives: public images that are nobody's, as stored, terms.num_negatives of them.
         terms: the mechanism and its price.
         maps: of `public_maps`.
+        engine: which devices may be used; see descent.descend.
     """
     head_map, score_map = maps
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
@@ -228,13 +234,22 @@ def fit_rows(
         counts=float(max(records.count, terms.min_records)),
         shape=(terms.head_dimension, terms.num_classes),
         ball_axes=(0, 1),
+        numbers=records.count * terms.head_dimension,
+        engine=engine,
     )
-    scores = None if terms.sigma_scores is None else _fit_scores(records, negatives, at_once, terms, score_map)
+    scores = None
+    if terms.sigma_scores is not None:
+        scores = _fit_scores(records, negatives, at_once, terms, score_map, engine)
     return FittedHeads(np.ascontiguousarray(weights.T), scores, head_map, score_map)
 
 
 def _fit_scores(
-    records: Rows, negatives: NDArray[np.floating], at_once: int, terms: LocalHeadTerms, score_map: PublicMap
+    records: Rows,
+    negatives: NDArray[np.floating],
+    at_once: int,
+    terms: LocalHeadTerms,
+    score_map: PublicMap,
+    engine: str,
 ) -> Array:
     def own() -> Iterator[Block]:
         return ((score_map(features), True) for features, _ in records.read(at_once))
@@ -250,6 +265,7 @@ def _fit_scores(
         lambda: (rows for rows, _ in public_rows()),
         num_records=records.count,
         terms=terms,
+        engine=engine,
     )
 
 

@@ -31,7 +31,13 @@ no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
 
 
 def soft_ballots(
-    task: Task, batch: QueryBatch, records: Records, models: ModelStore, *, source: ByteSource
+    task: Task,
+    batch: QueryBatch,
+    records: Records,
+    models: ModelStore,
+    *,
+    source: ByteSource,
+    engine: str = "numpy",
 ) -> NDArray[np.int64]:
     """Certainty times class probability of each query on the grid: at least 0, and at most 1 (the scale) in a row.
 
@@ -41,6 +47,7 @@ def soft_ballots(
         records: the agent's.
         models: where the answer is kept, before it leaves.
         source: the agent's secret source of local noise for this batch, at its beginning.
+        engine: which devices may be used; see workers.learning.descent.
 
     Returns:
         Grid units, int64, shape (num_queries, num_classes). It carries the agent's noise.
@@ -52,7 +59,11 @@ def soft_ballots(
 
         terms, queries = head_terms(task), _queries(batch)
         fitted = fit_rows(
-            records.trainable(MOST_RECORDS), queries[::NEGATIVES_EVERY], terms=terms, maps=_maps(batch, terms)
+            records.trainable(MOST_RECORDS),
+            queries[::NEGATIVES_EVERY],
+            terms=terms,
+            maps=_maps(batch, terms),
+            engine=engine,
         )
         heads = fitted.released(terms, source=source)
         votes = heads.soft_votes(queries, head_sharpness=HEAD_SHARPNESS, score_sharpness=SCORE_SHARPNESS)

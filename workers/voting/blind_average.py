@@ -18,7 +18,9 @@ from workers.voting.model_store import ModelStore
 from workers.voting.records import Records
 
 
-def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: ModelStore) -> NDArray[np.int64]:
+def weight_ballots(
+    task: Task, batch: QueryBatch, records: Records, models: ModelStore, *, engine: str = "numpy"
+) -> NDArray[np.int64]:
     """The agent's weights on the grid, in units of their sensitivity, shape (dimension + 1, num_classes).
 
     Args:
@@ -26,11 +28,12 @@ def weight_ballots(task: Task, batch: QueryBatch, records: Records, models: Mode
         batch: as many rows as the model has (`workers.agent.agent.Agent.check`).
         records: the agent's.
         models: where the weights are kept: trained once per task and version of the records.
+        engine: which devices may be used; see workers.learning.descent.
     """
 
     def train() -> NDArray[np.int64]:
         terms = linear_terms(task)
-        weights = train_rows(records.trainable(MOST_RECORDS), terms=terms)
+        weights = train_rows(records.trainable(MOST_RECORDS), terms=terms, engine=engine)
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
     return models.once(records.version, f"blind-average {task.digest}", train).reshape(len(batch), task.num_classes)

@@ -29,11 +29,13 @@ class Means:
         neighbors: finds neighbours among records or queries.
         models: where models are kept while a round is open.
         local_noise: gives the agent's secret source of noise of its own for this batch, at its beginning.
+        engine: the agent's, which says what devices it may train on.
     """
 
     neighbors: NeighborVotes = field(repr=False)
     models: ModelStore = field(repr=False)
     local_noise: Callable[[], ByteSource] = field(repr=False)
+    engine: str = "numpy"
 
 
 Way = Callable[[Task, QueryBatch, Records, Means], NDArray[np.int64]]
@@ -43,9 +45,11 @@ WAYS: Final[Mapping[Method, Way]] = {
     "knn": lambda task, batch, records, means: means.neighbors.knn(task, batch, records),
     "reverse-knn": lambda task, batch, records, means: means.neighbors.reverse_knn(task, batch, records),
     "ensemble": lambda task, batch, records, means: ensemble_ballots(task, batch, records, means.models),
-    "blind-average": lambda task, batch, records, means: weight_ballots(task, batch, records, means.models),
+    "blind-average": lambda task, batch, records, means: weight_ballots(
+        task, batch, records, means.models, engine=means.engine
+    ),
     "aux-distill": lambda task, batch, records, means: soft_ballots(
-        task, batch, records, means.models, source=means.local_noise()
+        task, batch, records, means.models, source=means.local_noise(), engine=means.engine
     ),
 }
 """As many as `labeler.methods.METHODS`; a test looks."""

@@ -1,0 +1,94 @@
+"""The steps of `descent` on a GPU, in double precision as the proof wants it.
+
+`labeler.descent` bounds rounding for sums in *any* order of at most DEPTH numbers in double precision, and cuBLAS
+adds the products of a block of at most BLOCK_ROWS rows in some order; exponentials are right to a unit in the last
+place. So weights of a device and of a processor are both within the proof's margin, and neighbouring sets may be
+trained one here and one there. Products that only look like double precision, made of smaller ones, are another
+matter: they are refused.
+
+Rows go over once and stay where they fit, else they go over at every step. A device that fails is left, and the
+processor begins anew: nobody sees which it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feature_store.index.engine import DeviceFault
+from labeler.descent import Descent
+
+if TYPE_CHECKING:
+    from workers.learning.descent import Array, Blocks, Slopes
+
+_EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
+"""With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
+
+
+def descend_on(
+    device: str,
+    terms: Descent,
+    blocks: Blocks,
+    slopes: Slopes,
+    *,
+    counts: float | Array,
+    shape: tuple[int, ...],
+    ball_axes: int | tuple[int, ...],
+) -> Array:
+    """`descent.descend` on a device of torch's.
+
+    Raises:
+        DeviceFault: it failed, is full, or may not compute in double precision.
+    """
+    import torch
+
+    if any(os.environ.get(name) for name in _EMULATION):
+        raise DeviceFault("double precision may be emulated on it")
+    target = torch.device(device)
+    step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
+    try:
+        with torch.inference_mode():
+            there = _there(blocks, target)
+            weights = torch.zeros(shape, dtype=torch.float64, device=target)
+            share = _moved(step / np.asarray(counts, dtype=np.float64), target)
+            for _ in range(terms.iterations):
+                gradient = torch.zeros_like(weights)
+                for rows, truth in there():
+                    gradient += rows.transpose(-1, -2) @ slopes(rows @ weights, truth, torch)
+                weights = keep * weights - share * gradient
+                norms = weights.square().sum(dim=ball_axes, keepdim=True).sqrt()
+                weights *= reach / norms.clamp(min=reach)
+            found: Array = weights.cpu().numpy()
+    except RuntimeError as error:
+        raise DeviceFault(type(error).__name__) from None
+    return found
+
+
+def _there(blocks: Blocks, device: Any) -> Any:
+    """The blocks as tensors of a device, kept there where they fit with half of what is free to spare."""
+    import torch
+
+    room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30
+
+    def moved() -> Iterator[tuple[Any, Any]]:
+        return ((_moved(rows, device), _moved(truth, device)) for rows, truth in blocks())
+
+    kept: list[tuple[Any, Any]] = []
+    for rows, truth in moved():
+        kept.append((rows, truth))
+        room -= rows.element_size() * rows.nelement()
+        if room < 0:
+            return moved
+    return lambda: kept
+
+
+def _moved(given: Any, device: Any) -> Any:
+    """Arrays as float64 tensors: also the truth, of which torch subtracts numbers alone."""
+    import torch
+
+    if isinstance(given, tuple):
+        return tuple(_moved(one, device) for one in given)
+    return torch.from_numpy(np.array(given, dtype=np.float64)).to(device)
