@@ -68,14 +68,24 @@ def shares_left(task: Task, participants: int) -> int:
     return max(1, task.quorum - participants)
 
 
-def holds_against(task: Task, participant_epsilon: float | None) -> str:
+def holds_against(task: Task, participant_epsilon: float | None, histogram_epsilon: float | None = None) -> str:
     """For whom a price holds, in plain words.
 
     Args:
         task: whose price.
         participant_epsilon: the instance-level price against one participant who reads the release; None where there
             is none.
+        histogram_epsilon: the instance-level price of the sums that winners are read from, where winners cost less.
     """
+    return _readers(task, participant_epsilon) + (
+        ""
+        if histogram_epsilon is None
+        else " It counts on talliers that keep to the computation and do not pool what they hold; those that do not "
+        f"learn at most the noisy sums, and then epsilon is {say_epsilon(histogram_epsilon)} per private image."
+    )
+
+
+def _readers(task: Task, participant_epsilon: float | None) -> str:
     if task.agents == 1:
         return "Holds against whoever reads the release; one agent takes part, and nobody else knows any of its noise."
     if task.noise_contributors == 1:

@@ -33,7 +33,7 @@ from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.renyi import papers_epsilon
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import integer_event
+from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import DiscreteGaussian
 from labeler.task import Level, StatedLevel, Task
 
@@ -73,6 +73,8 @@ class PrivacyStatement:
             for a person: there it is only what the composition amounts to.
         reason: why epsilon is infinite, where it is.
         method: how epsilon is computed.
+        histogram_epsilon: certified for the noisy sums that winners are read from, which talliers who deviate from the
+            computation or pool what they hold may learn; None where no less is charged than for them.
     """
 
     level: StatedLevel
@@ -86,6 +88,7 @@ class PrivacyStatement:
     charge_nano: int | None
     reason: str | None = None
     method: str = METHOD
+    histogram_epsilon: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity: an infinite number is null, and `reason` says why."""
@@ -97,7 +100,9 @@ class PrivacyStatement:
             "squared_sensitivity": self.squared_sensitivity,
             "charge_nano": self.charge_nano,
             "method": self.method,
-        } | ({} if self.reason is None else {"reason": self.reason})
+            **({} if self.histogram_epsilon is None else {"histogram_epsilon": _finite(self.histogram_epsilon)}),
+            **({} if self.reason is None else {"reason": self.reason}),
+        }
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         method=task.method,
         release=task.release,
         colluding_agents=task.colluding_agents,
-        holds_against=holds_against(task, _finite(instance.participant_epsilon)),
+        holds_against=holds_against(task, _finite(instance.participant_epsilon), instance.histogram_epsilon),
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
     )
@@ -364,7 +369,13 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
         method=METHOD if event.opens_sums else METHOD_OF_WINNERS,
+        histogram_epsilon=None if event.opens_sums else _of_sums(task, level, queries),
     )
+
+
+def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:
+    sums = summed_votes(task, level, queries)
+    return None if sums is None else _certified(sums, task.delta)
 
 
 def _finite(value: float) -> float | None:

@@ -12,7 +12,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.expectation import Expectation, expect
 from labeler.methods import Method, ReleaseKind
-from labeler.planning import Price, price
+from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
 
@@ -60,21 +60,13 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
     """
     task = solve_request(request)
     expected = _expected(task, request, public)
-    stated = price(task)
-    histogram = price(task.model_copy(update={"release": "histogram"})) if task.release == "winner" else None
-    return stated.to_json() | {
-        **({} if histogram is None else {"as_histogram": _epsilons(histogram)}),
+    return price(task).to_json() | {
         "k": task.k,
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
     }
-
-
-def _epsilons(price: Price) -> dict[str, Any]:
-    document = price.to_json()
-    return {one.level: {"epsilon": document[one.level]["epsilon"]} for one in price.stated}
 
 
 def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:

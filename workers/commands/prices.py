@@ -120,7 +120,6 @@ def _print_plan(result: dict[str, Any]) -> None:
     for heading in ("", *(_HEADINGS[level] for level in stated)):
         table.add_column(heading, justify="left" if not heading else "right")
     rows: list[tuple[str, str | None]] = [("epsilon, exact (guaranteed)", None)]
-    rows += [("if the histogram were released", "as_histogram")] if "as_histogram" in result else []
     rows.append(("as computed in the papers", "as_in_paper"))
     factors = result["noise_factors"]
     if factors["total"] > 1:
@@ -129,6 +128,9 @@ def _print_plan(result: dict[str, Any]) -> None:
         levels = result if key is None else result[key]
         say = say_epsilon if key is None else say_estimate
         table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in stated))
+    if any("histogram_epsilon" in result[level] for level in stated):
+        of_sums = (result[level].get("histogram_epsilon", result[level]["epsilon"]) for level in stated)
+        table.add_row("of the histogram behind", *(say_epsilon(one, digits=4) for one in of_sums))
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]

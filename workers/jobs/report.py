@@ -181,7 +181,11 @@ def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
 
 def _level_price(statement: PrivacyStatement) -> LevelPrice:
     return LevelPrice(
-        finite(statement.epsilon), statement.method, statement.reason or "", finite(statement.participant_epsilon)
+        finite(statement.epsilon),
+        statement.method,
+        statement.reason or "",
+        finite(statement.participant_epsilon),
+        statement.histogram_epsilon,
     )
 
 

@@ -92,13 +92,15 @@ class StudentOutcome:
 class LevelPrice:
     """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none.
 
-    `participant_epsilon` is its value against one participant that reads the release (labeler.collusion).
+    `participant_epsilon` is its value against one participant that reads the release (labeler.collusion),
+    `histogram_epsilon` that of the sums where winners are released and cost less.
     """
 
     epsilon: float | None
     method: str
     reason: str = ""
     participant_epsilon: float | None = None
+    histogram_epsilon: float | None = None
 
     def __post_init__(self) -> None:
         _check_epsilon(self.epsilon)
@@ -299,7 +301,8 @@ class JobReport:
     @property
     def holds_against(self) -> str:
         """For whom the price holds, in words."""
-        return holds_against(self.task, self.privacy.instance.participant_epsilon)
+        instance = self.privacy.instance
+        return holds_against(self.task, instance.participant_epsilon, instance.histogram_epsilon)
 
     @property
     def answered(self) -> int:
