@@ -20,6 +20,7 @@ PLANTED = {
     "a circle in the report": ("workers/report/words.py", "import workers.report.page", "the report is built upwards"),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
     "faiss outside its door": ("workers/agent/desk.py", "import faiss", "faiss has one door"),
+    "llvmlite beside its door": ("feature_store/index/engine_int16.py", "import llvmlite", "llvmlite has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
     "torchvision outside its door": (
         "workers/agent/desk.py",
@@ -105,7 +106,7 @@ def test_a_planted_violation_is_caught(planted: dict[str, str], plant: str) -> N
     assert re.search(rf"^- +{re.escape(module)} -> {re.escape(imported)} ", report, flags=re.MULTILINE), report
 
 
-LEARNING = ("torch", "timm", "faiss", "sklearn", "torchvision", "matplotlib")
+LEARNING = ("torch", "timm", "faiss", "llvmlite", "sklearn", "torchvision", "matplotlib")
 
 
 def learning_libraries_after(imports: str, libraries: tuple[str, ...] = LEARNING) -> list[str]:

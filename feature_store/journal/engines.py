@@ -40,6 +40,11 @@ SIDE_BY_SIDE = "labeler side by side"
 _READERS = 8
 
 
+def sqlite_version() -> str:
+    """Of the library that keeps journals in files."""
+    return sqlite3.sqlite_version
+
+
 def sqlite_engines(path: Path, *, what: str, read_only: bool, busy_timeout_s: float) -> tuple[Engine, Engine]:
     """The one writing connection of a SQLite journal, and the pool of its readers."""
     reader = _sqlite_engine(path, what=what, begin="BEGIN", mode="ro", timeout_s=busy_timeout_s, connections=_READERS)

@@ -86,6 +86,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "evidence": Entry(
         "evidence", "Write signed evidence of what was asked and what it cost, from a verified journal; or verify it."
     ),
+    "doctor": Entry(
+        "doctor", "Check that this machine is ready, computes exactly, and how fast it is; say what to do."
+    ),
     "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
 }
 """In the order of `labeler --help`."""
