@@ -84,7 +84,7 @@ def found_or_none(name: str) -> Contact | None:
     try:
         return contact(name)
     except InvalidSetting as error:
-        if is_news:
+        if is_news and has_driver():
             log.warning("no device is used", extra={"reason": str(error)})
         return None
 

@@ -37,6 +37,10 @@ class GatheredRows:
         """Rows from `start` to before `stop` of these."""
         return GatheredRows(self._features, self._rows[start:stop], self._chunk_bytes)
 
+    def source(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """The features as they lie, and which rows of them these are, in order: for whoever reads them in place."""
+        return self._features, self._rows
+
     def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
         """Where a piece belongs among these rows, and the piece: int16, C order, a copy of its own."""
         step = max(1, self._chunk_bytes // (4 * self.dimension))

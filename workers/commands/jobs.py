@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Engine = Annotated[
     str,
-    typer.Option(help="Index engine: auto, numpy, faiss, faiss-gpu, torch, torch-gpu. All give equal neighbours."),
+    typer.Option(
+        help="Index engine: auto, numpy, int16, faiss, faiss-gpu, torch, torch-gpu. All give equal neighbours."
+    ),
 ]
 MemoryLimit = Annotated[
     int | None,

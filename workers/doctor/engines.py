@@ -1,8 +1,8 @@
 """Whether an engine finds what the definition finds, where that is hardest, and gives back what it took.
 
 The judge is a product of 64-bit integers and a full sort. The records are those that would show a rounding:
-similarities up to 2^24, one number or 1280, all tied; asked for k on both sides of what libraries return at once (2048),
-under every switch of torch by which a process may have allowed products of less precision.
+similarities up to 2^24, one number or 1280, all tied; asked for k on both sides of what libraries return at once
+(2048), under every switch of torch by which a process may have allowed products of less precision.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def _switches() -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
     import torch
 
     cuda: Any = torch.backends.cuda.matmul
-    processor: Any = torch.backends.mkldnn.matmul
+    backends: Any = torch.backends
+    processor = backends.mkldnn.matmul
 
     def setting(owner: Any, name: str, value: object) -> Callable[[], Callable[[], None]]:
         def switch() -> Callable[[], None]:

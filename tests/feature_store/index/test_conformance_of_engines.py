@@ -19,6 +19,7 @@ from feature_store.index.stored import StoredIndex
 
 ENGINES = [
     "numpy",
+    "int16",
     "faiss",
     "torch",
     "torch in parts",

@@ -21,7 +21,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memor
 
 
 @needs_linux
-@pytest.mark.parametrize("engine", ["numpy", "faiss", "torch"])
+@pytest.mark.parametrize("engine", ["numpy", "int16", "faiss", "torch"])
 def test_searching_a_shard_four_times_the_limit_stays_under_the_limit(engine: str, tmp_path: Path) -> None:
     use = measure_search_memory(tmp_path, records=8000, dimension=1280, queries=60, k=50, engine=engine)
     assert use.shard_bytes == 4 * use.limit_bytes
@@ -83,7 +83,7 @@ def test_a_limit_refuses_a_dimension_and_never_a_number_of_records(
                 assert 48 * records + 4 * dimension * rows + engine.bytes_per_query(rows) <= limit
 
 
-@pytest.mark.parametrize("engine", ["numpy", "faiss"])
+@pytest.mark.parametrize("engine", ["numpy", "int16", "faiss"])
 @pytest.mark.parametrize("removed", [0, 5, 700])
 def test_a_shard_beyond_every_table_is_searched_in_parts_with_equal_neighbors(engine: str, removed: int) -> None:
     """27,290 records under such a limit were answered and 27,291 refused."""

@@ -20,6 +20,7 @@ CLASSES = 3
 DIMENSION = 3
 ENGINES = [
     "numpy",
+    "int16",
     "faiss",
     "torch",
     "torch in parts",

@@ -1,0 +1,252 @@
+"""Exact search on the shard itself: int16 as it is stored, no float32 copy, keys as they are found.
+
+Records are not loaded at all. A search packs a few MiB of them at a time from where they lie (the mapped shard, or
+memory), multiplies them with all queries by `pair_kernel`, and keeps of each query the keys that can still be among the
+first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose similarity only
+equals that comes after it by definition, and ties need no second look.
+
+How many are appended before the next clearing out depends on the order of the records, which is random by their ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.engine import Block, KeyedBlock
+from feature_store.index.gathered import GatheredRows
+from feature_store.index.keys import NO_KEY, RANK_BITS
+from feature_store.index.mapped import unmap_pages
+from feature_store.index.reference import nearest_by_definition
+from labeler.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from feature_store.index.pair_kernel import PairKernel
+
+_PACKED_BYTES: Final = 4 << 20
+"""Records packed at a time, for all threads."""
+
+_CACHED_BYTES: Final = 1 << 18
+"""Records that one thread takes through all its queries while they are in its cache."""
+
+_MOST_CACHED_ROWS: Final = 512
+_SPARE_KEYS: Final = 64
+_PARTS: Final = 4
+"""Of the queries for each thread, so that a thread whose processor is busy elsewhere holds up the others less."""
+
+_SMALL_WORK: Final = 1 << 26
+"""Multiplications below which threads are not worth starting."""
+
+_LOWEST: Final = np.iinfo(np.int32).min
+_HIGHEST: Final = np.iinfo(np.int32).max
+
+log = logging.getLogger(__name__)
+
+
+class Int16Block:
+    """Records where they lie; see engine.KeyedBlock."""
+
+    def __init__(self, kernel: PairKernel, rows: GatheredRows, ranks: NDArray[np.int64]) -> None:
+        self._kernel, self._rows, self._ranks = kernel, rows, ranks
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+        kernel, pairs = self._kernel, (self._rows.dimension + 1) // 2
+        panel_bytes = 4 * pairs * kernel.rows_per_panel
+        most = min(_CACHED_BYTES // panel_bytes, _MOST_CACHED_ROWS // kernel.rows_per_panel)
+        at_once = max(1, min(most, -(-len(self) // kernel.rows_per_panel)))
+        packed_rows = kernel.rows_per_panel * max(at_once, _PACKED_BYTES // panel_bytes)
+        capacity = min(len(self), count + max(count, _SPARE_KEYS)) + at_once * kernel.rows_per_panel
+        threads = 1 if len(self) * len(queries) * 2 * pairs < _SMALL_WORK else num_threads()
+        with _threads(threads) as each:
+            lanes = each(
+                lambda part: _Lane(kernel, part, count, capacity),
+                _equal_parts(queries, threads if threads == 1 else _PARTS * threads, kernel.queries_per_group),
+            )
+            for start in range(0, len(self), packed_rows):
+                stop = min(len(self), start + packed_rows)
+                features, rows = self._rows.part(start, stop).source()
+                packed = _pack(kernel, features, rows, kernel.rows_per_panel, each, threads)
+                ranks = self._ranks[start:stop]
+                each(partial(_Lane.take, packed=packed, ranks=ranks, at_once=at_once), lanes)
+            unmap_pages(features)
+            return np.concatenate(each(_Lane.first, lanes))
+
+
+class _Lane:
+    """Some queries, and what is kept for each of them: one thread's work."""
+
+    def __init__(self, kernel: PairKernel, queries: NDArray[np.int16], count: int, capacity: int) -> None:
+        self._kernel, self._count, self._capacity = kernel, count, capacity
+        self._num_queries, dimension = queries.shape
+        self._pairs = (dimension + 1) // 2
+        self._packed = _pack(kernel, queries, np.arange(len(queries)), kernel.queries_per_group)
+        padded = len(self._packed) // self._pairs
+        self._groups = padded // kernel.queries_per_group
+        self._keys = np.full((padded, capacity), NO_KEY, dtype=np.int64)
+        self._counts = np.zeros(padded, dtype=np.int64)
+        self._thresholds = np.full(padded, _LOWEST, dtype=np.int32)
+        self._thresholds[self._num_queries :] = _HIGHEST  # what fills up the last group finds nothing
+
+    def take(self, packed: NDArray[np.int32], ranks: NDArray[np.int64], at_once: int) -> None:
+        """Go on with the next records."""
+        panels = len(packed) // self._pairs // self._kernel.rows_per_panel
+        last = -(-panels // at_once) * self._groups
+        room = self._capacity - at_once * self._kernel.rows_per_panel
+        step = 0
+        while True:
+            step = self._kernel.score(
+                packed.ctypes.data, panels, at_once, self._packed.ctypes.data, self._groups, self._pairs, len(ranks),
+                ranks.ctypes.data, self._thresholds.ctypes.data, self._counts.ctypes.data, self._keys.ctypes.data,
+                self._capacity, step,
+            )  # fmt: skip
+            if step == last:
+                return
+            # Those nearly without room too: the next would stop for them.
+            self._clear_out(np.flatnonzero(self._counts > max(self._count, room - room // 4)))
+
+    def _clear_out(self, some: NDArray[np.int64]) -> None:
+        """Keep the first keys of some queries; what comes later must be above the last of them."""
+        kept = self._keys[some]
+        kept.partition(self._count - 1, axis=1)
+        kept[:, self._count :] = NO_KEY
+        self._keys[some] = kept
+        self._counts[some] = self._count
+        self._thresholds[some] = (1 << 24) - (kept[:, self._count - 1] >> RANK_BITS)
+
+    def first(self) -> NDArray[np.int64]:
+        """Keys of the first records, int64 (nq, count), ascending."""
+        keys = self._keys[: self._num_queries]
+        keys.partition(self._count - 1, axis=1)
+        first = np.ascontiguousarray(keys[:, : self._count])
+        first.sort(axis=1)
+        return first
+
+
+class Int16Engine:
+    """See engine.DeviceEngine; its device is the processor, so there is always room and nothing fails.
+
+    Raises:
+        InvalidSetting: this machine cannot: llvmlite is missing, the processor lacks the instructions, or the kernel
+            did not find what the definition finds.
+    """
+
+    max_count: int | None = None
+
+    def __init__(self) -> None:
+        kernel = probed_kernel()
+        if isinstance(kernel, str):
+            raise InvalidSetting(f"engine int16 cannot be used here: {kernel}; use engine faiss or auto")
+        self._kernel = kernel
+
+    @property
+    def instructions(self) -> str:
+        """What multiplies, for people."""
+        return self._kernel.instructions
+
+    def bytes_per_query(self, block_rows: int) -> int:
+        # Up to as many as it is asked for, and _SPARE_KEYS, are counted with what is found; then what one step may add.
+        rows = self._kernel.rows_per_panel
+        return 8 * (min(block_rows, _SPARE_KEYS) + min(-(-block_rows // rows) * rows, _MOST_CACHED_ROWS))
+
+    def room_rows(self, dimension: int) -> int | None:  # noqa: ARG002, of the protocol
+        return None
+
+    def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> Int16Block:
+        return Int16Block(self._kernel, rows, np.ascontiguousarray(ranks))
+
+    def free(self, block: KeyedBlock | Block) -> None:
+        """Nothing is held."""
+
+
+@cache
+def probed_kernel() -> PairKernel | str:
+    """The kernel if it finds what the definition finds on rows that would show an error, else why not."""
+    try:
+        from feature_store.index.pair_kernel import compile_kernel
+
+        kernel = compile_kernel()
+    except ImportError:
+        return "llvmlite is not installed"
+    except OSError as error:
+        return str(error)
+    for dimension in (1, 7, 192):
+        rng = np.random.default_rng(dimension)
+        vectors = rng.standard_normal((200, dimension))
+        vectors *= 4090 / np.linalg.norm(vectors, axis=1, keepdims=True)
+        records = np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
+        records[150:] = records[:50]
+        queries, ids = records[rng.permutation(200)[:21]], np.arange(200)
+        block = Int16Block(kernel, GatheredRows(records, ids, 1 << 18), ids)
+        for k in (1, 60, 200):
+            expected = nearest_by_definition(records, ids, queries, k)
+            keys = ((1 << 24) - expected.similarities.astype(np.int64) << RANK_BITS) | expected.record_ids
+            if not np.array_equal(block.first_keys(queries, k), keys):
+                log.error("the int16 kernel does not find what the definition finds; it is not used")
+                return f"{kernel.instructions} did not find what the definition finds: report this"
+    return kernel
+
+
+def num_threads() -> int:
+    """Threads of a search: what OMP_NUM_THREADS says, as for the other engines, else the processors there are."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pack(
+    kernel: PairKernel,
+    features: NDArray[np.int16],
+    rows: NDArray[np.int64],
+    width: int,
+    each: Callable[..., object] | None = None,
+    parts: int = 1,
+) -> NDArray[np.int32]:
+    """Rows in panels of `width`, the last one filled up with the last row; int32, as long as all panels."""
+    dimension = features.shape[1]
+    if features.strides[1] != 2 or features.strides[0] % 2:
+        features, rows = np.ascontiguousarray(features[rows]), np.arange(len(rows))
+    panels, pairs = -(-len(rows) // width), (dimension + 1) // 2
+    rows = np.pad(rows, (0, panels * width - len(rows)), mode="edge")
+    out = np.empty(panels * width * pairs, dtype=np.int32)
+
+    def some(start: int, stop: int) -> None:
+        kernel.pack(
+            features.ctypes.data, features.strides[0] // 2, rows[start * width :].ctypes.data, stop - start, width,
+            dimension // 2, dimension % 2, out[start * width * pairs :].ctypes.data,
+        )  # fmt: skip
+
+    step = -(-panels // parts)
+    pieces = [(start, min(panels, start + step)) for start in range(0, panels, step)]
+    if each is None or len(pieces) == 1:
+        some(0, panels)
+    else:
+        each(lambda piece: some(*piece), pieces)
+    return out
+
+
+def _equal_parts(queries: NDArray[np.int16], parts: int, group: int) -> list[NDArray[np.int16]]:
+    """The queries in at most so many parts of whole groups."""
+    step = group * -(-len(queries) // (group * parts))
+    return [queries[start : start + step] for start in range(0, len(queries), step)]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[Callable[..., list]]:  # type: ignore[type-arg]
+    """`map` in so many threads, done when it returns."""
+    if count == 1:
+        yield lambda work, items: [work(item) for item in items]
+        return
+    with ThreadPoolExecutor(count) as pool:
+        yield lambda work, items: list(pool.map(work, items))
