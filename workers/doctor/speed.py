@@ -12,14 +12,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from feature_store.backbones import load_backbone
-from feature_store.index import ENGINES, build_index
+from feature_store.backbones.backbone import decode_for, prepare_image
+from feature_store.index import ENGINES, build_index, load_engine
 from labeler.errors import InvalidSetting, UnsafeIndex
 from workers.doctor.engines import full_norm
 from workers.doctor.features import BACKBONE, pictures
@@ -91,9 +92,9 @@ def _product_limit() -> tuple[float, str]:
 
 def _kernels() -> Iterator[Finding]:
     """Libraries bring kernels for processors that they know; one made later is sometimes taken for one of 2007."""
-    import faiss  # noqa: F401
     from threadpoolctl import threadpool_info
 
+    load_engine("faiss")  # brings the library
     for library in threadpool_info():
         kernels = library.get("architecture", "")
         if "faiss" in library["filepath"] and kernels in _SPEED_OF_KERNELS:
@@ -127,9 +128,10 @@ def _images(device: str, batch: int, limit: float) -> Iterator[Finding]:
     photos = [_jpeg(picture) for picture in pictures(8, _PHOTO_PIXELS)]
     backbone = load_backbone(BACKBONE, device=device, half=device != "cpu", batch_size=batch)
 
-    def prepared(photo: bytes) -> Any:
-        with Image.open(io.BytesIO(photo)) as image:
-            return backbone.prepare(image)
+    transform = backbone.transform
+
+    def prepared(photo: bytes) -> NDArray[np.uint8]:
+        return prepare_image(decode_for(photo, transform), transform)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:

@@ -1,0 +1,195 @@
+"""What a check-up is for: faults that are planted are found, each in a sentence that says what to do.
+
+The faults are functions of a module that the step's process imports, so that the process dies, hangs or computes
+wrongly in truth.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from labeler.errors import InvalidSetting
+from workers.doctor.alone import Step, run_alone
+from workers.doctor.checkup import check_up
+from workers.doctor.finding import Finding, well
+from workers.doctor.steps import steps
+
+PLANTED = '''
+import os, resource, signal, subprocess, sys, time
+import numpy as np
+from workers.doctor import engines, home
+from workers.doctor.finding import well
+
+
+def well_then_abort():
+    yield well("a first thing", "found before the end", seconds=1.5)
+    sys.stderr.write("Faiss assertion 'err == cudaSuccess' failed\\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+def raises():
+    yield from ()
+    raise RuntimeError("CUDA driver version is insufficient")
+
+
+def hangs(file):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(file, "w").write(str(child.pid))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield well("a first thing", "found before the end")
+    while True:
+        time.sleep(60)
+
+
+def misses_one():
+    """An engine that loses the nearest record of some batches: the check at an index's load sees others."""
+    from feature_store.index.engine_numpy import NumpyBlock
+
+    right = NumpyBlock.scores
+
+    def scores(self, queries):
+        found = right(self, queries)
+        if len(queries) == 6 and queries.shape[1] == 24:
+            found[3, found[3].argmax()] = -5000
+        return found
+
+    NumpyBlock.scores = scores
+    yield from engines.exactness("numpy")
+
+
+def rounds():
+    """An engine whose products keep 22 bits."""
+    from feature_store.index.engine_numpy import NumpyBlock
+
+    right = NumpyBlock.scores
+    NumpyBlock.scores = lambda self, queries: np.round(right(self, queries) / 4) * 4
+    yield from engines.exactness("numpy")
+
+
+def keeps_what_it_takes():
+    from feature_store.index.engine_numpy import NumpyEngine
+
+    right, kept = NumpyEngine.load, []
+
+    def load(self, rows):
+        kept.append(rows.copy())
+        return right(self, rows)
+
+    NumpyEngine.load = load
+    yield from engines.made_and_freed("numpy")
+
+
+def full_disk(home_folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # EFBIG, as a full quota says it
+    yield from home.disk(home_folder)
+
+
+def disk_of_another(home_folder):
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    yield from home.disk(home_folder)
+    yield from home.sqlite(home_folder)
+'''
+
+
+@pytest.fixture(autouse=True)
+def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted_faults.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def run(name: str, *, limit_s: float = 60.0, **arguments: object) -> list[Finding]:
+    return run_alone(Step(name, f"planted_faults:{name}", limit_s, "start it again", arguments))
+
+
+def test_an_abort_is_a_sentence_and_what_was_found_before_is_kept() -> None:
+    first, last = run("well_then_abort")
+    assert first == well("a first thing", "found before the end", seconds=1.5)
+    assert last.state == "wrong"
+    assert last.found == "was ended by SIGABRT: Faiss assertion 'err == cudaSuccess' failed"
+    assert last.to_do == "start it again"
+
+
+def test_an_error_is_a_sentence() -> None:
+    (finding,) = run("raises")
+    assert (finding.state, finding.found) == ("wrong", "failed: RuntimeError: CUDA driver version is insufficient")
+
+
+def test_what_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    first, last = run("hangs", limit_s=8.0, file=str(tmp_path / "child"))
+    assert first.state == "well"
+    assert (last.state, last.found) == ("wrong", "did not end within 8 s and was ended")
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the child of a step that was ended still runs")
+
+
+def test_an_engine_that_misses_a_neighbour_is_found() -> None:
+    (finding,) = run("misses_one")
+    assert finding.state == "wrong"
+    assert "the first: near 2^24, 24 numbers, k 1" in finding.found
+    assert 'set engine = "numpy"' in finding.to_do
+
+
+def test_an_engine_that_rounds_is_found() -> None:
+    (finding,) = run("rounds")
+    assert finding.state == "wrong"
+    assert finding.numbers["wrong"] + finding.numbers["refused"] > 0
+
+
+def test_memory_that_does_not_come_back_is_found() -> None:
+    (finding,) = run("keeps_what_it_takes")
+    assert finding.state == "wrong"
+    assert finding.numbers["main_grown_bytes"] > 90 * 2**20
+    assert "does not give back what it takes" in finding.to_do
+
+
+def test_a_full_disk_is_found(tmp_path: Path) -> None:
+    (finding,) = run("full_disk", home_folder=str(tmp_path))
+    assert finding.state == "wrong"
+    assert "4 MiB cannot be written" in finding.found
+    assert "make room" in finding.to_do
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".labeler")] == []
+
+
+def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o500)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
+    disk, journal = run("disk_of_another", home_folder=str(home))
+    assert (disk.state, journal.state) == ("wrong", "wrong")
+    assert f"nothing can be written at {home}" in disk.found
+    assert "name a home" in disk.to_do
+
+
+def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
+    done = []
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.home:disk",
+               arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
+    found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
+    assert not found.is_well
+    assert [(step, finding.state) for step, finding in found.findings] == [
+        ("dies", "well"),
+        ("dies", "wrong"),
+        ("disk", "well"),
+    ]
+    assert done == [(0, 2), (1, 2), (2, 2)]
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_step_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="'engine-tpu' is no step; choose among versions, processor"):
+        check_up(steps(tmp_path, gpu=False), only=["engine-tpu"])
