@@ -3,9 +3,9 @@
 Flower's pins conflict with the project's, so it has an environment of its own, and the ballots it has to find travel
 in a file:
 
-    python docs/scale_flower.py prepare 1000 federation.npz          here: deals the digits, and sums by workers.simulated
+    python docs/scale_flower.py prepare 1000 federation.npz      here: deals the digits, and sums by workers.simulated
     uv venv flower && uv pip install -p flower/bin/python "flwr[simulation]<1.42" numpy
-    flower/bin/python docs/scale_flower.py run federation.npz        there: one ClientApp per agent, one query, one sum
+    flower/bin/python docs/scale_flower.py run federation.npz    there: one ClientApp per agent, one query, one sum
 
 The same records, queries and votes of the nearest record; sums must be equal. Flower's clients add no noise and split
 nothing into shares, and what they send is put together as it is.
@@ -84,19 +84,16 @@ def run(path: str) -> None:
         # The first round starts what computes, and is not counted.
         for asked in (nodes[:2], nodes):
             told["ready"] = time.perf_counter()
-            asks = [
-                Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node, group_id=str(len(asked)))
-                for node in asked
-            ]
+            about = {"content": RecordDict(), "message_type": MessageType.QUERY, "group_id": str(len(asked))}
+            asks = [Message(dst_node_id=node, **about) for node in asked]
             total = np.zeros_like(data["total"])
             for reply in grid.send_and_receive(asks):
                 total += reply.content["votes"].to_numpy_ndarrays()[0]
         told["done"], told["equal"] = time.perf_counter(), bool((total == data["total"]).all())
 
     began = time.perf_counter()
-    run_simulation(
-        server_app=server, client_app=client, num_supernodes=agents, backend_config={"client_resources": {"num_cpus": 1}}
-    )
+    one_core = {"client_resources": {"num_cpus": 1}}
+    run_simulation(server_app=server, client_app=client, num_supernodes=agents, backend_config=one_core)
     found = {
         "agents": agents,
         "round_s": told["done"] - told["ready"],

@@ -8,6 +8,7 @@ needs to, and are not counted. A small search comes first: it loads the matrix l
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -111,7 +112,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
         build_index(few, record_ids[:600], engine=engine, memory_limit_bytes=limit).search(asked[:100], k)
     # Heap that the warm-up freed but the allocator kept would be used again unseen.
     ctypes.CDLL(None).malloc_trim(0)
-    with PeakMemory() as peak:
+    with _PeakMemory() as peak:
         began = time.perf_counter()
         found = build_index(features, record_ids, engine=engine, memory_limit_bytes=limit_bytes).search(asked, k)
         seconds = time.perf_counter() - began
@@ -120,7 +121,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
     return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
 
 
-class PeakMemory:
+class _PeakMemory:
     """Watches this process's anonymous memory for as long as the context lasts."""
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class PeakMemory:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> PeakMemory:
+    def __enter__(self) -> _PeakMemory:
         self._thread.start()
         return self
 
@@ -139,6 +140,60 @@ class PeakMemory:
     def _watch(self) -> None:
         while not self._done.wait(0.0005):
             self.bytes = max(self.bytes, _anonymous_bytes())
+
+
+class MemoryOfATree:
+    """Watches this process and all that it starts, each by itself, for as long as the context lasts.
+
+    Attributes:
+        bytes: most anonymous memory that any one of them had.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> MemoryOfATree:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        tree = [os.getpid()]
+        looked = 0
+        while True:
+            # Who was started is looked up seldom, what they use often.
+            if looked % 50 == 0:
+                tree = _with_descendants(os.getpid())
+            looked += 1
+            self.bytes = max(self.bytes, *(_anonymous_bytes_of(pid) for pid in tree))
+            if self._done.wait(0.005):
+                return
+
+
+def _with_descendants(root: int) -> list[int]:
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name stands in parentheses and may hold anything.
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    tree = [root]
+    for pid in tree:
+        tree += [child for child, parent in parents.items() if parent == pid]
+    return tree
+
+
+def _anonymous_bytes_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _anonymous_bytes() -> int:

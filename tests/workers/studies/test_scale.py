@@ -19,6 +19,7 @@ from workers.studies.scaling.picture import draw_slopes
 from workers.studies.scaling.searching import (
     GIB_OF_A_PROCESS,
     Stored,
+    has_ray,
     ids_by_definition,
     merged_ids,
     record_ids,
@@ -41,6 +42,16 @@ def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path
     assert len(np.unique(record_ids(3000))) == 3000
     with pytest.raises(LabelerError, match="searching process failed"):
         search_together(replace(stored, path=str(tmp_path / "none.npy")), processes=1, folder=tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has_ray(), reason="the extra ray is not installed")
+def test_ray_finds_the_same_neighbours(tmp_path: Path) -> None:
+    stored = Stored(str(tmp_path / "f.npy"), records=3000, dimension=3, queries=12, k=40)
+    write_features(Path(stored.path), records=3000, dimension=3)
+    (by_ray,) = search_together(stored, processes=1, folder=tmp_path, engine="ray")
+    assert np.array_equal(merged_ids([by_ray]), ids_by_definition(stored, queries=12))
+    assert 0 < by_ray.peak_bytes < GIB_OF_A_PROCESS
 
 
 def test_a_slope_is_the_power_that_was_put_in() -> None:

@@ -32,6 +32,7 @@ from workers.studies.scaling.searching import (
     ONE_CORE,
     Searched,
     Stored,
+    has_ray,
     ids_by_definition,
     merged_ids,
     search_together,
@@ -148,6 +149,9 @@ def _records(sizes: Sizes, folder: Path, measured: dict[str, Any]) -> list[Bench
             "two processes, one": int((ids != merged_ids(both)).sum()),
             "one process, the definition (2 queries)": int((ids[: len(defined)] != defined).sum()),
         }
+        by_ray = search_together(stored, processes=1, folder=folder, engine="ray") if has_ray() else []
+        if by_ray:
+            differ["Ray, one process"] = int((ids != merged_ids(by_ray)).sum())
     finally:
         Path(stored.path).unlink()
     slope = Slope.of({count: found[0].cpu_s for count, found in alone.items()})
@@ -162,10 +166,13 @@ def _records(sizes: Sizes, folder: Path, measured: dict[str, Any]) -> list[Bench
         "limited_by": "products: FAISS on one core",
     }
     case = f"records searched, x {sizes.dimension}"
-    peak = max(found.peak_bytes for found in [*alone[largest], *both])
+    peak = max(found.peak_bytes for found in [*alone[largest], *both, *by_ray])
+    gains = {"two processes / one": _gain(alone[largest], both)}
+    if by_ray:
+        gains["Ray on this machine / one process"] = _gain(alone[largest], by_ray)
     return [
         *_slope_rows(case, "one process, one core", slope, "record", settings),
-        BenchRow(case, "two processes / one", "throughput ratio", _gain(alone[largest], both), settings=settings),
+        *(BenchRow(case, name, "throughput ratio", gain, settings=settings) for name, gain in gains.items()),
         BenchRow(
             case, "the largest process", "anonymous memory, GiB", peak / GIB, reference="at most 1", settings=settings
         ),

@@ -16,15 +16,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index import build_index
+from feature_store.index import ENGINES, build_index
 from labeler.errors import LabelerError
-from workers.studies.search_memory import PeakMemory
+from workers.studies.search_memory import MemoryOfATree
 
 ONE_CORE: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 GIB_OF_A_PROCESS: Final = 2**30
@@ -58,7 +59,7 @@ class Searched:
 
     Attributes:
         seconds, cpu_s: of building and searching; the second is less moved by what else the machine does.
-        peak_bytes: most anonymous memory of the whole process.
+        peak_bytes: most anonymous memory of the process, or of one of those that it started.
         found: file of what it found.
     """
 
@@ -84,8 +85,17 @@ def write_features(path: Path, *, records: int, dimension: int, seed: int = 0) -
     into.flush()
 
 
-def search_together(stored: Stored, *, processes: int, folder: Path, records: int | None = None) -> list[Searched]:
+def search_together(
+    stored: Stored, *, processes: int, folder: Path, records: int | None = None, engine: str = "auto"
+) -> list[Searched]:
     """Search the first `records` rows, each process an equal part, all at the same time.
+
+    Args:
+        stored: the file.
+        processes: how many.
+        folder: for what they find.
+        records: all of the file if None.
+        engine: of each process; "ray" shares its part out once more, to processes of a cluster of its own.
 
     Raises:
         LabelerError: a process failed; its last line is in the message.
@@ -93,7 +103,9 @@ def search_together(stored: Stored, *, processes: int, folder: Path, records: in
     count = stored.records if records is None else records
     edges = np.linspace(0, count, processes + 1).astype(int).tolist()
     orders = [
-        asdict(stored) | {"first": first, "last": last, "found": str(folder / f"found-{processes}-{count}-{first}.npz")}
+        asdict(stored)
+        | {"first": first, "last": last, "engine": engine}
+        | {"found": str(folder / f"found-{engine}-{processes}-{count}-{first}.npz")}
         for first, last in itertools.pairwise(edges)
     ]
     running = [
@@ -111,6 +123,11 @@ def search_together(stored: Stored, *, processes: int, folder: Path, records: in
         if process.returncode:
             raise LabelerError(f"a searching process failed: {errors.strip().splitlines()[-1:]}")
     return [Searched(**json.loads(out)) for out, _ in said]
+
+
+def has_ray() -> bool:
+    """Whether an index can be searched by Ray here: it is an extra."""
+    return "ray" in ENGINES and find_spec("ray") is not None
 
 
 def merged_ids(parts: list[Searched]) -> NDArray[np.int64]:
@@ -153,11 +170,11 @@ def _search(order: Mapping[str, Any]) -> Searched:
     part = slice(order["first"], order["last"])
     ids = record_ids(order["records"])[part].copy()
     asked = _asked(whole, order["queries"])
-    # The library and its workspace are there before the clock runs.
-    build_index(np.array(whole[:600]), ids[:600]).search(asked[:8], 1)
-    with PeakMemory() as peak:
+    # The library and its workspace, or the cluster, are there before the clock runs.
+    build_index(whole[:600], ids[:600].copy(), engine=order["engine"]).search(asked[:8], 1)
+    with MemoryOfATree() as peak:
         began, cpu = time.perf_counter(), time.process_time()
-        index = build_index(whole[part], ids, memory_limit_bytes=LIMIT_BYTES)
+        index = build_index(whole[part], ids, engine=order["engine"], memory_limit_bytes=LIMIT_BYTES)
         found = index.search(asked, order["k"])
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     np.savez(order["found"], record_ids=found.record_ids, similarities=found.similarities)
