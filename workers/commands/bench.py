@@ -25,6 +25,7 @@ BENCHES: Final = (
     "start",
     "ledger",
     "service",
+    "coordinators",
     "attacks",
     "winner",
     "winner-delay",

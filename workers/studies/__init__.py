@@ -66,6 +66,12 @@ def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_service(data=data, full=full, progress=progress)
 
 
+def _coordinators(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.coordinators import bench_coordinators
+
+    return bench_coordinators(data=data, full=full, progress=progress)
+
+
 def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.attacks import bench_attacks
 
@@ -123,6 +129,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "start": _start,
     "ledger": _ledger,
     "service": _service,
+    "coordinators": _coordinators,
     "attacks": _attacks,
     "winner": _winner,
     "winner-delay": _winner_delay,

@@ -93,7 +93,16 @@ class Load:
     wall_s: float = 0.0
 
 
-def put_under_load(url: str, token: str, wanted: Wanted, *, requesters: int, seconds: float, folder: Path) -> Load:
+def put_under_load(
+    url: str,
+    token: str,
+    wanted: Wanted,
+    *,
+    requesters: int,
+    seconds: float,
+    folder: Path,
+    urls: Sequence[str] = (),
+) -> Load:
     """Let requesters work side by side for a while; each finishes the job it is at.
 
     Args:
@@ -103,6 +112,7 @@ def put_under_load(url: str, token: str, wanted: Wanted, *, requesters: int, sec
         requesters: how many at once.
         seconds: no new job begins after that.
         folder: for their downloads.
+        urls: of the coordinators that they are spread over, where there are several.
     """
     load, lock = Load(), threading.Lock()
     with Client(url, token) as admin:
@@ -113,7 +123,8 @@ def put_under_load(url: str, token: str, wanted: Wanted, *, requesters: int, sec
     until = [0.0]
 
     def work(name: str, secret: str, number: int) -> None:
-        with Client(url, secret, timeout_s=QUIET_S, patience_s=0.0) as client:
+        place = urls[number % len(urls)] if urls else url
+        with Client(place, secret, timeout_s=QUIET_S, patience_s=0.0) as client:
             requester = _Requester(client, wanted, number, folder / f"{name}.jsonl")
             try:
                 requester.make_task()

@@ -119,7 +119,7 @@ def bench_service(
         with running_service(federation.home) as service:
             progress("Service", 1, 3)
             before = service.process_ids()
-            wanted = _wanted(public)
+            wanted = wanted_of(public)
             # A first job of each, after which threads and caches are what they stay.
             warm = put_under_load(
                 service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S, folder=folder
@@ -246,14 +246,14 @@ def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) ->
     settings.write_text(f"{settings.read_text()}\n[limits]\nmax_images = {max(20_000, *sizes)}\n")
     with running_service(federation.home) as service:
         token = new_token(service.url, service.token, "alone")
-        with WellBehaved(service.url, token, _wanted(public)) as requester:
+        with WellBehaved(service.url, token, wanted_of(public)) as requester:
             requester.job_seconds(labels=labels)  # the first one finds nothing warmed
             found = {QUERIES: [requester.job_seconds(labels=labels) for _ in range(jobs)]}
             for size in (size for size in sizes if size <= MAX_QUERIES):
                 times = 3 if size < 1000 else 1  # as often as the task has queries for
                 found[size] = [requester.job_seconds(queries=size, deadline_s=600, labels=labels) for _ in range(times)]
         for size in (size for size in sizes if size > MAX_QUERIES):
-            with WellBehaved(service.url, token, _wanted(public, max_queries=size)) as requester:
+            with WellBehaved(service.url, token, wanted_of(public, max_queries=size)) as requester:
                 found[size] = [requester.job_seconds(queries=size, deadline_s=600, labels=labels)]
     return found
 
@@ -294,7 +294,8 @@ def _cost_rows(spent: _Cost, jobs: int, grown: _Cost, grown_over: int) -> list[B
     return rows
 
 
-def _wanted(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
+def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
+    """What every requester asks for."""
     fields = TASK | {"max_queries": max_queries, "backbone_fingerprint": public.fingerprint}
     return Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
 
