@@ -32,7 +32,7 @@ from labeler.errors import InvalidSetting, LabelerError
 TIME_LIMIT_S: Final = 180
 """The first use of CUDA on a machine may compile kernels, which takes a minute or two."""
 
-_COMMAND: Final = [sys.executable, "-m", "feature_store.index.device_probe"]
+_COMMAND: Final = [sys.executable, "-P", "-m", "feature_store.index.device_probe"]
 _LOCK = threading.Lock()
 _CONTACTS: Final[dict[str, Contact | str]] = {}
 

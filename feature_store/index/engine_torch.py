@@ -140,6 +140,8 @@ class TorchEngine:
     def free(self, block: KeyedBlock | Block) -> None:
         if isinstance(block, TorchBlock):
             block.close()
+            if self._devices[0].type == "cuda":
+                torch.cuda.empty_cache()  # of other sizes than the next block's, it would lie there unused
 
     def in_single_precision(self) -> TorchEngine:
         """The same on tiles of float32: for a device whose half precision product is not exact."""

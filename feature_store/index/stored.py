@@ -75,6 +75,10 @@ class StoredIndex:
         memory_limit_bytes: see `memory`; None for no limit.
         is_checked: these records were searched by this engine before, so the check at the first load is left out.
 
+    Attributes:
+        fault: why a device was left for the processor; None where none was. For who judges engines: neighbours are
+        equal.
+
     Raises:
         BadData: see geometry.check_features and check_record_ids.
         InvalidSetting: a limit out of bounds.
@@ -101,6 +105,7 @@ class StoredIndex:
         self._tombstones = 0
         self._resident: list[_Piece] | None = None
         self._is_checked = is_checked
+        self.fault: str | None = None
         try:
             self._settle_in()
         except DeviceFault as fault:
@@ -116,6 +121,7 @@ class StoredIndex:
     def _leave_device(self, fault: DeviceFault) -> None:
         """Go on without the device, for as long as this index lives."""
         log.error("a device failed; neighbours are found by the processor from now on", extra={"cause": str(fault)})
+        self.fault = str(fault)
         self._unload()
         # The plain engine: whatever else is installed, it is there, and has no switch of its own.
         self._engine, self._is_checked = NumpyEngine(), False

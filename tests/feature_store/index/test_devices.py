@@ -59,6 +59,7 @@ def test_a_shard_larger_than_the_device_is_searched_with_one_block_alive_at_a_ti
         assert cuda.made == 0
         assert_equal(index.search(QUERIES, k), k)
         assert isinstance(index.engine, FaissDeviceEngine)
+        assert index.fault is None
         assert cuda.made >= 6
         assert cuda.most_alive == 1
         assert cuda.used_bytes == 0
@@ -114,6 +115,7 @@ def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
         for k in (7, 2500, 40, 1):
             assert_equal(index.search(QUERIES, k), k)
     assert isinstance(index.engine, NumpyEngine)
+    assert index.fault == "RuntimeError"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     index.remove(IDS[:5])
     assert_equal(index.search(QUERIES, 9), 9, slice(5, None))
