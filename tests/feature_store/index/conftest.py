@@ -6,10 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from feature_store.index.engine import DeviceFault
+from feature_store.index.stored import StoredIndex
 from tests.feature_store.index.fake_devices import fakes_have_names
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _fake_devices() -> Iterator[None]:
-    with fakes_have_names():
+def _fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No index may leave its device for the processor, whose neighbours are right: but where that is what is tested."""
+
+    def left(_: StoredIndex, fault: DeviceFault) -> None:
+        pytest.fail(f"the index left its device: {fault}")
+
+    with fakes_have_names(), pytest.MonkeyPatch.context() as patch:
+        if request.path.stem != "test_devices":
+            patch.setattr(StoredIndex, "_leave_device", left)
         yield

@@ -244,21 +244,24 @@ def test_the_fakes_pass_the_probe_without_falling_back(name: str) -> None:
 
 
 def test_switches_of_precision_are_off_for_a_product_and_what_they_were_afterwards() -> None:
-    matmul = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction", "fp32_precision")
-    before = [getattr(matmul, name) for name in names]
-    torch.set_float32_matmul_precision("medium")
-    allowed = [getattr(matmul, name) for name in names]
+    matmul, processor = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    switches = [
+        (matmul, "allow_fp16_reduced_precision_reduction", True, False),
+        (matmul, "allow_bf16_reduced_precision_reduction", True, False),
+        (matmul, "allow_fp16_accumulation", True, False),
+        (matmul, "fp32_precision", "tf32", "ieee"),
+        (processor, "fp32_precision", "bf16", "ieee"),
+    ]
+    before = [getattr(owner, name) for owner, name, _, _ in switches]
     try:
+        for owner, name, allowed, _ in switches:
+            setattr(owner, name, allowed)
         with exact_sums():
-            assert not matmul.allow_fp16_reduced_precision_reduction
-            assert not matmul.allow_fp16_accumulation
-            assert matmul.fp32_precision == "ieee"
-        assert [getattr(matmul, name) for name in names] == allowed
+            assert [getattr(owner, name) for owner, name, _, _ in switches] == [one[3] for one in switches]
+        assert [getattr(owner, name) for owner, name, _, _ in switches] == [one[2] for one in switches]
     finally:
-        for name, value in zip(names, before, strict=True):
-            setattr(matmul, name, value)
-        torch.set_float32_matmul_precision("highest")
+        for (owner, name, _, _), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)
 
 
 def test_on_cuda_the_product_is_that_of_half_precision_with_float32_sums() -> None:
