@@ -1,19 +1,15 @@
-"""The prime fields in which the winner of a query is computed from secret shares.
+"""The prime fields in which ballots, noise and sums are shared where the winner of a query is to be computed.
 
-A noisy sum, negative or not, is a residue modulo a prime p. The talliers compare two sums by opening
-their difference behind a mask, and p leaves room for both:
+A noisy sum, negative or not, is a residue modulo a prime p, and p leaves 43 bits of room:
 
-    bits of p  =  bits of the widest difference  +  bits of the mask (41)  +  2
+    bits of p  =  bits of the widest difference of two sums  +  43
 
-**Why 41.** For a difference d in [-2^l, 2^l) the comparison (Toft 2007, in MPyC `np_sgn`) opens
-c = 2^l + d + r + 2^l u. Here r is uniform on [0, 2^l), and u is a sum of three numbers, each uniform
-on [0, 2^41), of which one tallier knows two. Write 2^l + d + r = w + 2^l h: w is uniform whatever d
-is, and h is 0, 1 or 2. So what d can change in c is a shift of a uniform number on 2^41 values by at
-most 2, and the distributions of c for two different d have a distance of at most 2 * 2^-41 = 2^-40.
-As c < 2^l (3 + 3 * 2^41) < p, nothing wraps around.
+So a sum is one of very few residues. Two talliers whose parts add up to it modulo p have parts whose sum as integers
+is p more than the sum, but where a part is among those few: with probability below 2^-42, which that tallier sees by
+itself (workers.winner.tournament). Earlier versions opened differences behind masks of 41 bits in the same fields.
 
-All moduli stay below 2^64, so a residue is one 64-bit word, and leave 3 when divided by 4, so a
-square root is one power.
+All moduli stay below 2^64, so a residue is one 64-bit word, and leave 3 when divided by 4 (which earlier versions
+needed for square roots).
 """
 
 from __future__ import annotations
@@ -28,11 +24,8 @@ from numpy.typing import NDArray
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.randomness import ByteSource
 
-MASK_BITS: Final = 41
-"""Bits of each part of the mask; one opened comparison tells at most 2^(1 - MASK_BITS) of the difference."""
-
-STATISTICAL_BITS: Final = MASK_BITS - 1
-"""Statistical security of one opened comparison, in bits."""
+ROOM_BITS: Final = 43
+"""Bits of a modulus beside those of the widest difference; part of the wire, since agents share in these fields."""
 
 BLUM_PRIME_OFFSETS: Final = {
     44: 17, 45: 69, 46: 21, 47: 297, 48: 65, 49: 81, 50: 113, 51: 129, 52: 173, 53: 145, 54: 33,
@@ -40,8 +33,8 @@ BLUM_PRIME_OFFSETS: Final = {
 }  # fmt: skip
 """b -> c such that 2^b - c is the largest prime below 2^b that leaves 3 when divided by 4."""
 
-MAX_COMPARISON_BITS: Final = max(BLUM_PRIME_OFFSETS) - MASK_BITS - 2
-"""Bits of the widest difference that fits beside the mask into 64 bits."""
+MAX_COMPARISON_BITS: Final = max(BLUM_PRIME_OFFSETS) - ROOM_BITS
+"""Bits of the widest difference that fits into 64 bits beside the room."""
 
 
 @dataclass(frozen=True)
@@ -211,5 +204,5 @@ def field_for(lowest: int, highest: int) -> PrimeField:
             f"be computed securely up to {MAX_COMPARISON_BITS} bits. Use a smaller grid_scale, k, sigma_votes or "
             "max_agent_records, fewer agents, or release the histogram."
         )
-    size = bits + MASK_BITS + 2
+    size = bits + ROOM_BITS
     return PrimeField(2**size - BLUM_PRIME_OFFSETS[size])

@@ -31,7 +31,7 @@ votes and another, or "not voted", fewer than none), and dishonest noise. Both m
 anything from the privacy of the others, whose noise is in the sum all the same. And it takes talliers that
 follow the protocol: one that lies about its z lets an agent through whose errors it knows, or makes an
 honest agent fail. What leaves the range of the sums is found later, whoever sent it
-(workers.winner.mpyc_party).
+(workers.winner.comparison).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ PLANTED = {
     "a study in the product": ("workers/agent/desk.py", "import workers.studies.winner_reference", "uses no study"),
     "a study behind a command": ("workers/commands/jobs.py", "from workers.studies import speed", "uses no study"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),
-    "mpyc outside its door": ("workers/winner/child.py", "import mpyc.runtime", "mpyc has one door"),
+    "mpyc in the product": ("workers/winner/session.py", "import mpyc.runtime", "MPyC is no part of the product"),
     "an agent imports the coordinator": (
         "workers/agent/desk.py",
         "import api.coordinator.service",

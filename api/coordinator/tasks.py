@@ -204,8 +204,9 @@ def _check_winner_group(parties: PartyStore) -> None:
         )
     if len(set(told.values())) != 1:
         raise InvalidTask(
-            f"release: talliers {_listed(list(told))} have pinned certificates that do not match each other's, so they "
-            "could not find a winner together; their sites exchange certificates again (`labeler tallier peers`)"
+            f"release: talliers {_listed(list(told))} have pinned certificates that do not match each other's, or run "
+            "versions that find winners in different ways, so they could not find one together; their sites bring them "
+            "to one version and, if that is not it, exchange certificates again (`labeler tallier peers`)"
         )
 
 

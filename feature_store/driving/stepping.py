@@ -162,8 +162,8 @@ class Stepper:
                 plan.line, following = winner_line.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
                 plan.follow += [] if following is None else [following]
             case Leave():
-                plan.line, following = winner_line.leave_line(plan.line, effect.round_digests)
-                plan.follow += [] if following is None else [following]
+                plan.line, entered = winner_line.leave_line(plan.line, effect.round_digests)
+                plan.follow += entered
                 if effect.has_ended:
                     plan.lanes = leave(plan.lanes, job_id)
         return []

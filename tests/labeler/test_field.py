@@ -15,9 +15,8 @@ from scipy import stats
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.field import (
     BLUM_PRIME_OFFSETS,
-    MASK_BITS,
     MAX_COMPARISON_BITS,
-    STATISTICAL_BITS,
+    ROOM_BITS,
     PrimeField,
     comparison_bits,
     field_for,
@@ -97,15 +96,13 @@ def test_a_bound_outside_64_bits_is_refused() -> None:
 
 
 @given(st.integers(0, 2**20 - 2), st.integers(0, 2**20 - 1))
-def test_the_field_holds_every_masked_difference_of_two_sums(below: int, above: int) -> None:
-    """The largest number opened stays below p, and the field one bit smaller is not offered for it."""
+def test_sums_are_few_of_the_numbers_of_their_field(below: int, above: int) -> None:
+    """Fewer than one in 2^42; and the size is that of the wire, which earlier versions share in."""
     field, bits = field_for(-below, above), comparison_bits(-below, above)
     widest = above + 1 + below
     assert 2 ** (bits - 1) <= widest < 2**bits
-    largest_opened = 2**bits + widest + (2**bits - 1) + 2**bits * 3 * (2**MASK_BITS - 1)
-    assert largest_opened < field.modulus
-    assert field.bits == bits + MASK_BITS + 2
-    assert STATISTICAL_BITS >= 40
+    assert widest * 2**42 < field.modulus
+    assert field.bits == bits + ROOM_BITS == bits + 43
 
 
 def test_sums_too_wide_for_a_field_are_refused() -> None:

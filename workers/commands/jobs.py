@@ -75,7 +75,7 @@ def run(
     engine: Engine = "auto",
     memory_limit: MemoryLimit = None,
     winner: Annotated[
-        str, typer.Option(help="How winners are found: plain, or mpyc in three processes; equal labels.")
+        str, typer.Option(help="How winners are found: plain, or secure, as three talliers do; equal labels.")
     ] = "plain",
     as_json: Json = False,
 ) -> None:
@@ -99,7 +99,7 @@ def run(
         seed=seed,
         engine=engine,
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
-        winner=one_of("winner", winner, ("plain", "mpyc")),
+        winner=one_of("winner", winner, ("plain", "secure", "mpyc")),
     )
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:

@@ -149,12 +149,12 @@ def agent_ids(task: Task) -> list[str]:
 
 
 def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
-    if prepared.job.winner != "mpyc" or prepared.task.release != "winner":
+    if prepared.job.winner == "plain" or prepared.task.release != "winner":
         return None
     # Loaded where it is wanted: a histogram needs none of it.
-    from workers.winner.in_process import ThreeProcesses
+    from workers.winner.in_process import ThreeTalliers
 
-    return ThreeProcesses()
+    return ThreeTalliers()
 
 
 def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:

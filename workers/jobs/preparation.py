@@ -48,7 +48,7 @@ class LabellingJob:
         seed: makes noise and ids reproducible; a simulation that protects nobody.
         engine, memory_limit_bytes: see feature_store.index.build_index.
         winner: how winners are found: "plain" puts the sums together in this process, which sees everything
-            anyway; "mpyc" computes them in three processes, as talliers that distrust each other do.
+            anyway; "secure" computes them as talliers that distrust each other do. "mpyc" is its earlier name.
     """
 
     file: TaskFile
@@ -61,7 +61,7 @@ class LabellingJob:
     seed: int | None = None
     engine: str = "auto"
     memory_limit_bytes: int | None = None
-    winner: Literal["plain", "mpyc"] = "plain"
+    winner: Literal["plain", "secure", "mpyc"] = "plain"
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ in a kernel that has it. Making namespaces takes the rights of root.
 pause of more than half the delay. Talliers that wait for one another send one wave per round; the most waves of any
 of the six links is the number of rounds, connecting and closing included. A message longer than TCP sends at once
 comes in several waves, so rounds are counted with few queries. More queries change no dependency between messages
-until they fill a chunk (workers.winner.mpyc_party); chunks come one after another.
+until there is no room for all chunks at once (workers.winner.tournament).
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.randomness import os_source
@@ -41,10 +39,9 @@ from labeler.sharing import split
 from labeler.winner import WinnerTerms
 from workers.progress import ProgressCallback, silent
 from workers.studies.rows import BenchRow
+from workers.studies.winner_party import measure, write_trio
 from workers.studies.winner_reference import reference_winners
-from workers.winner.child import COMMAND, MpycEngine
 from workers.winner.engine import NUM_PARTIES, Address
-from workers.winner.in_process import three_jobs
 
 DELAY_S: Final = 0.05
 SIZES: Final = ((50, 10), (500, 10), (500, 2), (500, 100))
@@ -89,9 +86,10 @@ class DelayedLinks:
         """Count from nothing."""
         self._last, self._waves, self.data_bytes = {}, {}, 0
 
-    def engine(self, party: int) -> MpycEngine:
-        """The engine of a tallier, in its namespace."""
-        return MpycEngine(command=("ip", "netns", "exec", self.namespaces[party], *COMMAND))
+    @property
+    def prefixes(self) -> list[tuple[str, ...]]:
+        """What the command of each tallier stands behind to run in its namespace."""
+        return [("ip", "netns", "exec", name) for name in self.namespaces]
 
     def passed(self, source: int, target: int, packet: bytes, now_s: float) -> None:
         """Count a packet, if it carries data."""
@@ -135,24 +133,16 @@ def bench_winner_delay(*, full: bool = False, progress: ProgressCallback = silen
 
 
 def _run(links: DelayedLinks, queries: int, classes: int) -> float:
-    """Seconds from the shares to the winners of all three, the start of their processes included."""
+    """Seconds from the shares to the winners of all three, in processes that run already."""
     sums = np.random.default_rng(queries).integers(TERMS.lowest, TERMS.highest + 1, (queries, classes))
     shares = [share.expand() for share in split(sums, num_talliers=NUM_PARTIES, source=os_source(), field=TERMS.field)]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_PARTIES) as pool:
-        jobs = three_jobs(Path(folder), num_queries=queries, num_classes=classes, terms=TERMS)
-        jobs = [replace(job, addresses=links.addresses) for job in jobs]
+    with tempfile.TemporaryDirectory() as folder:
+        write_trio(Path(folder), shares, TERMS, addresses=links.addresses)
         links.reset()
-        started = time.perf_counter()
-
-        def one(party: int) -> NDArray[np.int16]:
-            return links.engine(party).winners(jobs[party], shares[party])
-
-        answers = list(pool.map(one, range(NUM_PARTIES)))
-        seconds = time.perf_counter() - started
-    expected = reference_winners(shares, field=TERMS.field)
-    if any(not np.array_equal(answer, expected) for answer in answers):
+        took = measure(Path(folder), prefixes=links.prefixes)
+    if not np.array_equal(took.winners, reference_winners(shares, field=TERMS.field)):
         raise ProtocolViolation("the winners differ from those of the reference")
-    return seconds
+    return took.seconds
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import ProtocolViolation, Unavailable
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.field import PrimeField
 from labeler.sharing import unshard
 from labeler.wellformed import refuse_misshapen
-from workers.winner.engine import ABSTAINED, NUM_PARTIES, WinnerJob
+from workers.winner.engine import ABSTAINED, NUM_PARTIES, Outcome, WinnerOrder
 
 _POLL_S = 0.02
 
@@ -61,25 +61,37 @@ class ReferenceEngine:
 
     def winners(
         self,
-        job: WinnerJob,
-        share: NDArray[np.uint64],
+        orders: Sequence[WinnerOrder],
         stop: threading.Event | None = None,
         *,
-        rows: NDArray[np.uint64] | None = None,
+        met: threading.Event | None = None,
+    ) -> list[Outcome]:
+        """See `WinnerEngine.winners`; jobs meet one after the other."""
+        outcomes: list[Outcome] = []
+        for order in orders:
+            try:
+                outcomes.append(self._winners(order, stop, met))
+            except LabelerError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _winners(
+        self, order: WinnerOrder, stop: threading.Event | None, met: threading.Event | None
     ) -> NDArray[np.int16]:
-        """See `WinnerEngine.winners`."""
-        job.check_share(share, rows)
+        job = order.job
         with self._lock:
             meeting = self._meetings.setdefault(job.job_id, _Meeting())
             meeting.digests[job.party] = job.digest
-            meeting.shares[job.party] = share
-            if rows is not None:
-                meeting.rows[job.party] = rows
+            meeting.shares[job.party] = order.share
+            if order.rows is not None:
+                meeting.rows[job.party] = order.rows
         deadline = time.monotonic() + job.time_limit_s
         while len(meeting.shares) < NUM_PARTIES:
             if time.monotonic() > deadline or (stop is not None and stop.wait(_POLL_S)):
                 raise Unavailable("the other talliers did not come to the job in time, or it was stopped; try again")
             time.sleep(_POLL_S)
+        if met is not None:
+            met.set()
         if len(set(meeting.digests.values())) != 1:
             raise ProtocolViolation("the talliers were given different jobs; nothing was computed")
         if job.checks_rows:

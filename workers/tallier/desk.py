@@ -353,9 +353,10 @@ class TallierDesk:
             fault_point("tallier.summed")
             self._letter(turn, digest, "aggregate-share", self._sum(turn, digest), "sum sent")
         if turn.winners:
-            # Asked for several, the last one counts: the coordinator gives one round at a time its turn.
             fault_point("tallier.summed")
-            self._begin_winners(turn, turn.winners[-1])
+            for digest in turn.winners:
+                self._ask_for_winners(turn, digest)
+            self._winners.begin()
         for digest in turn.touched:
             state = self._state(digest)
             if state.stage in ("open", "fixed"):
@@ -370,12 +371,12 @@ class TallierDesk:
             raise Unavailable("the sum of a round that was fixed is gone; start the tallier again")
         return aggregate
 
-    def _begin_winners(self, turn: _Turn, digest: str) -> None:
+    def _ask_for_winners(self, turn: _Turn, digest: str) -> None:
         opening = self._state(digest).opening
         if opening is None:
             return
         try:
-            if self._winners.begin(opening, aggregate_from_bytes(self._sum(turn, digest))):
+            if self._winners.ask(opening, aggregate_from_bytes(self._sum(turn, digest))):
                 log.info("winners being computed", extra={"round_digest": digest})
         except (Unavailable, ProtocolViolation, InvalidSetting) as error:
             log.warning("winners cannot be computed", extra={"round_digest": digest} | said(error))
@@ -383,18 +384,16 @@ class TallierDesk:
 
     def _tend_winners(self, turn: _Turn) -> None:
         """Send what was computed."""
-        outcome = self._winners.take()
-        if outcome is None:
-            return
-        opening = outcome.opening
-        if isinstance(outcome.answer, Winner):
-            fault_point("tallier.computed")
-            draft = self._draft(opening, "winner", winner_to_bytes(outcome.answer))
-            turn.letters.append(_Letter(draft, "winners sent"))
-            return
-        told = {"problem": outcome.answer.reason, "sentence": outcome.answer.sentence}
-        log.warning("winners could not be computed", extra={"round_digest": opening.round.digest} | told)
-        turn.letters.append(_Letter(self._draft(opening, "refused", outcome.answer.encode()), "refusal sent"))
+        for outcome in self._winners.take():
+            opening = outcome.opening
+            if isinstance(outcome.answer, Winner):
+                fault_point("tallier.computed")
+                draft = self._draft(opening, "winner", winner_to_bytes(outcome.answer))
+                turn.letters.append(_Letter(draft, "winners sent"))
+                continue
+            told = {"problem": outcome.answer.reason, "sentence": outcome.answer.sentence}
+            log.warning("winners could not be computed", extra={"round_digest": opening.round.digest} | told)
+            turn.letters.append(_Letter(self._draft(opening, "refused", outcome.answer.encode()), "refusal sent"))
 
     def _letter(self, turn: _Turn, digest: str, kind: Kind, body: bytes, taken: str) -> None:
         opening = self._state(digest).opening

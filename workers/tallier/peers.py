@@ -25,6 +25,7 @@ from workers.agent.policy import HexKey, PartyId, toml_value
 from workers.party.home import Settings, read_settings
 from workers.winner.certificates import fingerprint, issue_certificate, read_certificate
 from workers.winner.engine import NUM_PARTIES, Address
+from workers.winner.link import PROTOCOL_NAME
 
 IDENTITY_FILE = "winner.pem"
 PEERS_FILE = "peers.toml"
@@ -72,7 +73,8 @@ class WinnerGroup:
         addresses: in tallier order.
         certificates: in tallier order, PEM.
         verify_keys: in tallier order.
-        digest: SHA-256 over the three certificates, in hexadecimal: equal at all three, or they do not match.
+        digest: SHA-256 over the three certificates and the protocol that this version speaks, in hexadecimal: equal at
+            all three, or they could not find a winner together, and the coordinator starts no round of them.
 
     Raises:
         InvalidSetting: an address is none, or a certificate cannot be read.
@@ -92,7 +94,9 @@ class WinnerGroup:
         self.certificates = tuple(member.certificate for member in members)
         self.verify_keys = tuple(member.verify_key for member in members)
         prints = [fingerprint(certificate) for certificate in self.certificates]
-        self.digest = hashlib.sha256(b"labeler-winner-group/1\n" + json.dumps(prints).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            f"labeler-winner-group/2 {PROTOCOL_NAME}\n".encode() + json.dumps(prints).encode()
+        ).hexdigest()
 
 
 def address_of(listen: str) -> Address:

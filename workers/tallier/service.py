@@ -30,8 +30,8 @@ from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group
 from workers.tallier.winners import WinnerDesk
-from workers.winner.child import MpycEngine
 from workers.winner.engine import WinnerEngine
+from workers.winner.session import SecureEngine
 
 log = logging.getLogger("labeler.tallier")
 
@@ -51,7 +51,7 @@ def run_tallier(
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.
-        engine: finds winners with the two other talliers; MPyC where absent.
+        engine: finds winners with the two other talliers; the secure one where absent.
 
     Raises:
         LabelerError: the home or the journal cannot be used.
@@ -70,7 +70,7 @@ def run_tallier(
             log.warning("round given up: the key of what was held is gone", extra={"round_digest": round_digest})
         keys = PartyKeys.load(home / KEYS_FILE)
         group = read_group(home, own_verify_key=keys.public.verify_key)
-        winners = WinnerDesk(group, keys, engine=engine or MpycEngine())
+        winners = WinnerDesk(group, keys, engine=engine or SecureEngine())
         owned.callback(winners.close)
         link = PartyLink(
             url=config.coordinator_url,

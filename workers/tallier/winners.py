@@ -1,19 +1,23 @@
 """A tallier's part in finding winners: one computation with the two others at a time, beside the conversation.
 
-A computation is started when the coordinator asks, by a message to all three talliers. It runs in a thread, whose
-process does the work (workers.winner.child), so that the tallier goes on taking mail. Asked for another round
-meanwhile, it stops and turns to that one: the coordinator has given the first its turn already. What is computed is
-a function of the sum that the journal keeps, so nothing of it is stored, and who dies begins again with the same.
+The coordinator asks all three talliers for the winners of the rounds that are due, and each begins a computation with
+all that it was asked for; what the others were not asked for yet waits for the next one. It runs in a thread, so that
+the tallier goes on taking mail. Asked for more before the others are there, it begins again with all of it; asked for
+more later, it begins the next one when this one has ended. What is computed is a function of the sums that the journal
+keeps, so nothing of it is stored, and who dies begins again with the same.
 
 Whether a failure is told as final decides over a round that is paid for. Only what would come out the same at every
-attempt is: talliers that were told different things, and ballots that do not add up.
+attempt is: talliers that were told different things, and ballots that do not add up. Anything else is tried again here
+for a while, because three talliers that are asked at once do not hear of it at once, and is then told.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feature_store.keys import PartyKeys
@@ -22,7 +26,8 @@ from labeler.messages.rounds import OpenRound, Refusal
 from labeler.tally import AggregateShare
 from labeler.winner import Winner, winner_time_limit_s
 from workers.tallier.peers import WinnerGroup
-from workers.winner.engine import WinnerEngine, WinnerJob
+from workers.winner.engine import Outcome as Found
+from workers.winner.engine import WinnerEngine, WinnerJob, WinnerOrder
 
 log = logging.getLogger("labeler.tallier")
 
@@ -31,7 +36,14 @@ MEETING_LIMIT_S = 10.0
 
 MAX_ATTEMPTS = 10_000
 """Computations of one round while this process lives: more than fit into a day of waiting for the others in vain. Each
-draws new masks, so that m of them tell at most m times what one does (workers.winner.engine)."""
+draws new masks and tells a tallier that follows the protocol nothing; for one that does not, they end
+(workers.winner.engine)."""
+
+MAX_AT_ONCE = 64
+"""Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.winner_line)."""
+
+_PAUSE_S = 0.25
+"""Before what failed for the time being is tried again here."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +60,23 @@ class Outcome:
 
 
 class WinnerDesk:
-    """Computes one round at a time; see the module. Used by one thread.
+    """Computes the rounds it is asked for; see the module. Used by one thread.
 
     Args:
         group: the three talliers, or None where this one's site has pinned no others.
         keys: of this tallier, which signs what it was told to compute.
         engine: computes with the others.
+        patience_s: how long after it was asked for a round is tried again here; None for `MEETING_LIMIT_S`.
     """
 
-    def __init__(self, group: WinnerGroup | None, keys: PartyKeys, *, engine: WinnerEngine) -> None:
+    def __init__(
+        self, group: WinnerGroup | None, keys: PartyKeys, *, engine: WinnerEngine, patience_s: float | None = None
+    ) -> None:
         self._group = group
         self._keys = keys
         self._engine = engine
+        self._patience_s = patience_s
+        self._asked: dict[str, _Asked] = {}
         self._current: _Computation | None = None
         self._attempts: Counter[str] = Counter()
 
@@ -70,55 +87,83 @@ class WinnerDesk:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a computation was begun and its outcome not taken."""
-        return self._current is not None
+        """Whether there is a round whose outcome was not taken."""
+        return bool(self._asked)
 
-    def begin(self, opening: OpenRound, aggregate: AggregateShare) -> bool:
-        """Compute the winners of a sum; another round's computation is stopped.
-
-        Where that is under way already it goes on, and where it then fails, it is begun again without a word: the
-        others have been asked again too, and wait.
+    def ask(self, opening: OpenRound, aggregate: AggregateShare) -> bool:
+        """Put a round among those that `begin` computes; the same one again is tried for longer.
 
         Returns:
-            Whether a computation was begun.
+            Whether it was not among them already.
 
         Raises:
             Unavailable: no other talliers are pinned here.
             ProtocolViolation: the round has no winners, names this tallier by another number than its site does, or
                 was computed too often.
         """
-        current = self._current
-        if current is not None and current.opening.round.digest == opening.round.digest:
-            current.is_asked_again = True
+        digest = opening.round.digest
+        known = self._asked.get(digest)
+        if known is not None:
+            known.since_s = time.monotonic()
             return False
         job = self._job(opening, aggregate)
-        self.close()
-        if self._attempts[job.job_id] >= MAX_ATTEMPTS:
+        if self._attempts[digest] >= MAX_ATTEMPTS:
             raise ProtocolViolation(f"the winners of this round were asked for {MAX_ATTEMPTS} times; it is given up")
-        self._attempts[job.job_id] += 1
-        self._current = _Computation(opening, aggregate, job, self._engine)
+        order = WinnerOrder(job, aggregate.words, aggregate.row_sums)
+        self._asked[digest] = _Asked(opening, aggregate, order, time.monotonic())
         return True
+
+    def begin(self) -> None:
+        """Compute what was asked for: at once where nothing is computed or the others are not there, else next."""
+        current = self._current
+        if current is not None:
+            if current.met.is_set() or current.found is not None or set(current.digests) >= set(self._asked):
+                return
+            self._stop()
+        wanted = list(self._asked)[:MAX_AT_ONCE]
+        if not wanted:
+            return
+        self._current = _Computation(wanted, [self._asked[digest].order for digest in wanted], self._engine)
 
     def wait(self, seconds: float) -> None:
         """Wait a while for the computation that runs."""
         if self._current is not None:
             self._current.thread.join(seconds)
 
-    def take(self) -> Outcome | None:
-        """The outcome, once there is one."""
+    def take(self) -> list[Outcome]:
+        """The outcomes that are there; what is left, or failed for the time being, is begun again."""
         current = self._current
-        if current is None or current.answer is None:
-            return None
+        if current is None or current.found is None:
+            return []
         current.thread.join()
         self._current = None
-        has_failed = isinstance(current.answer, Refusal) and not current.answer.is_final
-        if has_failed and current.is_asked_again and self._attempts[current.opening.round.digest] < MAX_ATTEMPTS:
-            self.begin(current.opening, current.aggregate)
-            return None
-        return Outcome(current.opening, current.answer)
+        outcomes = []
+        for digest, found in zip(current.digests, current.found, strict=True):
+            asked = self._asked[digest]
+            # Nothing was sent of a round that another tallier was not asked for, or while one was missing.
+            self._attempts[digest] += current.met.is_set() and not isinstance(found, WrongDigest)
+            answer = refusal_of(found) if isinstance(found, LabelerError) else asked.aggregate.winner(found)
+            if isinstance(answer, Refusal) and not answer.is_final and self._has_patience(asked):
+                continue
+            del self._asked[digest]
+            outcomes.append(Outcome(asked.opening, answer))
+        if self._asked:
+            if not outcomes:
+                time.sleep(_PAUSE_S)
+            self.begin()
+        return outcomes
 
     def close(self) -> None:
-        """Stop what runs; its process is gone when this returns."""
+        """Stop what runs, and forget what was asked for."""
+        self._stop()
+        self._asked.clear()
+
+    def _has_patience(self, asked: _Asked) -> bool:
+        patience_s = MEETING_LIMIT_S if self._patience_s is None else self._patience_s
+        is_young = time.monotonic() - asked.since_s < patience_s
+        return is_young and self._attempts[asked.opening.round.digest] < MAX_ATTEMPTS
+
+    def _stop(self) -> None:
         if self._current is not None:
             self._current.stop.set()
             self._current.thread.join()
@@ -158,36 +203,37 @@ class WinnerDesk:
         return replace(job, signature=self._keys.sign_statement(job.statement))
 
 
-class _Computation:
-    """One computation in its thread."""
+@dataclass(eq=False)
+class _Asked:
+    """A round that was asked for, when last, and what this tallier brings to it."""
 
-    def __init__(
-        self,
-        opening: OpenRound,
-        aggregate: AggregateShare,
-        job: WinnerJob,
-        engine: WinnerEngine,
-    ) -> None:
-        self.opening = opening
+    opening: OpenRound
+    aggregate: AggregateShare
+    order: WinnerOrder
+    since_s: float
+
+
+class _Computation:
+    """One computation in its thread; `found` is there once it has ended."""
+
+    def __init__(self, digests: Sequence[str], orders: Sequence[WinnerOrder], engine: WinnerEngine) -> None:
+        self.digests = digests
         self.stop = threading.Event()
-        self.answer: Winner | Refusal | None = None
-        self.is_asked_again = False
-        self.aggregate = aggregate
-        self._job = job
+        self.met = threading.Event()
+        self.found: list[Found] | None = None
+        self._orders = orders
         self._engine = engine
         self.thread = threading.Thread(target=self._run, name="winner", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            labels = self._engine.winners(self._job, self.aggregate.words, self.stop, rows=self.aggregate.row_sums)
-            self.answer = self.aggregate.winner(labels)
-        except LabelerError as error:
-            self.answer = refusal_of(error)
+            self.found = self._engine.winners(self._orders, self.stop, met=self.met)
         except Exception as error:
             # Nothing of its words: they could quote a share. It is tried again, and the log tells where to look.
             log.error("winners could not be computed", extra={"problem": type(error).__name__})
-            self.answer = refusal_of(Unavailable(f"the computation broke off ({type(error).__name__})"))
+            problem = Unavailable(f"the computation broke off ({type(error).__name__})")
+            self.found = [problem for _ in self._orders]
 
 
 def refusal_of(error: LabelerError) -> Refusal:

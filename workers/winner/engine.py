@@ -10,18 +10,19 @@ covered by what they cost, and so is abstaining: the comparison with T is one mo
 noisy sums, of which only the value above is opened (post-processing, Dwork and Roth 2014, Prop. 2.1).
 
 **Against whom.** Three talliers of whom at most one is dishonest, who reads everything that reaches it
-but follows the protocol. It learns the winners, and otherwise nothing beyond 2^-40 per comparison
-(labeler.field). Two who pool what they hold learn the noisy sums, which cost no more than the stated
-price.
+but follows the protocol. It learns the winners, and otherwise nothing: what it sees is uniform and independent
+of every sum (workers.winner.comparison). Two who pool what they hold learn the noisy sums, whose price stands
+beside that of the winners (`histogram_epsilon`). One of the three deals the randomness of the two others and sees nothing that they open; which
+one makes no difference to whom one has to trust: any two of the three together could open everything, with a dealer or
+without, and no one alone.
 
 An engine is deterministic: the same shares give the same winners, so a job that failed is tried again
-with the very same shares, and only with those. Each attempt draws new masks. The distance of what m
-attempts show from what shows the winners alone is at most m times that of one, m (comparisons) 2^-40: for
-50,000 queries of ten classes 4e-7 an attempt. Attempts are counted, and end (workers.tallier.winners).
+with the very same shares, and only with those. Each attempt draws new masks, so that many of them show no more than
+one. Attempts are counted all the same, and end (workers.tallier.winners), because of what follows.
 
 A dishonest tallier that does not follow the protocol can put in other shares at each attempt, and see from
 the winners how the noisy sums compare with what it added. By enough attempts it learns noisy sums, as two
-talliers do who pool what they hold: again no more than the price states, and one more reason to count.
+talliers do who pool what they hold: again no more than the price that stands beside, and one more reason to count.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import hashlib
 import json
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, LabelerError
 from labeler.field import PrimeField, comparison_bits, field_for
 from workers.winner.certificates import fingerprint
 
@@ -48,7 +50,7 @@ NUM_PARTIES: Final = 3
 ABSTAINED: Final = -1
 """The answer where the best noisy sum is below the threshold."""
 
-PROTOCOL_VERSION: Final = "labeler-winner/1"
+PROTOCOL_VERSION: Final = "labeler-winner/2"
 
 _MAX_CLASSES = 32_000
 _MAX_ENTRIES = 2**31
@@ -92,7 +94,6 @@ class WinnerJob:
         signature: this tallier's own over `digest`, in hexadecimal (`WinnerJob.statement`).
         time_limit_s: the job is over after this long, whatever happens.
         meeting_limit_s: it is over after this long unless all talliers have come to it.
-        memory_limit_bytes: address space of the process that computes.
 
     Raises:
         InvalidSetting: a number is outside its bounds, or the sums are too wide for a field.
@@ -115,7 +116,6 @@ class WinnerJob:
     signature: str = ""
     time_limit_s: float = 120.0
     meeting_limit_s: float = 120.0
-    memory_limit_bytes: int = 2 * 2**30
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.job_id) <= 200:
@@ -144,8 +144,8 @@ class WinnerJob:
             raise InvalidSetting("a winner job that checks rows names the agents whose rows they are")
         if not self.meeting_limit_s > 0:
             raise InvalidSetting("a winner job needs a meeting limit above 0 s")
-        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0) or self.memory_limit_bytes < 2**28:
-            raise InvalidSetting("a winner job needs a time limit above 0 s and a memory limit of at least 256 MiB")
+        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
+            raise InvalidSetting("a winner job needs a time limit above 0 s")
         _ = self.field
 
     @cached_property
@@ -168,7 +168,7 @@ class WinnerJob:
         """SHA-256 of each pinned certificate, in tallier order."""
         return tuple(fingerprint(certificate) for certificate in self.certificates)
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, Any]:
         """All that must be equal at the three talliers; compared before anything else is sent."""
         return {
@@ -186,7 +186,7 @@ class WinnerJob:
             "checks_rows": self.checks_rows,
         }
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the parameters, in hexadecimal."""
         canonical = json.dumps(self.parameters, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -219,34 +219,56 @@ class WinnerJob:
             self.field.check(rows, "a row sum")
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class WinnerOrder:
+    """A job and what this tallier brings to it. Secret; does not print.
+
+    Attributes:
+        job: equal at all three but for `party`, `identity_path`, `signature` and the limits.
+        share: this tallier's share of the noisy sums, residues of `job.field`, shape (num_queries, num_classes).
+        rows: what this tallier's share of each contributor's rows sums to (`AggregateShare.row_sums`), where the
+            job checks rows.
+
+    Raises:
+        InvalidSetting: a shape is not that of the job.
+        ProtocolViolation: a share is not of its field.
+    """
+
+    job: WinnerJob
+    share: NDArray[np.uint64]
+    rows: NDArray[np.uint64] | None = None
+
+    def __post_init__(self) -> None:
+        self.job.check_share(self.share, self.rows)
+
+
+Outcome = NDArray[np.int16] | LabelerError
+"""The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or why there are none."""
+
+
 class WinnerEngine(Protocol):
-    """Computes the winners of a job together with the engines of the two other talliers."""
+    """Computes the winners of jobs together with the engines of the two other talliers."""
 
     def winners(
         self,
-        job: WinnerJob,
-        share: NDArray[np.uint64],
+        orders: Sequence[WinnerOrder],
         stop: threading.Event | None = None,
         *,
-        rows: NDArray[np.uint64] | None = None,
-    ) -> NDArray[np.int16]:
-        """Take part in one job; the same call runs at the two other talliers at the same time.
+        met: threading.Event | None = None,
+    ) -> list[Outcome]:
+        """Take part in one computation; the same call runs at the two other talliers at the same time.
+
+        Only jobs that all three were given, alike, are computed; one that fails spoils no other.
 
         Args:
-            job: equal at all three but for `party`, `identity_path` and the limits.
-            share: this tallier's share of the noisy sums, residues of `job.field`, shape (num_queries, num_classes).
-            stop: ends the job within a moment.
-            rows: what this tallier's share of each contributor's rows sums to (`AggregateShare.row_sums`), where the
-                job checks rows.
+            orders: one or more, of different jobs of the same talliers.
+            stop: ends the computation within a moment.
+            met: set once all three are there; which jobs are computed is decided then.
 
         Returns:
-            The winner of each query (or -1), shape (num_queries,), equal at all three.
-
-        Raises:
-            Unavailable: another tallier cannot be reached, died or was too slow, or the job was stopped. It may be
-                tried again with the same share.
-            ProtocolViolation: the talliers were given different jobs, one sent what the protocol does not allow, or
-                the rows of an agent do not sum to what they must.
-            InvalidSetting: the share does not fit the job.
+            What came of each order. `Unavailable`: another tallier cannot be reached, died or was too slow, or the job
+            was stopped; it may be tried again with the same share. `WrongDigest`: another tallier was not given it, or
+            not yet. `ProtocolViolation`: the talliers were given different jobs, one sent what the protocol does not
+            allow, the rows of an agent do not sum to what they must, or a sum is out of its range.
         """
         ...

@@ -1,6 +1,6 @@
-"""Three talliers of one machine find winners as three that distrust each other would: a process for each.
+"""Three talliers in one process find winners as three that distrust each other would, over TLS with certificates.
 
-For `labeler run --winner mpyc` and for measuring. It protects nothing from whoever reads this machine's memory,
+For `labeler run --winner secure` and for measuring. It protects nothing from whoever reads this process's memory,
 where all three shares lie; it shows that the computation between hospitals gives the very same labels.
 """
 
@@ -17,31 +17,31 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import ProtocolViolation, Unavailable
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.winner import WinnerTerms, winner_time_limit_s
 from workers.winner.certificates import issue_certificate
-from workers.winner.child import MpycEngine
-from workers.winner.engine import NUM_PARTIES, Address, WinnerJob
+from workers.winner.engine import NUM_PARTIES, Address, WinnerJob, WinnerOrder
+from workers.winner.session import SecureEngine
 
 LOOPBACK = "127.0.0.1"
 
 
-class ThreeProcesses:
-    """Finds winners with MPyC in three processes of this machine; see `labeler.release.WinnerEngine`."""
+class ThreeTalliers:
+    """Finds winners by secure computation among three threads; see `labeler.release.WinnerEngine`."""
 
     def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
         """See `labeler.release.WinnerEngine.winners`."""
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=NUM_PARTIES) as pool:
             jobs = three_jobs(Path(folder), num_queries=len(shares[0]), num_classes=shares[0].shape[1], terms=terms)
-            engine = MpycEngine()
-            calls = [pool.submit(engine.winners, job, share) for job, share in zip(jobs, shares, strict=True)]
-        failures = [error for call in calls if (error := call.exception()) is not None]
+            orders = [WinnerOrder(job, share) for job, share in zip(jobs, shares, strict=True)]
+            outcomes = [found[0] for found in pool.map(lambda order: SecureEngine().winners([order]), orders)]
+        failures = [one for one in outcomes if isinstance(one, LabelerError)]
         if failures:
             # Where one breaks off the others find it gone: what happened is what the one says.
             raise next((error for error in failures if not isinstance(error, Unavailable)), failures[0])
-        first, *others = [call.result() for call in calls]
+        first, *others = [one for one in outcomes if not isinstance(one, LabelerError)]
         if any(not np.array_equal(first, other) for other in others):
-            raise ProtocolViolation("the three processes have opened different winners; the round is void")
+            raise ProtocolViolation("the three talliers have opened different winners; the round is void")
         return first
 
 

@@ -1,65 +1,65 @@
-"""A tallier's connections to the two others during one job: whose they are, and that all three do the same job.
+"""A tallier's connections to the two others during one computation: whose they are, and which jobs all three do.
 
 A number is tied to a certificate: who shows the certificate of tallier 2 is tallier 2, and no message says who
 sent it. TLS 1.3, both certificates pinned. Lower numbers connect, higher ones listen, on the configured address
-only. Before anything else is sent, the parties compare all that must be equal, job id first.
+only. First each says which jobs it was given, with all that must be equal and its signature; only jobs that all
+three were given alike are done, and why another is not done is said of that one alone (`disagreement`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from feature_store.keys import verify_statement
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from workers.winner.certificates import fingerprint, pinned_context, read_certificate
 from workers.winner.engine import NUM_PARTIES, WinnerJob
-from workers.winner.link import DONE, Link, another_certificate
+from workers.winner.link import DONE, PROTOCOL_NAME, Channel, Link, another_certificate
 
 Record = Callable[[int, bytes], None]
 """Told every byte string that arrives, with the number of the party it came from: for tests of what is learnt."""
 
-_RETRY_S = 0.05
+OPENING: Final[Channel] = (2**32 - 2, 0)
+"""The channel of what is sent behind the hello."""
+
+_RETRY_S = (0.005, 0.01, 0.02, 0.05)
+"""Pauses before a tallier that does not listen yet is tried again; the last one again and again."""
+
 CLOSE_LIMIT_S: Final = 3.0
 """How long a party that gives up waits for the others to hear of it."""
 
+_MOST_WAITING_BYTES: Final = 1 << 26
+"""What may have arrived before it is read: the chunks that are under way (workers.winner.tournament)."""
+
 
 class Links:
-    """The two connections of one job.
+    """The two connections of one computation.
 
     Args:
-        job: the job.
-        extra: further parameters that must be equal, for example versions.
-        max_payload_bytes: longest message the protocol of this job has.
-        key_for: the key this party chose for itself and a higher one.
-        take_key: keeps the key a lower one chose.
+        jobs: one or more, with different names, of the same talliers.
+        opening: what each peer is sent behind the hello, on channel `OPENING`.
         record: told everything that arrives; tests only.
     """
 
     def __init__(
-        self,
-        job: WinnerJob,
-        *,
-        extra: dict[str, Any],
-        max_payload_bytes: int,
-        key_for: Callable[[int], bytes],
-        take_key: Callable[[int, bytes], None],
-        record: Record | None = None,
+        self, jobs: Sequence[WinnerJob], *, opening: Mapping[int, bytes], record: Record | None = None
     ) -> None:
-        self._job = job
-        self._parameters = job.parameters | extra
-        self.party = job.party
-        self.modulus = job.field.modulus
-        self.max_payload_bytes = max_payload_bytes
-        self.key_for = key_for
-        self.take_key = take_key
-        self.record = record
-        hello = self._parameters | {"signature": job.signature}
-        self.hello = json.dumps(hello, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        self._job = jobs[0]
+        self._jobs = {job.job_id: job for job in jobs}
+        self.party = self._job.party
+        self._opening = opening
+        self._record = record
+        told = {job.job_id: job.parameters | {"signature": job.signature} for job in jobs}
+        self.hello = json.dumps({"jobs": told}, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        self.most_waiting_bytes = _MOST_WAITING_BYTES + sum(
+            64 * (job.num_queries + len(job.contributors)) for job in jobs
+        )
         self.peers: dict[int, Link] = {}
         self.problem: LabelerError | None = None
         loop = asyncio.get_running_loop()
@@ -68,14 +68,27 @@ class Links:
         self._all_here: asyncio.Future[None] = loop.create_future()
         self._dialling: list[asyncio.Future[None]] = []
         self._server: asyncio.Server | None = None
-        self._open: set[int] = set()
+        self._told: dict[int, dict[str, Any]] = {}
         self._refused = 0
         self._is_closing = False
 
-    async def connect(self) -> None:
-        """Open both connections and compare jobs over them.
+    def send(self, peer: int, channel: Channel, data: bytes) -> None:
+        """Send bytes to a peer."""
+        self.peers[peer].send(channel, data)
 
-        Returns only when both are open. What a peer does wrong is raised by `failed`; who is absent is waited for.
+    async def receive(self, peer: int, channel: Channel, size: int) -> bytes:
+        """The next bytes of a peer on a channel.
+
+        Raises:
+            ProtocolViolation: they are not as many as are due.
+        """
+        return await self.peers[peer].receive(channel, size)
+
+    async def connect(self) -> None:
+        """Open both connections and hear of the jobs of both.
+
+        Returns only when both have said theirs. What a peer does wrong is raised by `failed`; who is absent is waited
+        for.
 
         Raises:
             InvalidSetting: this tallier's key or certificate is not the one of the job.
@@ -103,6 +116,9 @@ class Links:
         for link in self.peers.values():
             link.send(DONE, b"")
         await asyncio.wait([link.ended for link in self.peers.values()])
+        # Nothing more is due in either direction, so nobody has to wait for a farewell, which takes a whole way back.
+        for link in self.peers.values():
+            link.abort()
         await self.abandon(CLOSE_LIMIT_S)
 
     async def abandon(self, limit_s: float, *, late_limit_s: float = 0.0) -> None:
@@ -124,6 +140,9 @@ class Links:
             link.close_connection()
         if self.peers:
             await asyncio.wait([link.closed for link in self.peers.values()], timeout=limit_s)
+            for link in self.peers.values():
+                link.abort()
+            await asyncio.sleep(0)
 
     def party_of(self, certificate: bytes) -> int | None:
         """The other tallier whose certificate this is (DER), or None."""
@@ -141,49 +160,52 @@ class Links:
     def arrived(self, peer: int, link: Link) -> None:
         """A connection has shown the certificate of this peer."""
         self.peers[peer] = link
+        link.greet(self.hello)
+        if peer in self._opening:
+            link.send(OPENING, self._opening[peer])
         if len(self.peers) == NUM_PARTIES - 1 and not self._all_here.done():
             self._all_here.set_result(None)
 
-    def opened(self, peer: int) -> None:
-        """A connection is ready for messages."""
-        self._open.add(peer)
-        if len(self._open) == NUM_PARTIES - 1 and not self._ready.done():
-            self._ready.set_result(None)
+    def received(self, peer: int, data: bytes) -> None:
+        """See `workers.winner.link.Owner`."""
+        if self._record is not None:
+            self._record(peer, data)
 
-    def compare(self, peer: int, hello: bytes) -> None:
-        """Refuse a peer that does another job, saying what differs.
+    def greeted(self, peer: int, hello: bytes) -> None:
+        """Keep which jobs a peer was given.
 
         Raises:
-            WrongDigest: it does a job of another name.
-            ProtocolViolation: it does this job otherwise.
-            Forged: it has not signed that it does this job.
+            ProtocolViolation: it is no hello.
+            Forged: it has not signed a job that it says it does.
         """
         try:
-            theirs = json.loads(hello)
-        except ValueError as error:
+            told = json.loads(hello)["jobs"]
+            jobs = {str(name): dict(parameters) for name, parameters in told.items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ProtocolViolation(f"tallier {peer} opened with something that is no hello") from error
-        if not isinstance(theirs, dict):
-            raise ProtocolViolation(f"tallier {peer} opened with something that is no hello")
-        signature = theirs.pop("signature", "")
-        if theirs == self._parameters:
-            if self._job.verify_keys:
-                verify_statement(self._job.statement, str(signature), self._job.verify_keys[peer])
-            return
-        names = sorted(name for name in self._parameters if theirs.get(name) != self._parameters[name])
-        if "job_id" in names:
-            raise WrongDigest(f"tallier {peer} was given another job than this tallier; nothing was computed")
-        if "contributors" in names:
-            raise ProtocolViolation(_other_contributors(peer, self._job.contributors, theirs.get("contributors")))
-        raise ProtocolViolation(
-            f"tallier {peer} was given this job with other parameters: {', '.join(names) or 'more than are known'} "
-            "differ from this tallier's; nothing was computed"
-        )
+        signatures = {name: str(parameters.pop("signature", "")) for name, parameters in jobs.items()}
+        for name, job in self._jobs.items():
+            if job.verify_keys and jobs.get(name) == job.parameters:
+                verify_statement(job.statement, signatures[name], job.verify_keys[peer])
+        self._told[peer] = jobs
+        if len(self._told) == NUM_PARTIES - 1 and not self._ready.done():
+            self._ready.set_result(None)
 
-    def left(self, peer: int, stage: str, exc: BaseException | None) -> None:
+    def disagreement(self, job: WinnerJob) -> LabelerError | None:
+        """Why a job cannot be done with what both others have said; None where it can. All three find it alike."""
+        for peer, told in sorted(self._told.items()):
+            theirs = told.get(job.job_id)
+            if theirs is None:
+                return WrongDigest(f"tallier {peer} was not given this job, or not yet; nothing was computed")
+            if theirs != job.parameters:
+                return _difference(peer, job, theirs)
+        return None
+
+    def left(self, peer: int, exc: BaseException | None, *, has_greeted: bool) -> None:
         """A connection ended before its peer was done."""
         if self._is_closing:
             return
-        if isinstance(exc, ssl.SSLError) and stage == "hello":
+        if isinstance(exc, ssl.SSLError) and not has_greeted:
             self.fail(Forged(f"tallier {peer} does not accept this tallier's certificate; exchange certificates again"))
         else:
             self.fail(Unavailable(f"tallier {peer} has left in the middle of the job; try again with the same shares"))
@@ -197,7 +219,7 @@ class Links:
 
     def waiting_for(self) -> str:
         """Who is missing, in words."""
-        missing = [str(peer) for peer in range(NUM_PARTIES) if peer != self.party and peer not in self._open]
+        missing = [str(peer) for peer in range(NUM_PARTIES) if peer != self.party and peer not in self._told]
         if not missing:
             return "the computation did not end in time"
         refused = f" ({self._refused} connections of others were refused)" if self._refused else ""
@@ -219,7 +241,7 @@ class Links:
 
     async def _connect_to(self, peer: int, context: ssl.SSLContext) -> None:
         address = self._job.addresses[peer]
-        while True:
+        for attempt in itertools.count():
             try:
                 await asyncio.get_running_loop().create_connection(
                     lambda: Link(self, peer), address.host, address.port, ssl=context, server_hostname=""
@@ -228,13 +250,26 @@ class Links:
                 self.fail(another_certificate(peer))
                 return
             except (OSError, UnicodeError):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
             else:
                 return
 
     def _context(self, peers: range | list[int], *, is_server: bool) -> ssl.SSLContext:
         trusted = [self._job.certificates[peer] for peer in peers]
-        return pinned_context(self._job.identity_path, trusted=trusted, is_server=is_server)
+        context = pinned_context(self._job.identity_path, trusted=trusted, is_server=is_server)
+        context.set_alpn_protocols([PROTOCOL_NAME])
+        return context
+
+
+def _difference(peer: int, job: WinnerJob, theirs: dict[str, Any]) -> ProtocolViolation:
+    """That a tallier was given this job otherwise, and what differs."""
+    names = sorted(name for name in job.parameters if theirs.get(name) != job.parameters[name])
+    if "contributors" in names:
+        return ProtocolViolation(_other_contributors(peer, job.contributors, theirs.get("contributors")))
+    return ProtocolViolation(
+        f"tallier {peer} was given this job with other parameters: {', '.join(names) or 'more than are known'} "
+        "differ from this tallier's; nothing was computed"
+    )
 
 
 def _other_contributors(peer: int, own: tuple[str, ...], theirs: object) -> str:

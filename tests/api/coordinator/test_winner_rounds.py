@@ -129,7 +129,11 @@ def test_what_a_tallier_says_can_never_be_computed_ends_the_job_with_its_sentenc
     assert "t2 says: the ballots of 1 agents do not sum: 'west'" in desk.problem(job)
 
 
-def test_a_second_round_waits_for_its_turn(desk: Desk, job: JobView) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_rounds_that_are_due_together_are_asked_for_together_as_many_as_have_a_turn(
+    desk: Desk, job: JobView, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("labeler.rounds.winner_line.AT_ONCE", at_once)
     conductor = desk.conductor()
     conductor.advance(job.job_id)
     second = desk.house.submit(desk.house.tasks.get(desk.house.jobs.get(job.job_id).task_digest), QUERIES, start=5)
@@ -139,7 +143,7 @@ def test_a_second_round_waits_for_its_turn(desk: Desk, job: JobView) -> None:
     conductor.advance(second.job_id)
     desk.held(second, *AGENTS)
     conductor.advance(second.job_id)
-    assert asked(desk) == [1, 1, 1]
+    assert asked(desk) == [at_once] * 3
     for number in range(3):
         answer(desk, job, number, [0, 1])
     conductor.advance(job.job_id)

@@ -1,9 +1,10 @@
-"""Whose turn it is to have its winners computed: one round at a time, and a dead one holds up nobody."""
+"""Whose turn it is to have its winners computed: some rounds at a time, and a dead one holds up nobody."""
 
 from __future__ import annotations
 
 import pytest
 
+from labeler.rounds import winner_line
 from labeler.rounds.winner_line import Line, ask_for_turn, leave_line, turn_failed
 
 LIMIT_S, AGAIN_S = 100.0, 2.0
@@ -16,9 +17,9 @@ class Waiting:
         self.now = 0.0
         self.line = Line()
 
-    def ask(self, round_digest: str, *, answers: int = 0) -> bool:
+    def ask(self, round_digest: str, *, answers: int = 0, limit_s: float = LIMIT_S) -> bool:
         self.line, is_granted = ask_for_turn(
-            self.line, round_digest, self.now, num_answers=answers, limit_s=LIMIT_S, ask_again_s=AGAIN_S
+            self.line, round_digest, self.now, num_answers=answers, limit_s=limit_s, ask_again_s=AGAIN_S
         )
         return is_granted
 
@@ -26,14 +27,42 @@ class Waiting:
         self.line, following = turn_failed(self.line, round_digest, self.now)
         return following
 
-    def ended(self, round_digests: set[str]) -> str | None:
+    def ended(self, round_digests: set[str]) -> tuple[str, ...]:
         self.line, following = leave_line(self.line, round_digests)
         return following
 
 
 @pytest.fixture
-def line() -> Waiting:
+def line(monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    """One round at a time, where the order shows best."""
+    monkeypatch.setattr(winner_line, "AT_ONCE", 1)
     return Waiting()
+
+
+def test_rounds_that_are_due_together_are_asked_for_together_up_to_a_bound() -> None:
+    line = Waiting()
+    names = [f"{number}" for number in range(winner_line.AT_ONCE + 2)]
+    assert [line.ask(name) for name in names] == [True] * winner_line.AT_ONCE + [False] * 2
+    # Asked for once; each that ends makes room for one, and none for those that had their turn already.
+    assert not any(line.ask(name) for name in names)
+    assert line.ended({names[0], names[3]}) == tuple(names[-2:])
+    assert line.ask(names[-1])
+    assert line.ended({names[1]}) == ()
+
+
+def test_a_round_that_fails_among_others_makes_room_and_leaves_their_turns_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(winner_line, "AT_ONCE", 2)
+    line = Waiting()
+    assert [line.ask(name) for name in "abc"] == [True, True, False]
+    assert line.failed("a") == "c"
+    assert line.ask("c")
+    assert not line.ask("b")
+    line.now = AGAIN_S
+    assert not line.ask("a")
+    assert line.ended({"b"}) == ("a",)
+    assert line.ask("a")
 
 
 def test_one_round_is_asked_for_and_the_next_when_it_has_ended(line: Waiting) -> None:
@@ -41,12 +70,12 @@ def test_one_round_is_asked_for_and_the_next_when_it_has_ended(line: Waiting) ->
     assert not line.ask("a")
     assert not line.ask("b")
     assert not line.ask("c")
-    assert line.ended({"a"}) == "b"
+    assert line.ended({"a"}) == ("b",)
     assert not line.ask("c")
     assert line.ask("b")
     # One that had no turn may end without disturbing anybody.
-    assert line.ended({"c"}) is None
-    assert line.ended({"b"}) is None
+    assert line.ended({"c"}) == ()
+    assert line.ended({"b"}) == ()
 
 
 def test_a_round_that_fails_goes_to_the_end_of_the_line_and_comes_again_after_a_pause(line: Waiting) -> None:

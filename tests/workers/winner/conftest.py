@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import socket
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,12 @@ from labeler.errors import LabelerError
 from labeler.randomness import os_source
 from labeler.sharing import split
 from workers.winner.certificates import issue_certificate
-from workers.winner.engine import Address, WinnerEngine, WinnerJob
+from workers.winner.engine import Address, Outcome, WinnerEngine, WinnerJob, WinnerOrder
 
 LOWEST, HIGHEST = -15_150, 19_350
 """Sums of three agents with k = 50 and sigma = 25 on the usual grid: 16 bits."""
 
 Words = NDArray[np.uint64]
-Outcome = NDArray[np.int16] | LabelerError
 
 
 @dataclass(frozen=True)
@@ -100,14 +98,9 @@ def run_three(
 
     def one(place: int) -> Outcome:
         try:
-            return each[place].winners(jobs[place], shares[place], stops[place])
+            return each[place].winners([WinnerOrder(jobs[place], shares[place])], stops[place])[0]
         except LabelerError as error:
             return error
 
     with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
         return list(pool.map(one, range(len(jobs))))
-
-
-def script(code: str) -> tuple[str, ...]:
-    """The command of a party that does something else than it should."""
-    return (sys.executable, "-P", "-c", code)

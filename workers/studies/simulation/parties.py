@@ -26,8 +26,6 @@ from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError
 from labeler.messages import Message
-from labeler.messages.rounds import OpenRound
-from labeler.tally import AggregateShare
 from workers.agent.admission import Admission
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
@@ -215,11 +213,10 @@ class PromptWinners(WinnerDesk):
     """Computations that have ended when they have begun, as their engine never waits: whether a thread was fast enough
     is not for a schedule to depend on."""
 
-    def begin(self, opening: OpenRound, aggregate: AggregateShare) -> bool:
+    def begin(self) -> None:
         """See WinnerDesk."""
-        began = super().begin(opening, aggregate)
+        super().begin()
         self.wait(_REAL_S)
-        return began
 
 
 def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: Clock) -> Party:
@@ -235,7 +232,9 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
         mark_home(database, erasable)
         journal.sweep()
         keys = PartyKeys.load(home / KEYS_FILE)
-        winners = PromptWinners(read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room)
+        winners = PromptWinners(
+            read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room, patience_s=0.0
+        )
         owned.callback(winners.close)
         link = PartyLink(
             url=URL,

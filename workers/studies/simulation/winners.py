@@ -8,14 +8,15 @@ brought stays in the room. The last to come finds all three.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import ProtocolViolation, Unavailable
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.sharing import unshard
 from workers.studies.winner_reference import reference_winners
-from workers.winner.engine import NUM_PARTIES, WinnerJob
+from workers.winner.engine import NUM_PARTIES, Outcome, WinnerOrder
 
 
 class MeetingRoom:
@@ -26,19 +27,28 @@ class MeetingRoom:
 
     def winners(
         self,
-        job: WinnerJob,
-        share: NDArray[np.uint64],
+        orders: Sequence[WinnerOrder],
         stop: threading.Event | None = None,  # noqa: ARG002  # it never waits
         *,
-        rows: NDArray[np.uint64] | None = None,
-    ) -> NDArray[np.int16]:
-        """See WinnerEngine.
+        met: threading.Event | None = None,  # noqa: ARG002
+    ) -> list[Outcome]:
+        """See WinnerEngine."""
+        outcomes: list[Outcome] = []
+        for order in orders:
+            try:
+                outcomes.append(self._winners(order))
+            except LabelerError as error:
+                outcomes.append(error)
+        return outcomes
+
+    def _winners(self, order: WinnerOrder) -> NDArray[np.int16]:
+        """The winners of one job.
 
         Raises:
             Unavailable: not all three have come.
             ProtocolViolation: they were told different things, or a ballot's rows do not sum to zero.
         """
-        job.check_share(share, rows)
+        job, share, rows = order.job, order.share, order.rows
         there = self._brought.setdefault(job.job_id, {})
         there[job.party] = (job.digest, share, rows)
         if len(there) < NUM_PARTIES:

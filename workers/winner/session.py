@@ -1,0 +1,324 @@
+"""One computation of a tallier with the two others: every job that all three were given, each with its own outcome.
+
+    meet       both connections, and which jobs each was given: those given to all three alike go on, in the order of
+               their names (workers.winner.links); the dealer's seeds, and the key of talliers 0 and 1
+    rows       where jobs check rows: one exchange for all of them, and who goes on with which
+    compute    chunk after chunk of all jobs (workers.winner.tournament)
+    open       the winners of all jobs, but of those with a sum out of its range, by the dealer
+
+A job that fails one of these is left out of what follows, at all three, and costs the others nothing: waits are shared
+by all jobs. Whatever is wrong with a connection ends the computation, for all of its jobs; all can be tried again.
+
+Nothing is kept: seeds, masks and parts are gone with the computation, and the next one draws new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
+from labeler.randomness import os_source
+from workers.winner.engine import ABSTAINED, NUM_PARTIES, Outcome, WinnerJob, WinnerOrder
+from workers.winner.link import Channel
+from workers.winner.links import CLOSE_LIMIT_S, OPENING, Links, Record
+from workers.winner.row_check import check_rows
+from workers.winner.tournament import (
+    DEALER,
+    SEED_BYTES,
+    Finished,
+    Room,
+    answer_bytes,
+    deal_chunk,
+    find_chunk,
+    levels,
+    masked_answer,
+    open_answers,
+    queries_of_a_chunk,
+)
+
+_SESSION: Final[Channel] = (2**32 - 3, 0)
+"""The channel of what is about all jobs."""
+
+_WHOLE_JOB: Final = 2**32 - 1
+"""The chunk of what is about all of a job."""
+
+_STOP_POLL_S: Final = 0.02
+
+_PASSED: Final = b"\x01"
+_VOID: Final = b"\x00"
+
+
+class SecureEngine:
+    """Finds winners in the calling thread, by messages to the two others; see `WinnerEngine`.
+
+    Args:
+        record: told everything that arrives; tests only.
+    """
+
+    def __init__(self, *, record: Record | None = None) -> None:
+        self._record = record
+
+    def winners(
+        self,
+        orders: Sequence[WinnerOrder],
+        stop: threading.Event | None = None,
+        *,
+        met: threading.Event | None = None,
+    ) -> list[Outcome]:
+        """See `WinnerEngine.winners`."""
+        try:
+            return asyncio.run(_compute(orders, stop, met, self._record))
+        except LabelerError as error:
+            return [error for _ in orders]
+        except MemoryError:
+            problem = Unavailable("the memory of this tallier does not suffice; ask in smaller batches")
+        # Nothing of its words is passed on: they could quote a share.
+        except Exception as error:
+            problem = Unavailable(f"the computation broke off ({type(error).__name__}); it can be tried again")
+        return [problem for _ in orders]
+
+
+async def _compute(
+    orders: Sequence[WinnerOrder], stop: threading.Event | None, met: threading.Event | None, record: Record | None
+) -> list[Outcome]:
+    """Compute, with an eye on the clock, on the connections and on who wants to stop."""
+    own = _secrets(orders[0].job.party)
+    links = Links([order.job for order in orders], opening=own, record=record)
+    work = asyncio.ensure_future(_Session(links, orders, own, met).run())
+    watch = asyncio.ensure_future(_until(stop))
+    ends: set[asyncio.Future[Any]] = {work, watch, links.failed}
+    try:
+        limit_s = sum(order.job.time_limit_s for order in orders)
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and work.exception() is None:
+            return work.result()
+        if links.failed.done():
+            problem = links.problem
+        elif work.done():
+            problem = _problem_of(work)
+        elif watch.done():
+            problem = Unavailable("the winner job was stopped; it can be tried again with the same shares")
+        else:
+            problem = Unavailable(
+                f"the winner job ran out of time ({links.waiting_for()}); try again with the same shares"
+            )
+        # What is wrong with a connection the third tallier is to learn too, unless all of it is tried again.
+        is_told = links.failed.done() and not isinstance(problem, Unavailable)
+        await links.abandon(CLOSE_LIMIT_S, late_limit_s=CLOSE_LIMIT_S if is_told else 0.0)
+        raise problem or Unavailable("the winner job ended without an answer")
+    finally:
+        for end in ends:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _problem_of(work: asyncio.Future[Any]) -> LabelerError:
+    error = work.exception()
+    if isinstance(error, LabelerError):
+        return error
+    if isinstance(error, MemoryError):
+        return Unavailable("the memory of this tallier does not suffice; ask in smaller batches")
+    # Its words could quote a share.
+    return Unavailable(f"the computation broke off ({type(error).__name__}); it can be tried again")
+
+
+def _secrets(party: int) -> dict[int, bytes]:
+    """What a tallier draws for a peer and sends it first: seeds of the dealer's, and a key that the dealer has not."""
+    return {peer: os_source().bytes(SEED_BYTES) for peer in ((0, 1) if party == DEALER else (1,) if party == 0 else ())}
+
+
+async def _until(stop: threading.Event | None) -> None:
+    while stop is None or not stop.is_set():
+        await asyncio.sleep(_STOP_POLL_S if stop is not None else 3600.0)
+
+
+class _Wire:
+    """Messages of one chunk; see `workers.winner.tournament.Wire`."""
+
+    def __init__(self, links: Links, channel: Channel) -> None:
+        self._links = links
+        self._channel = channel
+
+    def send(self, peer: int, data: bytes) -> None:
+        self._links.send(peer, self._channel, data)
+
+    async def receive(self, peer: int, size: int) -> bytes:
+        return await self._links.receive(peer, self._channel, size)
+
+
+class _Session:
+    """See the module. A lane is the place of a job among those that all three do."""
+
+    def __init__(
+        self, links: Links, orders: Sequence[WinnerOrder], own: dict[int, bytes], met: threading.Event | None
+    ) -> None:
+        self._links = links
+        self._party = links.party
+        self._orders = orders
+        self._own = own
+        self._met = met
+        self._outcomes: dict[str, Outcome] = {}
+
+    async def run(self) -> list[Outcome]:
+        links, meeting_limit_s = self._links, max(order.job.meeting_limit_s for order in self._orders)
+        try:
+            await asyncio.wait_for(links.connect(), meeting_limit_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"not all talliers came to the winner job ({links.waiting_for()}); try again with the same shares"
+            ) from None
+        if self._met is not None:
+            self._met.set()
+        lanes = []
+        for order in sorted(self._orders, key=lambda order: order.job.job_id):
+            problem = links.disagreement(order.job)
+            if problem is None:
+                lanes.append(order)
+            else:
+                self._outcomes[order.job.job_id] = problem
+        if lanes:
+            await self._find(lanes)
+        await links.finish()
+        return [self._outcomes[order.job.job_id] for order in self._orders]
+
+    async def _find(self, lanes: list[WinnerOrder]) -> None:
+        seeds, key = await self._secrets()
+        if any(order.rows is not None for order in lanes):
+            await self._check_rows(lanes)
+            lanes = await self._agree(lanes)
+        await self._open(lanes, await self._chunks(lanes, seeds), key)
+
+    async def _secrets(self) -> tuple[tuple[bytes, bytes], bytes]:
+        """Seeds of talliers 0 and 1, of which each knows its own alone, and the key that the dealer does not know."""
+        links = self._links
+        if self._party == DEALER:
+            return (self._own[0], self._own[1]), b""
+        seed = await links.receive(DEALER, OPENING, SEED_BYTES)
+        key = self._own[1] if self._party == 0 else await links.receive(0, OPENING, SEED_BYTES)
+        return (seed, seed), key
+
+    async def _check_rows(self, lanes: list[WinnerOrder]) -> None:
+        checks = [self._check_rows_of(lane, order) for lane, order in enumerate(lanes) if order.rows is not None]
+        await asyncio.gather(*checks)
+
+    async def _check_rows_of(self, lane: int, order: WinnerOrder) -> None:
+        async def share(own: bytes) -> list[bytes]:
+            return await self._everybody(own, (lane, _WHOLE_JOB))
+
+        if order.rows is None:
+            return
+        try:
+            await check_rows(share, order.job, order.rows)
+        except ProtocolViolation as error:
+            self._outcomes[order.job.job_id] = error
+
+    async def _agree(self, lanes: list[WinnerOrder]) -> list[WinnerOrder]:
+        """The jobs with which all three go on."""
+        own = bytes(order.job.job_id not in self._outcomes for order in lanes)
+        told = await self._everybody(own, _SESSION)
+        going = []
+        for lane, order in enumerate(lanes):
+            stopped = [peer for peer in range(NUM_PARTIES) if told[peer][lane] != 1]
+            if not stopped:
+                going.append(order)
+            elif order.job.job_id not in self._outcomes:
+                self._outcomes[order.job.job_id] = Unavailable(
+                    f"tallier {stopped[0]} did not go on with this job; it can be tried again with the same shares"
+                )
+        return going
+
+    async def _chunks(self, lanes: list[WinnerOrder], seeds: tuple[bytes, bytes]) -> list[list[Finished]]:
+        """All chunks of all jobs, begun in one order at all three; by lane."""
+        room = Room()
+        work: list[Coroutine[Any, Any, Finished | None]] = []
+        counts = []
+        for lane, order in enumerate(lanes):
+            height = queries_of_a_chunk(order.job)
+            starts = range(0, order.job.num_queries, height)
+            counts.append(len(starts))
+            for chunk, start in enumerate(starts):
+                wire = _Wire(self._links, (lane, chunk))
+                work.append(self._chunk(room, order.job, order.share[start : start + height], chunk, seeds, wire))
+        found = await _all(work)
+        parts = iter(one for one in found if one is not None)
+        return [] if self._party == DEALER else [[next(parts) for _ in range(count)] for count in counts]
+
+    async def _chunk(
+        self,
+        room: Room,
+        job: WinnerJob,
+        share: NDArray[np.uint64],
+        chunk: int,
+        seeds: tuple[bytes, bytes],
+        wire: _Wire,
+    ) -> Finished | None:
+        async with room.of(len(share) * max(levels(job))):
+            if self._party == DEALER:
+                await deal_chunk(job, share, chunk, seeds, wire)
+                return None
+            return await find_chunk(job, share, chunk, seeds[self._party], wire)
+
+    async def _open(self, lanes: list[WinnerOrder], finished: list[list[Finished]], key: bytes) -> None:
+        """The winners of every job whose differences were in range; the dealer puts them together and tells."""
+        found = await asyncio.gather(
+            *(self._open_one(lane, order, finished[lane] if finished else [], key) for lane, order in enumerate(lanes))
+        )
+        for order, winners in zip(lanes, found, strict=True):
+            self._outcomes[order.job.job_id] = _out_of_range() if winners is None else _checked(winners, order.job)
+
+    async def _open_one(
+        self, lane: int, order: WinnerOrder, chunks: list[Finished], key: bytes
+    ) -> NDArray[np.int16] | None:
+        links, job, channel = self._links, order.job, (lane, _WHOLE_JOB)
+        if self._party != DEALER:
+            links.send(DEALER, channel, masked_answer(job, chunks, key))
+            has_passed = await links.receive(DEALER, channel, 1)
+            if has_passed != _PASSED:
+                return None
+            opened = await links.receive(DEALER, channel, 2 * job.num_queries)
+            return np.frombuffer(opened, dtype="<i2").astype(np.int16)
+        winners = open_answers(*[await links.receive(peer, channel, answer_bytes(job)) for peer in (0, 1)])
+        for peer in (0, 1):
+            links.send(peer, channel, _PASSED if winners is not None else _VOID)
+            if winners is not None:
+                links.send(peer, channel, winners.astype("<i2").tobytes())
+        return winners
+
+    async def _everybody(self, own: bytes, channel: Channel) -> list[bytes]:
+        """Send the same bytes to both others; everybody's, in tallier order."""
+        others = [peer for peer in range(NUM_PARTIES) if peer != self._party]
+        for peer in others:
+            self._links.send(peer, channel, own)
+        theirs = {peer: await self._links.receive(peer, channel, len(own)) for peer in others}
+        return [own if peer == self._party else theirs[peer] for peer in range(NUM_PARTIES)]
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Finished | None]]) -> list[Finished | None]:
+    """Everything, begun in this order; where one fails, the others are stopped."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from several
+    return [task.result() for task in tasks]
+
+
+def _checked(winners: NDArray[np.int16], job: WinnerJob) -> Outcome:
+    least = 0 if job.threshold is None else ABSTAINED
+    if winners.min() >= least and winners.max() < job.num_classes:
+        return winners
+    return ProtocolViolation("what was opened is no class of the job, so a share was damaged or of another job")
+
+
+def _out_of_range() -> ProtocolViolation:
+    return ProtocolViolation(
+        "the noisy sums of this round lie outside the range that its task allows, so they were not opened and "
+        "the round is void: an agent has sent noise or votes that its task does not allow, or a share of a "
+        "tallier was damaged. Find out which, and submit the task again without it"
+    )
