@@ -26,6 +26,7 @@ from workers.federation.home import free_listens, introduce_talliers
 from workers.party.home import TallierConfig, create_tallier_home
 from workers.tallier.peers import move, read_group, read_peers
 from workers.tallier.service import run_tallier
+from workers.winner.session import SecureEngine
 
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 AGENTS = ("a", "b", "c")
@@ -248,6 +249,45 @@ def test_asked_for_another_round_meanwhile_a_tallier_turns_to_that_one(
     trio.ask(wanted)
     for labels in trio.winners_asked_again_for(wanted):
         assert labels.tolist() == [1, 2]
+
+
+def test_rounds_asked_for_together_are_computed_together_and_a_misshapen_ballot_voids_its_own_alone(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve rounds of different sizes, one of them with a cheat; each tallier makes one computation of them."""
+    computed: list[int] = []
+    true = SecureEngine.winners
+
+    def counted(engine: SecureEngine, orders: Any, *arguments: Any, **named: Any) -> Any:
+        found = true(engine, orders, *arguments, **named)
+        computed.append(sum(isinstance(one, np.ndarray) for one in found))
+        return found
+
+    monkeypatch.setattr(SecureEngine, "winners", counted)
+    rounds = [trio.round(1 + number, number=number, threshold=5 if number % 2 else None) for number in range(12)]
+    for number, round in enumerate(rounds):
+        trio.open(round)
+        for agent in AGENTS:
+            is_cheat = number == 7 and agent == "b"
+            ballots = np.zeros((round.num_queries, CLASSES), dtype=np.int64)
+            ballots[:, number % CLASSES] = 50 if is_cheat else K
+            trio.vote(agent, round, ballots, total=50 if is_cheat else K)
+    for round in rounds:
+        trio.ask(round)
+    trio.run()
+    places = {round.digest: number for number, round in enumerate(rounds)}
+    messages = trio.relay.wait_for("winner", 33, seconds=60.0)
+    for message in messages:
+        winner = winner_from_bytes(trio.relay.keys.open(message))
+        number = places[winner.round_digest]
+        assert number != 7
+        assert winner.labels.tolist() == [number % CLASSES] * (number + 1)
+    for refusal in trio.refusals(3).values():
+        assert refusal.is_final
+        assert "the ballots of 1 agents do not sum to what their task allows: 'b'" in refusal.sentence
+    # Asked for in as many messages as rounds, they are computed in a few goes, however the messages came.
+    assert sum(computed) == 33
+    assert len([count for count in computed if count]) <= 9
 
 
 def test_a_tallier_without_peers_says_that_it_finds_no_winners_and_refuses_for_the_time_being(trio: Trio) -> None:

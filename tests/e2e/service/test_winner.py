@@ -18,8 +18,9 @@ from safetensors.numpy import load
 from api.client import Client
 from api.schema import TaskRequest, TaskView
 from labeler.batch import QueryBatch
-from tests.e2e.service.conftest import Service, running, wait_until
+from tests.e2e.service.conftest import Service, running
 from tests.e2e.service.test_crash_matrix import Thief, expected_release
+from workers.tallier.peers import address_of, read_peers
 
 AGENTS = 3
 AT_ONCE = 8
@@ -113,26 +114,31 @@ def test_a_reverse_knn_job_opens_the_winners_of_the_reference(
     assert table["label"].to_pylist() == expected(winning, thief, task, job)
 
 
-def children(pid: int) -> list[int]:
-    """Processes that this one has started."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(one) for one in path.read_text().split()]
-    return found
+def is_computing(port: int) -> bool:
+    """Whether a tallier waits for the two others at its port or is connected there: only while it computes."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] in ("01", "0A"):
+            return True
+    return False
 
 
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
     winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
     features = digit_features[:1500]
+    peers = read_peers(winning.home / "talliers" / "tallier-1")
+    assert peers is not None
+    port = address_of(peers.listen).port
     with winning.client() as client:
         task = make_task(client, len(features))
         before = posted(client)
         job = submit(client, task, features)
         victim = winning.pid("tallier-1")
-        wait_until(lambda: bool(children(victim)), what="the process of the computation")
-        time.sleep(0.4)
-        assert children(victim)
+        end = time.monotonic() + 90.0
+        # A computation is over in a moment: it is looked for without a pause.
+        while not is_computing(port):
+            assert time.monotonic() < end
         os.kill(victim, signal.SIGKILL)
         done = client.wait(job)
         assert done.state == "completed"
