@@ -12,9 +12,9 @@ noisy sums, of which only the value above is opened (post-processing, Dwork and 
 **Against whom.** Three talliers of whom at most one is dishonest, who reads everything that reaches it
 but follows the protocol. It learns the winners, and otherwise nothing: what it sees is uniform and independent
 of every sum (workers.winner.comparison). Two who pool what they hold learn the noisy sums, whose price stands
-beside that of the winners (`histogram_epsilon`). One of the three deals the randomness of the two others and sees nothing that they open; which
-one makes no difference to whom one has to trust: any two of the three together could open everything, with a dealer or
-without, and no one alone.
+beside that of the winners (`histogram_epsilon`). One of the three deals the randomness of the two others and sees
+nothing that they open. Which one makes no difference to whom one has to trust: any two of the three together could
+open everything, with a dealer or without, and no one alone.
 
 An engine is deterministic: the same shares give the same winners, so a job that failed is tried again
 with the very same shares, and only with those. Each attempt draws new masks, so that many of them show no more than
