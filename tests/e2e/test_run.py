@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +17,7 @@ import pytest
 import workers.jobs.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.erasable import keys_in
-from feature_store.faults import listening
+from feature_store.faults import FAULTS_VARIABLE, listening
 from feature_store.images import open_source
 from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.job_files.pseudo_labels import SCHEMA
@@ -237,6 +241,37 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     with open_run_journal(tmp_path / "job" / ".job") as journal:
         charges = [one["id"] for one in journal.charges() if one["level"] == "instance"]
     assert len(charges) == len(set(charges)) == 6
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        "coordinator.posted",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("coordinator.agreed", "coordinator.released")),
+    ],
+)
+def test_a_run_that_is_killed_goes_on_and_is_charged_once(labeler, federation, tmp_path: Path, killed_at: str) -> None:
+    """A real SIGKILL, in a process of its own."""
+    fault, out = tmp_path / "fault", tmp_path / "job"
+    fault.write_text(f"{killed_at}\n")
+    arguments = ("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", out)
+    killed = subprocess.run(
+        [sys.executable, "-m", "workers.cli", *map(str, arguments)],
+        env=os.environ | {FAULTS_VARIABLE: str(fault)},
+        capture_output=True,
+    )
+    assert (killed.returncode, fault.exists()) == (-signal.SIGKILL, False), killed.stderr
+    assert not (out / "pseudo_labels.parquet").exists()
+    assert labeler(*arguments).code == 0
+    with open_run_journal(out / ".job") as journal:
+        (job,) = journal.jobs.list()
+        (release,) = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
+        charges = [one["id"] for one in journal.charges() if one["level"] == "instance"]
+    assert len(charges) == 1
+    assert release is not None
+    votes = np.array(pq.read_table(out / "pseudo_labels.parquet")["noisy_votes"].to_pylist())
+    assert np.array_equal(votes, release.noisy_votes)
+    assert not {"keys", "answers"} & {path.name for path in (out / ".job").iterdir()}
 
 
 def test_a_finished_job_is_not_run_again(labeler, federation, tmp_path) -> None:
