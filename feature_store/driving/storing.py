@@ -89,8 +89,13 @@ class Storer:
             LabelerError: the journal refuses a step; nothing of the transaction is to be kept.
         """
         is_touched = False
+        opened = {one.number for one in stores if isinstance(one, StoreRelease)}
         for one in stores:
-            is_touched |= self._store(job, one, connection)
+            if isinstance(one, StoreSum) and one.number in opened:
+                # Opened by this very transaction: it need not reach the disk.
+                self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)
+            else:
+                is_touched |= self._store(job, one, connection)
         if is_touched:
             self._jobs.touch(job.record.job_id, connection=connection)
 
@@ -131,13 +136,13 @@ class Storer:
                 }
                 seq = self._ledger.post(f"{job_id}/{store.number}", detail=detail, connection=connection)
                 return steps.set_posted(connection, job_id, store.number, seq)
-            case StoreSum():
-                self._aggregates.put(store.round_digest, store.tallier_id, store.data, connection=connection)
-                return False
             case StoreRelease():
                 data = self._encode_release(store.release)
                 steps.store_release(connection, job_id, store.number, data)
                 self._jobs.move(job_id, store.following, connection=connection)
+                return False
+            case StoreSum():
+                self._aggregates.put(store.round_digest, store.tallier_id, store.data, connection=connection)
                 return False
             case Complete():
                 self._jobs.move(job_id, "completed", connection=connection)

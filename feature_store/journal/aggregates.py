@@ -26,8 +26,22 @@ class AggregateStore:
         self._database = database
         database.create(*JOB_TABLES)
 
-    def put(self, round_digest: str, tallier_id: str, data: bytes, *, connection: Connection | None = None) -> None:
+    def put(
+        self,
+        round_digest: str,
+        tallier_id: str,
+        data: bytes,
+        *,
+        is_kept: bool = True,
+        connection: Connection | None = None,
+    ) -> None:
         """Keep one tallier's sum; the same bytes again change nothing, also after they were dropped.
+
+        Args:
+            round_digest, tallier_id, data: whose sum of what.
+            is_kept: False where the round is opened in this very transaction: only its digest stays, and it never
+                reaches the disk.
+            connection: write transaction to join.
 
         Raises:
             NotFound: there is no such round.
@@ -52,7 +66,11 @@ class AggregateStore:
             if state != "posted":
                 raise NotReady(f"round {round_digest[:12]!r} is {state}; a sum is taken while its round is posted only")
             prepared(sql.add_sum, joined.dialect).run(
-                joined, round_digest=round_digest, tallier_id=tallier_id, data=data, data_digest=digest
+                joined,
+                round_digest=round_digest,
+                tallier_id=tallier_id,
+                data=data if is_kept else None,
+                data_digest=digest,
             )
 
     def of(self, round_digest: str, *, connection: Connection | None = None) -> dict[str, bytes]:

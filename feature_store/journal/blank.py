@@ -20,15 +20,20 @@ _WAL = b"\x02\x02"
 """Bytes 18 and 19 of a SQLite file whose journal is a write-ahead log; as every journal of ours is."""
 
 
-def lay_blank(path: Path, tables: tuple[Table, ...]) -> None:
+def lay_blank(path: Path, tables: tuple[Table, ...]) -> bool:
     """Make a journal with these tables, readable by its owner only, where there is none.
 
     Args:
         path: of the journal; a file that lies there is left alone.
         tables: of the stores that will be opened over it.
+
+    Returns:
+        Whether it was made now.
     """
-    if not path.exists():
-        replace_file(path, _blank(tables), mode=0o600)
+    if path.exists():
+        return False
+    replace_file(path, _blank(tables), mode=0o600)
+    return True
 
 
 @lru_cache(maxsize=4)

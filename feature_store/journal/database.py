@@ -250,6 +250,10 @@ class Database:
                 if about.is_new:
                     write_version(connection, VERSION)
 
+    def laid_out_with(self, *tables: Table) -> None:
+        """Take it as known that these tables are there: whoever opened this journal has just laid it (`blank`)."""
+        self._present |= {journal_about.name, *(table.name for table in tables)}
+
     def about(self) -> About:
         """What the journal says about itself.
 
@@ -337,6 +341,7 @@ def open_database(
     allow_unsynced: bool = False,
     side_by_side: bool = False,
     busy_timeout_s: float = 10.0,
+    one_connection: bool = False,
 ) -> Database:
     """Open a journal, and refuse it where an acknowledged charge could be lost.
 
@@ -347,6 +352,8 @@ def open_database(
         allow_unsynced: accept file systems in memory. For tests.
         side_by_side: in PostgreSQL: whoever has the lease next may end this process's sessions.
         busy_timeout_s: how long to wait for another connection's transaction.
+        one_connection: read through the writer's connection; for one thread that does one thing at a time, in a
+            journal that is open for a moment.
 
     Raises:
         InvalidSetting: the target is no file and no known URL.
@@ -362,6 +369,7 @@ def open_database(
             read_only=read_only,
             allow_unsynced=allow_unsynced,
             busy_timeout_s=busy_timeout_s,
+            one_connection=one_connection,
         )
     what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
     called = SIDE_BY_SIDE if side_by_side else "labeler"
@@ -387,7 +395,13 @@ def open_database(
 
 
 def _open_sqlite(
-    path: Path, *, anchor: Path | None, read_only: bool, allow_unsynced: bool, busy_timeout_s: float
+    path: Path,
+    *,
+    anchor: Path | None,
+    read_only: bool,
+    allow_unsynced: bool,
+    busy_timeout_s: float,
+    one_connection: bool,
 ) -> Database:
     path = path.resolve()  # so that two names of one file share one lock
     what = f"the journal {path.name}"
@@ -404,6 +418,8 @@ def _open_sqlite(
                 sync_folder(path.parent)
         check_private(path)
         writer, reader = sqlite_engines(path, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
+        if one_connection:
+            reader = writer
         database = Database(
             writer, reader, what=what, is_read_only=read_only, anchor=anchor, owned=owned.pop_all(), path=path
         )

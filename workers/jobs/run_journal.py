@@ -2,10 +2,9 @@
 
     .job/journal.db    the task, the job and its rounds, what was charged and what was opened
 
-Nothing private lies in it: who contributed, charges, and what the charges paid for. Between the charge and the release
-of a histogram it may hold the talliers' sums, which add up to that release and nothing else, as a coordinator's does;
-they are dropped in the transaction that stores it. All agents of a run have the same budget and pay the same, so one
-account stands for each of them.
+Nothing private lies in it: who contributed, charges, and what the charges paid for. The talliers' sums come in the turn
+that opens them, so they are never written (`feature_store.driving.storing`). All agents of a run have the same budget
+and pay the same, so one account stands for each of them.
 """
 
 from __future__ import annotations
@@ -288,7 +287,9 @@ def open_run_journal(state: Path) -> Iterator[RunJournal]:
     Raises:
         JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
     """
-    lay_blank(state / JOURNAL_FILE, _TABLES)
+    is_new = lay_blank(state / JOURNAL_FILE, _TABLES)
     # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
-    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True, one_connection=True) as database:
+        if is_new:
+            database.laid_out_with(*_TABLES)
         yield RunJournal(database)

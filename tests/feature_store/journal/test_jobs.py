@@ -557,6 +557,18 @@ def test_a_talliers_sum_is_fixed_by_the_first_that_arrives_and_stays_known_when_
     sums.delete(digest("a"))
 
 
+def test_a_sum_of_a_round_that_is_opened_with_it_is_never_written_and_another_is_refused_all_the_same(
+    store: JobStore, job: JobRecord, ledger: Ledger, database: Database, sums: AggregateStore
+) -> None:
+    to_posted(store, ledger, database)
+    sums.put(digest("a"), "t0", b"sum 0", is_kept=False)
+    assert sums.of(digest("a")) == {}
+    sums.put(digest("a"), "t0", b"sum 0")
+    assert sums.of(digest("a")) == {}
+    with pytest.raises(PrivacyRefusal):
+        sums.put(digest("a"), "t0", b"sum 9", is_kept=False)
+
+
 def test_nothing_of_a_release_or_a_sum_stands_in_an_error_of_the_database(
     store: JobStore, job: JobRecord, ledger: Ledger, database: Database
 ) -> None:

@@ -16,6 +16,7 @@ from feature_store.driving.storing import Storer
 from feature_store.durable import replace_file
 from feature_store.faults import listening
 from feature_store.job_files.releases import release_to_bytes
+from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.shard import Shard
@@ -147,6 +148,19 @@ def test_each_round_is_charged_its_price_and_the_account_holds_no_more_than_the_
         for level, cost in job_charges(prepared.task, prepared.batches).items():
             assert (balances[level].spent, balances[level].cap) == (cost, cost)
         journal.ledger.verify()
+
+
+def test_no_sum_of_a_tallier_is_written_into_the_folder(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    put = AggregateStore.put
+
+    def noting(self: AggregateStore, *arguments: Any, is_kept: bool = True, **more: Any) -> None:
+        kept.append(is_kept)
+        put(self, *arguments, is_kept=is_kept, **more)
+
+    monkeypatch.setattr(AggregateStore, "put", noting)
+    do(make("job"))
+    assert kept == [False] * 9, "three talliers in three rounds"
 
 
 def test_a_sum_that_is_beyond_what_ballots_add_up_to_ends_the_run_for_good_and_stays_charged(
