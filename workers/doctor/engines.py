@@ -156,6 +156,12 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
             except UnsafeIndex:
                 refusals.append(f"{case.name}, k {k}")
                 continue
+            fault = getattr(index, "fault", None)
+            if fault is not None:
+                # The index went on with another engine, whose neighbours are right: this one's were not, or never came.
+                wrongs.append(f"{case.name}, k {k}, left for the processor: {fault}")
+                index = None
+                continue
             same = np.array_equal(found.record_ids, case.expected.record_ids[:, :k])
             if not same or not np.array_equal(found.similarities, case.expected.similarities[:, :k]):
                 wrongs.append(f"{case.name}, k {k}")

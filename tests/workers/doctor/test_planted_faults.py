@@ -72,6 +72,19 @@ def rounds():
     yield from engines.exactness("numpy")
 
 
+def rounds_on_a_device():
+    """An index leaves such a device for the processor by itself, and finds the right neighbours all the same."""
+    from feature_store.index import engine_torch
+
+    right = engine_torch.product_of
+
+    def product_of(device):
+        return lambda queries, records: (right(device)(queries, records) / 4).round() * 4
+
+    engine_torch.product_of = product_of
+    yield from engines.exactness("torch")
+
+
 def keeps_what_it_takes():
     from feature_store.index.engine_numpy import NumpyEngine
 
@@ -145,6 +158,13 @@ def test_an_engine_that_rounds_is_found() -> None:
     (finding,) = run("rounds")
     assert finding.state == "wrong"
     assert finding.numbers["wrong"] + finding.numbers["refused"] > 0
+
+
+def test_a_device_that_its_index_left_for_the_processor_is_not_called_exact() -> None:
+    (finding,) = run("rounds_on_a_device", limit_s=240)
+    assert finding.state == "wrong"
+    assert finding.numbers["wrong"] > 0
+    assert "left for the processor: neighbours of four random queries" in finding.found
 
 
 def test_memory_that_does_not_come_back_is_found() -> None:
