@@ -38,6 +38,7 @@ class Step:
         limit_s: after which it counts as hanging.
         to_do: what helps where it dies or hangs.
         arguments: of the function; JSON values.
+        environment: of its process, where ours does not say otherwise.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Step:
     limit_s: float = 60.0
     to_do: str = "run the same step again with --only; if it repeats, report it with the output of --json"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_alone(step: Step) -> list[Finding]:
@@ -52,6 +54,7 @@ def run_alone(step: Step) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder:
         found, said = Path(folder) / "found", Path(folder) / "said"
         found.touch()
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with said.open("wb") as words:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "workers.doctor.alone", step.work, str(found), str(os.getpid()),
@@ -59,7 +62,7 @@ def run_alone(step: Step) -> list[Finding]:
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
+                env=dict(step.environment) | os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )  # fmt: skip
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,16 @@ class CheckUp:
 
     Attributes:
         findings: in the order of the steps, with the step that found each.
-        seconds: it took.
+        step_seconds: each step took.
     """
 
     findings: tuple[tuple[str, Finding], ...]
-    seconds: float
+    step_seconds: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """All of it took."""
+        return sum(self.step_seconds.values())
 
     @property
     def is_well(self) -> bool:
@@ -35,6 +40,7 @@ class CheckUp:
         return {
             "well": self.is_well,
             "seconds": round(self.seconds, 3),
+            "step_seconds": {step: round(seconds, 3) for step, seconds in self.step_seconds.items()},
             "findings": [{"step": step} | finding.as_json() for step, finding in self.findings],
         }
 
@@ -50,10 +56,12 @@ def check_up(steps: Sequence[Step], *, only: Sequence[str] = (), progress: Progr
         known = ", ".join(step.name for step in steps)
         raise InvalidSetting(f"--only {sorted(unknown)[0]!r} is no step; choose among {known}")
     chosen = [step for step in steps if not only or step.name in only]
-    started = time.perf_counter()
     findings: list[tuple[str, Finding]] = []
+    taken: dict[str, float] = {}
     for number, step in enumerate(chosen):
         progress("Check-up", number, len(chosen))
+        started = time.perf_counter()
         findings += [(step.name, finding) for finding in run_alone(step)]
+        taken[step.name] = time.perf_counter() - started
     progress("Check-up", len(chosen), len(chosen))
-    return CheckUp(tuple(findings), time.perf_counter() - started)
+    return CheckUp(tuple(findings), taken)

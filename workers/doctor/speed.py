@@ -38,6 +38,10 @@ _IMAGE_MULTIPLICATIONS: Final = 0.39e9
 """Of one image through BACKBONE at 224 pixels."""
 
 _SLOW_SEARCH: Final = 0.4
+_LONG_S: Final = 0.5
+_BUSY: Final = 0.3
+"""Others' share of the processors from which on they are told."""
+
 _SPEED_OF_KERNELS: Final = {"Prescott": "SSE", "Core2": "SSE", "Nehalem": "SSE", "Barcelona": "SSE", "Katmai": "SSE"}
 """Kernels of OpenBLAS that know no AVX."""
 
@@ -58,6 +62,7 @@ architecture whitepapers; 86, 89 and 120 are those of consumer cards)."""
 
 def speed(gpu: bool) -> Iterator[Finding]:
     """The processor, and the device where it was asked for."""
+    yield from _others()
     yield from _copy()
     limit, library = _product_limit()
     yield well(
@@ -68,6 +73,19 @@ def speed(gpu: bool) -> Iterator[Finding]:
     yield from _images("cpu", _BATCH, limit)
     if gpu:
         yield from _device()
+
+
+def _others() -> Iterator[Finding]:
+    if not hasattr(os, "getloadavg"):
+        return
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    # Steps before this one took a processor themselves.
+    others = max(0.0, load - 1) / cores
+    if others > _BUSY:
+        yield look(
+            "other programs", f"keep {load:.1f} processors busy, of {cores}: speeds below are lower than they could be",
+            "run this again when they are done", load=load, cores=cores,
+        )  # fmt: skip
 
 
 def _copy() -> Iterator[Finding]:
@@ -191,11 +209,11 @@ def _jpeg(picture: Image.Image) -> bytes:
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
-    """The least of three times, after one that warms up."""
+    """The least of three times after one that warms up; of fewer, where they take long."""
     work()
     wait()
-    taken = []
-    for _ in range(3):
+    taken: list[float] = []
+    while len(taken) < 3 and sum(taken) < _LONG_S:
         started = time.perf_counter()
         work()
         wait()

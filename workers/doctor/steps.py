@@ -12,6 +12,10 @@ _DEVICE_S: Final = 240.0
 """Limit of a step on a device: the first product of a fresh installation may compile for minutes."""
 
 
+_CALM: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
+"""What only compares results uses threads, and does not let them spin: a busy machine took four times as long."""
+
+
 def steps(home: Path, *, gpu: bool) -> list[Step]:
     """The steps for this machine.
 
@@ -37,8 +41,10 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
         limit = _DEVICE_S if engine.endswith("-gpu") else 60.0
         name = {"engine": engine}
         to_do = f'do not use it: set engine = "numpy", and run --only engine-{engine} again'
-        found.append(Step(f"engine-{engine}", "workers.doctor.engines:check", limit, to_do, name))
-    found.append(Step("features", "workers.doctor.features:features", _DEVICE_S, arguments={"gpu": gpu}))
+        found.append(Step(f"engine-{engine}", "workers.doctor.engines:check", limit, to_do, name, _CALM))
+    found.append(
+        Step("features", "workers.doctor.features:features", _DEVICE_S, arguments={"gpu": gpu}, environment=_CALM)
+    )
     found.append(Step("speed", "workers.doctor.speed:speed", _DEVICE_S, arguments={"gpu": gpu}))
     return found
 
