@@ -30,6 +30,7 @@ from api.schema import LabelFormat, LabelsOf
 ROWS_PER_CHUNK = 1024
 _MOST_SPELT = 64
 _JSON = json.JSONEncoder(ensure_ascii=False).encode
+_STRING = json.encoder.encode_basestring
 LABEL_STUDIO_CHOICES = "label"
 LABEL_STUDIO_IMAGE = "image"
 """Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
@@ -55,7 +56,7 @@ def json_lines(table: pa.Table) -> Iterator[bytes]:
     Written column by column: what stands in every row (the task, the job, the time) is spelt once.
     """
     for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
-        columns = [_spelt(name, batch.column(name).to_pylist()) for name in batch.schema.names]
+        columns = [_column(name, batch.column(name)) for name in batch.schema.names]
         yield "".join("{" + ", ".join(row) + "}\n" for row in zip(*columns, strict=True)).encode()
 
 
@@ -112,8 +113,20 @@ def _chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         yield batch.to_pylist()
 
 
-def _spelt(name: str, values: list[Any]) -> list[str]:
+def _column(name: str, column: pa.Array) -> list[str]:
     """A column as members of JSON objects."""
+    is_votes = pa.types.is_list(column.type) and pa.types.is_floating(column.type.value_type)
+    if is_votes and len(column) and not column.null_count:
+        # Most of a file is votes. The library spells all rows at once, and nothing in them looks like what is between.
+        before = f"{_JSON(name)}: ["
+        return [f"{before}{row}]" for row in _JSON(column.to_pylist())[2:-2].split("], [")]
+    is_plain = not pa.types.is_nested(column.type) and not pa.types.is_floating(column.type)  # 0.0 equals -0.0
+    if is_plain and len(column) > 1 and len(column.unique()) == 1:
+        return _spelt(name, [column[0].as_py()]) * len(column)
+    return _spelt(name, column.to_pylist())
+
+
+def _spelt(name: str, values: list[Any]) -> list[str]:
     before = f"{_JSON(name)}: "
     known: dict[str | datetime, str] = {}
     spelt = []
@@ -126,7 +139,7 @@ def _spelt(name: str, values: list[Any]) -> list[str]:
             if not text:
                 if len(known) >= _MOST_SPELT:
                     known.clear()
-                text = known[value] = before + _JSON(value if kind is str else value.isoformat())
+                text = known[value] = before + _STRING(value if kind is str else value.isoformat())
         else:
             text = before + _number_or_more(value)
         spelt.append(text)

@@ -147,7 +147,12 @@ class SideBySide:
 
     def _run(self) -> None:
         while not self._stop.wait(self._lease_s / LOOKS if self.leads else min(1.0, self._lease_s / LOOKS)):
-            self._look()
+            try:
+                self._look()
+            except Exception as error:
+                # Whoever cannot say that it is there must not go on as if it could.
+                log.exception("looking at the lease met a defect")
+                self._end(Unavailable(f"the lease could not be looked at ({type(error).__name__}); start again"))
 
     def _look(self) -> None:
         asked_s = time.monotonic()
@@ -196,6 +201,9 @@ class SideBySide:
                 return
             except LabelerError as error:
                 self._end(error)
+                return
+            if self._stop.is_set():
+                coordinator.stop()
                 return
             coordinator.start()
             self._leader = self._role(coordinator)
