@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,10 +143,11 @@ def _check_image(image: ImageLike) -> None:
         raise BadData(f"an image needs at least one pixel, found {width} x {height}")
 
 
-def stack_prepared(images: Sequence[ImageLike], transform: Transform) -> NDArray[np.uint8]:
-    """Prepare several images into one array of shape (n, crop, crop, channels)."""
+def stack_prepared(images: Iterable[ImageLike], transform: Transform) -> NDArray[np.uint8]:
+    """Prepare several images, one after the other, into one array of shape (n, crop, crop, channels)."""
     empty = np.empty((0, transform.crop, transform.crop, transform.channels), dtype=np.uint8)
-    return np.stack([prepare_image(image, transform) for image in images]) if len(images) else empty
+    prepared = [prepare_image(image, transform) for image in images]
+    return np.stack(prepared) if prepared else empty
 
 
 def fingerprint_of(spec: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,10 +99,9 @@ class NetworkBackbone:
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         return self.embed_prepared(stack_prepared(images, self.transform))
 
-    def tensors(self, images: Sequence[ImageLike]) -> Tensor:
-        """What the network takes for these images, float32 of shape (n, channels, crop, crop)."""
-        pixels = to_unit_range(torch.from_numpy(stack_prepared(images, self.transform)).to(self._device))
-        return (pixels - self._mean) / self._std
+    def tensors(self, images: Iterable[ImageLike]) -> PreparedImages:
+        """What the network takes for these images, made of them in parts; each image is let go once it is prepared."""
+        return PreparedImages(stack_prepared(images, self.transform), self._mean, self._std)
 
     def training_copy(self) -> nn.Module:
         """A copy of the network with weights that can be trained; this backbone itself stays frozen."""
@@ -158,6 +157,28 @@ class NetworkBackbone:
         precision = torch.float32 if module is self._single else torch.float16
         features: Tensor = module(images.to(precision).contiguous(memory_format=torch.channels_last)).float()
         return features
+
+
+class PreparedImages:
+    """Images as bytes on the host, which become what a network takes where they are asked for.
+
+    As float32 on a device a set is four times as large: a million photos are 602 GB.
+
+    Args:
+        pixels: uint8, shape (n, height, width, channels).
+        mean, std: of the network's preprocessing, shape (1, channels, 1, 1), on its device.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8], mean: Tensor, std: Tensor) -> None:
+        self._pixels = torch.from_numpy(pixels)
+        self._mean, self._std = mean, std
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, where: slice | Tensor) -> Tensor:
+        """float32 of shape (m, channels, height, width), on the network's device."""
+        return (to_unit_range(self._pixels[where].to(self._mean.device)) - self._mean) / self._std
 
 
 def to_unit_range(pixels: Tensor) -> Tensor:

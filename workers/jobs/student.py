@@ -207,7 +207,7 @@ def _fine_tune(
     epochs = settings.epochs + settings.warmup_epochs
     tuned = fine_tune(
         network.training_copy(),
-        network.tensors([source.read(number_of[name]) for name in job.public.sources]),
+        network.tensors(source.read(number_of[name]) for name in job.public.sources),
         soft,
         settings=settings,
         seed=seed,
@@ -218,7 +218,7 @@ def _fine_tune(
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
     if labelled is None:
         return result
-    predicted = tuned.predict(network.tensors([labelled.read(int(number)) for number in known]))
+    predicted = tuned.predict(network.tensors(labelled.read(int(number)) for number in known))
     return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
 
 

@@ -20,6 +20,8 @@ from labeler.errors import BadData, InvalidSetting
 if TYPE_CHECKING:
     import torch
 
+    from feature_store.backbones.network import PreparedImages
+
 Augment = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
@@ -55,7 +57,7 @@ class FineTunedStudent:
     network: torch.nn.Module
     device: str = "cpu"
 
-    def predict_proba(self, images: torch.Tensor, *, batch_size: int = 256) -> NDArray[np.float64]:
+    def predict_proba(self, images: torch.Tensor | PreparedImages, *, batch_size: int = 256) -> NDArray[np.float64]:
         """Class probabilities of a batch of image tensors, shape (n, num_classes)."""
         import torch
 
@@ -69,7 +71,7 @@ class FineTunedStudent:
             ]
         return np.concatenate(parts).astype(np.float64)
 
-    def predict(self, images: torch.Tensor) -> NDArray[np.int64]:
+    def predict(self, images: torch.Tensor | PreparedImages) -> NDArray[np.int64]:
         """Most probable class, shape (n,)."""
         return np.asarray(self.predict_proba(images).argmax(axis=1), dtype=np.int64)
 
@@ -98,7 +100,7 @@ class FineTunedStudent:
 
 
 def attach_head(
-    backbone: torch.nn.Module, example: torch.Tensor, *, num_classes: int, seed: int
+    backbone: torch.nn.Module, example: torch.Tensor | PreparedImages, *, num_classes: int, seed: int
 ) -> torch.nn.Sequential:
     """A backbone that maps images to features (n, dimension), followed by a linear layer.
 
@@ -120,7 +122,7 @@ def attach_head(
 
 def fine_tune(
     backbone: torch.nn.Module,
-    images: torch.Tensor,
+    images: torch.Tensor | PreparedImages,
     soft_labels: NDArray[np.float64],
     *,
     settings: FineTuning | None = None,

@@ -127,3 +127,28 @@ def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
 def test_a_backbone_that_returns_maps_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(BadData, match="features"):
         attach_head(torch.nn.Conv2d(1, 2, 3), bars(rng, 2)[0], num_classes=3, seed=0)
+
+
+def test_a_network_is_tuned_on_bytes_of_which_no_more_than_a_batch_becomes_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them did, on the device: 602 GB for a million photos."""
+    from feature_store.backbones import network
+    from feature_store.backbones.network import PreparedImages
+
+    counts: list[int] = []
+    convert = network.to_unit_range
+    monkeypatch.setattr(network, "to_unit_range", lambda pixels: (counts.append(len(pixels)), convert(pixels))[1])
+    pixels = np.random.default_rng(2).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
+    prepared = PreparedImages(pixels, torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.25))
+    whole = (convert(torch.from_numpy(pixels)) - 0.5) / 0.25
+    soft = np.eye(2)[np.arange(50) % 2]
+    settings = FineTuning(epochs=2, batch_size=16, warmup_epochs=1)
+    made = []
+    for images in (prepared, whole):
+        torch.manual_seed(0)
+        body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        tuned = fine_tune(body, images, soft, settings=settings, seed=3)
+        made.append(tuned.predict_proba(images, batch_size=20))
+    assert np.array_equal(made[0], made[1])
+    assert max(counts) == 20
