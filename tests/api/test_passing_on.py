@@ -1,0 +1,145 @@
+"""What a coordinator that follows answers by itself, and what it passes on as it is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.leading import is_only_read
+from api.passing_on import PassingOn
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """An application behind a real server; its URL."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+
+    async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        for step in ("startup", "shutdown"):
+            await receive()
+            if step == "shutdown" and isinstance(app, PassingOn):
+                await app.aclose()
+            await send({"type": f"lifespan.{step}.complete"})
+
+    server = uvicorn.Server(uvicorn.Config(whole, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+class Leader:
+    """Tells what it was asked, in two pieces, the second once it is let."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+        told = {"method": scope["method"], "path": scope["raw_path"].decode(), "query": scope["query_string"].decode()}
+        answer = json.dumps(told | {"headers": headers, "bytes": len(body)}).encode() + b"\n"
+        kept = [(b"content-type", b"application/x-told"), (b"x-own", b"1"), (b"x-own", b"2")]
+        await send({"type": "http.response.start", "status": 418, "headers": kept})
+        await send({"type": "http.response.body", "body": answer, "more_body": True})
+        await anyio.to_thread.run_sync(self.may_end.wait)
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+
+
+def ask(url: str, method: str, path: str, **more: Any) -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
+    connection.request(method, path, **more)
+    return connection.getresponse(), connection
+
+
+def test_a_request_and_its_answer_are_passed_on_as_they_are_piece_by_piece() -> None:
+    leader, passing_on = Leader(), PassingOn(delta=1e-5)
+    with serving(leader) as behind, serving(passing_on) as url:
+        passing_on.to(f"{behind}/")
+        body = [b"x" * 100_000, b"y" * 200_000]
+        headers = {
+            "Authorization": "Bearer lab_secret",
+            "Idempotency-Key": "k",
+            "Connection": "keep-alive, te",
+            "TE": "x",
+        }
+        answer, connection = ask(
+            url, "POST", "/v1/jobs/a%2Fb?of=questions&x=%20", body=iter(body), headers=headers, encode_chunked=True
+        )
+        told = json.loads(answer.readline())
+        leader.may_end.set()  # only now, so the first piece did not wait for the last
+        assert answer.read() == b"end"
+        connection.close()
+        assert (answer.status, answer.getheader("content-type")) == (418, "application/x-told")
+        assert answer.headers.get_all("x-own") == ["1", "2"]
+        assert (told["method"], told["path"], told["query"]) == ("POST", "/v1/jobs/a%2Fb", "of=questions&x=%20")
+        assert told["bytes"] == 300_000
+        sent = dict(told["headers"])
+        assert (sent["authorization"], sent["idempotency-key"]) == ("Bearer lab_secret", "k")
+        assert sent["x-forwarded-for"] == "127.0.0.1"
+        assert "te" not in sent
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_where_nobody_leads_or_who_did_is_gone_whoever_asks_is_told_to_ask_again(is_known: bool) -> None:
+    passing_on = PassingOn(delta=1e-5)
+    with serving(passing_on) as url:
+        if is_known:
+            with serving(Leader()) as behind:
+                passing_on.to(behind)
+        answer, connection = ask(url, "POST", "/v1/jobs", body=b"{}")
+        problem = json.loads(answer.read())
+        connection.close()
+        assert (answer.status, answer.getheader("content-type")) == (503, "application/problem+json")
+        assert answer.getheader("retry-after")
+        assert problem["type"] == "urn:labeler:problem:unavailable"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "is_own"),
+    [
+        ("GET", "/v1/jobs/job-1", "", True),
+        ("GET", "/v1/jobs", "after=x", True),
+        ("GET", "/v1/jobs/job-1/events", "", True),
+        ("POST", "/v1/jobs:estimate", "", True),
+        ("GET", "/v1/jobs/job-1/labels", "format=jsonl&of=questions", True),
+        ("GET", "/v1/jobs/job-1/labels", "format=jsonl", False),
+        ("GET", "/v1/jobs/job-1/labels", "of=images", False),
+        ("GET", "/v1/jobs/job-1/student", "", False),
+        ("POST", "/v1/jobs", "", False),
+        ("DELETE", "/v1/jobs/job-1", "", False),
+        ("DELETE", "/v1/jobs/job-1/data", "", False),
+        ("POST", "/v1/labels", "", False),
+        ("POST", "/v1/messages", "", False),
+        ("GET", "/v1/parties", "", False),
+        ("GET", "/v1/tokens", "", False),
+        ("GET", "/readyz", "", False),
+    ],
+)
+def test_only_what_is_read_is_answered_by_who_follows(method: str, path: str, query: str, is_own: bool) -> None:
+    assert is_only_read({"method": method, "path": path, "query_string": query.encode()}) is is_own
