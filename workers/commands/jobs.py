@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -121,6 +122,9 @@ def student(
     backbone: Annotated[
         str | None, typer.Option(help="finetune only: the network to start from (file, checkpoint or timm name).")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
+    ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Public seed.")] = 0,
     job: Annotated[str | None, typer.Option(help="Of a service: the id of a completed job.")] = None,
     out: Annotated[
@@ -140,6 +144,8 @@ def student(
     Examples:
 
     `labeler student job --kind linear-probe --test test.shard`
+
+    `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
 
     `labeler student --job job_5c1e --url https://labels.example.org --out student.safetensors`
     """
@@ -161,11 +167,21 @@ def student(
         result = score_student(fetch_student(url, token, ca_file, job, out), test=test)
     else:
         from workers.jobs.student import train_student
+        from workers.students.ranks import is_first_process, run_in_ranks
 
-        with progress_bars(quiet=as_json) as progress:
+        if processes > 1 and kind != "finetune":
+            raise InvalidSetting("--processes is for --kind finetune; other students are trained in seconds")
+        if processes > 1:
+            options = {"--images": images, "--backbone": backbone, "--test": test, "--seed": seed}
+            given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+            arguments = ["student", str(folder), "--kind", kind, *given, *(["--json"] if as_json else [])]
+            sys.exit(run_in_ranks(arguments, processes))
+        with progress_bars(quiet=as_json or not is_first_process()) as progress:
             result = train_student(
                 cast(Path, folder), kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
             )
+        if not is_first_process():
+            return
     if as_json:
         print_json(result)
         return

@@ -25,6 +25,7 @@ from labeler.task import Task
 from workers.jobs.public_images import PublicImages
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, silent
+from workers.students.ranks import Ranks, joined_ranks
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200
@@ -106,7 +107,10 @@ def train_student(
             raise InvalidSetting(
                 "finetune needs --images, the public images, and --backbone, the network to start from"
             )
-        return _fine_tune(job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress)
+        with joined_ranks() as ranks:
+            return _fine_tune(
+                job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, ranks=ranks
+            )
     scored = None if test is None else _labelled_shard(test, job)
     student = fit_student(
         kind,  # type: ignore[arg-type]  # checked against the same list above
@@ -179,6 +183,7 @@ def _fine_tune(
     test: Path | None,
     seed: int,
     progress: ProgressCallback,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """A network trained on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
@@ -186,7 +191,7 @@ def _fine_tune(
     from feature_store.images import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone, fingerprint=job.public.shard.fingerprint)
+    network = load_backbone(backbone, device=ranks.device, fingerprint=job.public.shard.fingerprint)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
     source = open_source(images)
@@ -212,9 +217,11 @@ def _fine_tune(
         settings=settings,
         seed=seed,
         on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
+        ranks=ranks,
     )
     path = folder / "student-finetune.safetensors"
-    tuned.save(path)
+    if ranks.is_first:
+        tuned.save(path)
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
     if labelled is None:
         return result

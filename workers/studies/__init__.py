@@ -30,6 +30,12 @@ def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> lis
     return bench_backbones(data=data, full=full, progress=progress)
 
 
+def _embed(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.embed_speed import bench_embed
+
+    return bench_embed(data=data, full=full, progress=progress)
+
+
 def _calibration(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.calibration import bench_calibration
 
@@ -123,6 +129,7 @@ def run_schedules(
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
     "backbones": _backbones,
+    "embed": _embed,
     "calibration": _calibration,
     "digits": _digits,
     "speed": _speed,

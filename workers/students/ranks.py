@@ -1,0 +1,136 @@
+"""Several processes that train one network: which of them this is, where it computes, and how they are started.
+
+    labeler student JOB --kind finetune ... --processes 2        starts them here, over the loopback interface
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:PORT \\
+        -m workers.cli student JOB --kind finetune ...           starts them on several machines, all inside one site
+
+Students read released labels and public images only, so what these processes tell each other is nobody's secret. torch
+is imported on first use: the command line asks for its rank and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from labeler.errors import InvalidSetting, TryAgain
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together.
+
+    Attributes:
+        rank: of this process, from 0; the first saves and speaks.
+        count: how many there are.
+        device: where this process computes, as load_backbone takes it.
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: str = "auto"
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+ALONE = Ranks()
+
+_FIRST_SPEAKS_S = 20.0
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that speaks, among those that were started together; true where it is alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def leave_it_to_the_first() -> None:
+    """Before a process says why it fails: where all fail for one reason the first one says it, and ends the others."""
+    if not is_first_process():
+        time.sleep(_FIRST_SPEAKS_S)
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Join the processes that torchrun started with this one, for as long as the block runs; ALONE where it is alone.
+
+    Raises:
+        InvalidSetting: there are GPUs, and fewer than processes on this machine.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield ALONE
+        return
+    import torch
+    import torch.distributed as processes
+
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    gpus, here = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if 0 < gpus < here:
+        raise InvalidSetting(
+            f"each process needs a GPU of its own: {here} processes were asked for, and {gpus} are here"
+        )
+    if gpus:
+        torch.cuda.set_device(local)
+    processes.init_process_group("nccl" if gpus else "gloo", rank=rank, world_size=count)
+    try:
+        yield Ranks(rank, count, f"cuda:{local}" if gpus else "cpu")
+        # Nobody leaves before all are done: the last collective of one would fail where another has gone.
+        processes.barrier()
+    finally:
+        processes.destroy_process_group()
+
+
+def run_in_ranks(arguments: Sequence[str], processes: int) -> int:
+    """Run a command of ours in several processes of this machine, and wait for them.
+
+    Their output is ours; only the first one speaks.
+
+    Returns:
+        The exit code to end with, of the first process that failed.
+
+    Raises:
+        TryAgain: a process was killed.
+    """
+    import logging
+
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What went wrong is said by the process in which it did, in one sentence.
+    for logger in ("torch.distributed.elastic", "torchelastic-events-null"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id="student",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "workers.cli", *arguments)
+    except ChildFailedError as error:
+        # When one fails, the launcher ends the others.
+        codes = [failure.exitcode for failure in error.failures.values()]
+        code = next((code for code in codes if code != -signal.SIGTERM), -signal.SIGTERM)
+        if code < 0:
+            raise TryAgain(
+                f"one of {processes} processes was killed (signal {-code}) and nothing was saved; run the same command "
+                "again"
+            ) from None
+        return code
+    return 0
