@@ -2,8 +2,8 @@
 
 The coordinator asks all three talliers for the winners of the rounds that are due, and each begins a computation with
 all that it was asked for; what the others were not asked for yet waits for the next one. It runs in a thread, so that
-the tallier goes on taking mail. Asked for more before the others are there, it begins again with all of it; asked for
-more later, it begins the next one when this one has ended. What is computed is a function of the sums that the journal
+the tallier goes on taking mail. Asked for more while it waits in vain for the others, it begins again with all of it;
+else the next one begins when this one has ended. What is computed is a function of the sums that the journal
 keeps, so nothing of it is stored, and who dies begins again with the same.
 
 Whether a failure is told as final decides over a round that is paid for. Only what would come out the same at every
@@ -41,6 +41,10 @@ draws new masks and tells a tallier that follows the protocol nothing; for one t
 
 MAX_AT_ONCE = 64
 """Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.winner_line)."""
+
+_IN_VAIN_S = 0.5
+"""How long it waits for the others before it begins again with what it was asked for since. Who begins again at once
+could do so for ever, and the others with it, while more and more is asked for."""
 
 _PAUSE_S = 0.25
 """Before what failed for the time being is tried again here."""
@@ -114,10 +118,12 @@ class WinnerDesk:
         return True
 
     def begin(self) -> None:
-        """Compute what was asked for: at once where nothing is computed or the others are not there, else next."""
+        """Compute what was asked for: at once where nothing is computed or the others do not come, else next."""
         current = self._current
         if current is not None:
-            if current.met.is_set() or current.found is not None or set(current.digests) >= set(self._asked):
+            is_waiting = current.found is None and not current.met.is_set()
+            in_vain = is_waiting and time.monotonic() - current.began_s > _IN_VAIN_S
+            if not in_vain or set(current.digests) >= set(self._asked):
                 return
             self._stop()
         wanted = list(self._asked)[:MAX_AT_ONCE]
@@ -133,7 +139,10 @@ class WinnerDesk:
     def take(self) -> list[Outcome]:
         """The outcomes that are there; what is left, or failed for the time being, is begun again."""
         current = self._current
-        if current is None or current.found is None:
+        if current is None:
+            return []
+        if current.found is None:
+            self.begin()
             return []
         current.thread.join()
         self._current = None
@@ -221,6 +230,7 @@ class _Computation:
         self.stop = threading.Event()
         self.met = threading.Event()
         self.found: list[Found] | None = None
+        self.began_s = time.monotonic()
         self._orders = orders
         self._engine = engine
         self.thread = threading.Thread(target=self._run, name="winner", daemon=True)
