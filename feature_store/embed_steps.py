@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -179,6 +179,19 @@ def embedded_batches(backbone: Backbone, batches: Iterable[list[Loaded]]) -> Gen
             yield Embedded(items, wait())
     for items, wait in begun:
         yield Embedded(items, wait())
+
+
+def digested(images: ImageSource, digester: SiteKey, batch: Embedded) -> Embedded:
+    """A batch that came from where the site's key is not, with the digests of its images.
+
+    Raises:
+        UnreadableImage: an image that was embedded cannot be read any more.
+    """
+    items = [
+        item if item.pixels is None else replace(item, digest=digester.digest("image", images.blocks(item.index)))
+        for item in batch.items
+    ]
+    return replace(batch, items=items)
 
 
 def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None:

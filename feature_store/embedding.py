@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +17,16 @@ from numpy.typing import NDArray
 
 from feature_store.backbones.backbone import Backbone
 from feature_store.decode import Skipped
-from feature_store.embed_steps import Loaded, Records, append_batch, embedded_batches, load_image, loaded_batches
+from feature_store.embed_steps import (
+    Embedded,
+    Loaded,
+    Records,
+    append_batch,
+    digested,
+    embedded_batches,
+    load_image,
+    loaded_batches,
+)
 from feature_store.images import ImageSource, open_source, source_digest
 from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images
@@ -32,6 +42,9 @@ Duplicates = Literal["refuse", "keep-first", "keep-all"]
 Progress = Callable[[int, int], None]
 Loader = Callable[[int], Generator[list[Loaded]]]
 """Gives the images of a source from an index on, in batches of any size, in order."""
+
+Embedder = Callable[[Callable[[int], Loaded], range], Generator[Embedded]]
+"""Loads images with what it is given, a function that can be sent elsewhere, and embeds them, in order."""
 
 _PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
 """Of public images digests are only compared, and not kept."""
@@ -86,6 +99,7 @@ def embed_source(
     part_size: int | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     loader: Loader | None = None,
+    embedder: Embedder | None = None,
 ) -> EmbedReport:
     """Embed every image of a source into a shard.
 
@@ -115,6 +129,7 @@ def embed_source(
         random_bytes: source of record ids and row order; the operating system's except in simulations.
         loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
             None. Such images are compared by their features alone.
+        embedder: loads and embeds elsewhere (feature_store.cluster.embedding); this process when None.
 
     Raises:
         BadData: no image could be read; private images without a label or with one outside `classes`, or without a
@@ -148,14 +163,21 @@ def embed_source(
     path = Path(out)
     passes = -(-(batch_size or 1) // backbone.batch_size)
 
-    def load(start: int) -> Generator[list[Loaded]]:
-        def one(index: int) -> Loaded:
-            return load_image(images, index, backbone.transform, digester=digester, keep_thumbnail=keep_thumbnails)
+    digester = _PUBLIC_KEY if public else _site_key(path, key)
+    sent = partial(load_image, images, transform=backbone.transform, keep_thumbnail=keep_thumbnails)
+    one = partial(sent, digester=digester)
 
-        indices = range(start, len(images.names))
+    def load(indices: range) -> Generator[list[Loaded]]:
         return loaded_batches(one, indices, batch_size=passes * backbone.batch_size, threads=threads or all_cores())
 
-    digester = _PUBLIC_KEY if public else _site_key(path, key)
+    def embedded(indices: range) -> Generator[Embedded]:
+        if embedder is not None:
+            with closing(embedder(sent, indices)) as elsewhere:
+                yield from (digested(images, digester, batch) for batch in elsewhere)
+            return
+        with closing(load(indices) if loader is None else loader(indices.start)) as batches:
+            yield from embedded_batches(backbone, batches)
+
     people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
     job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
@@ -177,8 +199,8 @@ def embed_source(
         if policy == "refuse" and not resumed_from:
             refuse_same_bytes(images, labels, people, digester, scanned)
         rows = Records(images, labels, people, keep_thumbnails)
-        with closing((loader or load)(writer.position)) as batches:
-            for batch in embedded_batches(backbone, batches):
+        with closing(embedded(range(writer.position, total))) as batches:
+            for batch in batches:
                 append_batch(writer, rows, batch)
                 if progress is not None:
                     progress(writer.position, total)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,7 +117,7 @@ class FolderSource:
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
-        self._path = path
+        self._path = path.resolve()
         self.max_pixels = max_pixels
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         folders = [entry for entry in entries if entry.is_dir()]
@@ -177,6 +178,7 @@ class ParquetSource:
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self.max_pixels = max_pixels
+        self._path = path
         try:
             self._file = pq.ParquetFile(path, memory_map=True)
         except (pa.ArrowInvalid, OSError) as error:
@@ -198,6 +200,10 @@ class ParquetSource:
         self.names_are_declared = bool(_metadata_label_names(schema))
         self._lock = threading.Lock()
         self._group: tuple[int, list[Any]] = (-1, [])
+
+    def __reduce__(self) -> tuple[Callable[..., ParquetSource], tuple[Path]]:
+        """For another process, which opens the file itself."""
+        return partial(ParquetSource, max_pixels=self.max_pixels), (self._path.resolve(),)
 
     def _read_names(self, path: Path, schema: pa.Schema) -> list[str]:
         if "id" in schema.names:

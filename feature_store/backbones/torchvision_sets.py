@@ -35,6 +35,7 @@ class TorchvisionSource:
         factory = getattr(torchvision.datasets, name, None)
         if not isinstance(factory, type) or not issubclass(factory, torchvision.datasets.VisionDataset):
             raise InvalidSetting(f"torchvision has no data set {name!r}; see torchvision.datasets for their names")
+        self._address = address
         self._data = _open(factory, name, options)
         self._name, self._split = name, options.get("split", "train")
         # Some sets read from one open file, so only one thread may ask at a time.
@@ -48,6 +49,10 @@ class TorchvisionSource:
         self.labels = self._read_labels(count)
         self.left_out: tuple[Skipped, ...] = ()
         self.max_pixels = MAX_PIXELS
+
+    def __reduce__(self) -> tuple[type[TorchvisionSource], tuple[str]]:
+        """For another process, which opens the set itself."""
+        return TorchvisionSource, (self._address,)
 
     def _read_labels(self, count: int) -> list[int | None]:
         for attribute in ("targets", "labels", "_labels", "y"):

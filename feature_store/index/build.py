@@ -24,7 +24,7 @@ from feature_store.index.split import SplitIndex
 from feature_store.index.stored import StoredIndex
 from labeler.errors import InvalidSetting
 
-EngineName = Literal["auto", "numpy", "int16", "faiss", "faiss-gpu", "torch", "torch-gpu"]
+EngineName = Literal["auto", "numpy", "int16", "faiss", "faiss-gpu", "torch", "torch-gpu", "ray"]
 
 USUAL_SEARCHES: Final = 500
 
@@ -54,7 +54,8 @@ def build_index(
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
-        engine: "auto" (see the module), "numpy", "int16", "faiss", "faiss-gpu", "torch", "torch-gpu".
+        engine: "auto" (see the module), "numpy", "int16", "faiss", "faiss-gpu", "torch", "torch-gpu", "ray" (in the
+            processes of a cluster of its own) or "ray:HOST:PORT" (of the party's cluster there).
         memory_limit_bytes: most memory that building and searching may add (see `memory` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
@@ -75,6 +76,13 @@ def build_index(
     ):
         engine = engine_of_processor(features.size * searches)
     loaded = load_engine(engine)
+    if is_cluster(engine):
+        from feature_store.cluster.search import ClusterIndex
+
+        check_features(features[:1])  # its kind; every part checks its own rows
+        return ClusterIndex(
+            features, record_ids, address=engine.partition(":")[2] or None, memory_limit_bytes=memory_limit_bytes
+        )
     if memory_limit_bytes is not None and isinstance(features, np.ndarray):
         check_count(memory_limit_bytes, "memory_limit_bytes")
         if features.ndim == 2:
@@ -84,6 +92,16 @@ def build_index(
             check_record_ids(record_ids, len(features))
             return SplitIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
     return StoredIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes)
+
+
+def is_cluster(engine: str) -> bool:
+    """Whether an engine is the processes of a cluster."""
+    return engine.partition(":")[0] == "ray"
+
+
+def here(engine: str) -> str:
+    """The engine for what is searched in this process, where one is a cluster's."""
+    return "auto" if is_cluster(engine) else engine
 
 
 def goes_to_device(features: NDArray[np.int16], engine: str, *, searches: int = USUAL_SEARCHES) -> bool:
@@ -121,6 +139,11 @@ def load_engine(name: str) -> Engine | DeviceEngine:
     """
     if not isinstance(name, str):
         raise InvalidSetting(f"engine must be a name, found {type(name).__name__}")
+    if is_cluster(name):
+        from feature_store.cluster.door import check_installed
+
+        check_installed()
+        return load_engine(here(name))
     if name == "numpy":
         from feature_store.index.engine_numpy import NumpyEngine
 

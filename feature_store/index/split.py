@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.alive import Alive
 from feature_store.index.engine import DeviceEngine, Engine
 from feature_store.index.geometry import check_count, check_features
 from feature_store.index.memory import rows_at_once
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, Neighbors
 from feature_store.index.stored import StoredIndex
-from labeler.errors import InvalidSetting
 
 _BYTES_PER_MERGED = 96
 """Similarity, id and row of each neighbour, twice, with the order of them."""
@@ -45,7 +45,7 @@ class SplitIndex:
         self._engine = engine
         self._limit = memory_limit_bytes
         self._step = rows_at_once(memory_limit_bytes)
-        self._alive = np.ones(len(record_ids), dtype=np.bool_)
+        self._alive = Alive(record_ids, self._step)
         self._checked: set[int] = set()
 
     @property
@@ -53,49 +53,29 @@ class SplitIndex:
         return int(self._features.shape[1])
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._alive))
+        return len(self._alive)
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         """See NeighborIndex.search."""
         check_features(queries, what="queries", dimension=self.dimension)
         k = check_count(k, "k")
-        best = Neighbors(
-            record_ids=np.full((len(queries), k), NO_RECORD, dtype=np.int64),
-            similarities=np.full((len(queries), k), NO_SIMILARITY, dtype=np.int32),
-            rows=np.full((len(queries), k), NO_RECORD, dtype=np.int64),
-        )
+        best = no_neighbors(len(queries), k)
         at_once = max(1, self._limit // (8 * _BYTES_PER_MERGED * k))
         for part, index in self._parts():
             # A part is loaded once for all queries, and asked for no more records than it has.
             for start in range(0, len(queries), at_once):
                 some = slice(start, start + at_once)
-                _merge(best, some, index.search(queries[some], min(k, len(index))), part.start)
+                merge_neighbors(best, some, index.search(queries[some], min(k, len(index))), part.start)
         return best
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """See NeighborIndex.remove."""
-        if not isinstance(record_ids, np.ndarray) or record_ids.dtype != np.int64 or record_ids.ndim != 1:
-            raise InvalidSetting("the record ids to remove must be an int64 array of shape (m,)")
-        wanted = np.unique(record_ids)
-        gone = 0
-        found = np.zeros(len(wanted), dtype=np.bool_)
-        hits = []
-        for start in range(0, len(self._ids), self._step):
-            part = slice(start, start + self._step)
-            hit = self._alive[part] & np.isin(self._ids[part], wanted)
-            found |= np.isin(wanted, self._ids[part][hit])
-            hits.append((part, hit))
-        if not missing_ok and not found.all():
-            raise InvalidSetting("a record to remove is not in the index; nothing was removed")
-        for part, hit in hits:
-            self._alive[part] &= ~hit
-            gone += int(np.count_nonzero(hit))
-        return gone
+        return self._alive.remove(record_ids, missing_ok=missing_ok)
 
     def _parts(self) -> Iterator[tuple[slice, StoredIndex]]:
         for start in range(0, len(self._ids), self._step):
             part = slice(start, start + self._step)
-            alive = self._alive[part]
+            alive = self._alive.marks[part]
             if not alive.any():
                 continue
             ids = np.asarray(self._ids[part])
@@ -112,8 +92,24 @@ class SplitIndex:
             yield part, index
 
 
-def _merge(best: Neighbors, some: slice, found: Neighbors, first_row: int) -> None:
-    """Keep the first k of both, by (similarity descending, record id ascending); NO_SIMILARITY comes last."""
+def no_neighbors(queries: int, k: int) -> Neighbors:
+    """What was found before anything was searched."""
+    return Neighbors(
+        record_ids=np.full((queries, k), NO_RECORD, dtype=np.int64),
+        similarities=np.full((queries, k), NO_SIMILARITY, dtype=np.int32),
+        rows=np.full((queries, k), NO_RECORD, dtype=np.int64),
+    )
+
+
+def merge_neighbors(best: Neighbors, some: slice, found: Neighbors, first_row: int) -> None:
+    """Keep the first k of both, by (similarity descending, record id ascending); NO_SIMILARITY comes last.
+
+    Args:
+        best: of the parts so far; what is kept takes its place.
+        some: the queries that `found` is about.
+        found: of another part of the records.
+        first_row: row of the whole at which that part begins.
+    """
     k = best.record_ids.shape[1]
     rows = np.where(found.rows == NO_RECORD, NO_RECORD, found.rows + first_row)
     ids = np.concatenate([best.record_ids[some], found.record_ids], axis=1)

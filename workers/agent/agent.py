@@ -29,7 +29,7 @@ from workers.agent.round_store import RoundsInMemory, RoundStore
 from workers.voting.aux_distill import check_negatives
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import NO_PERSONS, select_records
+from workers.voting.records import NO_PERSONS, Records, select_records
 from workers.voting.ways import WAYS, Means
 
 Seal = Callable[[int, bytes], bytes]
@@ -209,13 +209,16 @@ class Agent:
             batch: the public queries.
             key: of the round; as this agent keeps it where absent.
         """
-        records = select_records(self._shard, records_per_person=task.records_per_person)
+        records = self._records(task)
 
         def local_noise() -> ByteSource:
             own = self._rounds.key(round_of(task, batch).digest) if key is None else key
             return self._source(own, b"local noise", task, batch, records.version)
 
         return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
+
+    def _records(self, task: Task) -> Records:
+        return select_records(self._shard, records_per_person=task.records_per_person)
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
         """The agent's secret source of one purpose for one batch, at its beginning."""
@@ -230,6 +233,7 @@ class Agent:
             PrivacyRefusal: the batch does not belong to the task, or the task bounds records of one person and the
                 shard does not know whose they are.
             InvalidSetting: the queries do not serve as public negatives (aux-distill).
+            Unavailable: it searches in a cluster, of which a part is lost.
         """
         if batch.features.shape[1] != self._shard.dimension:
             raise MixedShards(
@@ -256,6 +260,7 @@ class Agent:
             MixedShards: the task's classes or backbone are not those of the shard.
             PrivacyRefusal: the sizes do not belong to the task, or it bounds records of one person and the shard does
                 not know whose they are.
+            Unavailable: it searches in a cluster, of which a part is lost.
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_PERSONS}")
@@ -281,6 +286,7 @@ class Agent:
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"
             )
+        self._neighbors.check_ready(task, lambda: self._records(task))
 
 
 def as_it_is(_: int, body: bytes) -> bytes:

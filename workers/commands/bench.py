@@ -27,6 +27,7 @@ BENCHES: Final = (
     "service",
     "coordinators",
     "attacks",
+    "ray",
     "winner",
     "winner-delay",
     "scale",

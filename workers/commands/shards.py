@@ -74,6 +74,12 @@ def embed(
     part_size: Annotated[
         int | None, typer.Option(min=1, help="Records in each file of features. Default: one file of all.")
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Embed by Ray, on all processors and GPUs of this machine.")
+    ] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Embed by the Ray cluster that this party runs there.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn images into a shard of features. Continues where it was interrupted.
@@ -91,6 +97,8 @@ def embed(
     `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill --person-level 2`
 
     `labeler embed scans.parquet --out a.shard --classes healthy,ill --person-column patient`
+
+    `labeler embed million-scans/ --out scans.shard --public --ray --part-size 1000000`
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
@@ -122,6 +130,7 @@ def embed(
                 duplicates=policy,
                 key=site_key,
                 part_size=part_size,
+                ray=ray_address or ("" if ray else None),
                 progress=progress,
             )
     except IdenticalImages as error:

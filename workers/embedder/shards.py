@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from feature_store.backbones import Decoder, load_backbone
+from feature_store.backbones import Decoder
+from feature_store.cluster.driver import Driver
+from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import Duplicates, embed_source
 from feature_store.images import ImageSource, open_source
 from feature_store.persons import PersonColumn
@@ -36,6 +39,7 @@ def embed_images(
     duplicates: Duplicates | None = None,
     key: Path | None = None,
     part_size: int | None = None,
+    ray: str | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Embed a source into a shard; see feature_store.embedding.embed_source.
@@ -46,32 +50,42 @@ def embed_images(
         device, decoder: see feature_store.backbones.load_backbone. A shard that is there, or was begun, goes on with
             the decoder it was begun with unless another one is named.
         fingerprint: of shards that it has to fit, likewise.
+        ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
     Returns:
         {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes",
         "duplicates": [{"sources", "contradiction"}]}.
     """
-    report = embed_source(
-        source,
-        load_backbone(
-            backbone,
-            architecture=architecture,
-            device=device,
-            batch_size=batch_size,
-            decoder=decoder,
-            fingerprint=begun_with(out) or fingerprint,
-        ),
-        out,
-        classes=classes,
-        public=public,
-        threads=threads,
-        persons=persons,
-        duplicates=duplicates,
-        key=key,
-        part_size=part_size,
-        scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
-        progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
+    recipe = Recipe(
+        backbone if (isinstance(backbone, str) and not Path(backbone).exists()) else Path(backbone).resolve(),
+        architecture=architecture,
+        device=device,
+        batch_size=batch_size,
+        decoder=decoder,
+        fingerprint=begun_with(out) or fingerprint,
     )
+    loaded = recipe.load()
+    with ExitStack() as owned:
+        embedder = None
+        if ray is not None:
+            driver = Driver(beside=out, address=ray or None, cpus=threads)
+            owned.callback(driver.end)
+            embedder = cluster_embedder(recipe, loaded, driver)
+        report = embed_source(
+            source,
+            loaded,
+            out,
+            classes=classes,
+            public=public,
+            threads=threads,
+            persons=persons,
+            duplicates=duplicates,
+            key=key,
+            part_size=part_size,
+            scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
+            progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
+            embedder=embedder,
+        )
     return {
         "out": str(out),
         "records": report.records,

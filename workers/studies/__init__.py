@@ -84,6 +84,12 @@ def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_attacks(data=data, full=full, progress=progress)
 
 
+def _ray(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.cluster import bench_ray
+
+    return bench_ray(full=full, progress=progress)
+
+
 def _winner(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.winner import bench_winner
 
@@ -138,6 +144,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "service": _service,
     "coordinators": _coordinators,
     "attacks": _attacks,
+    "ray": _ray,
     "winner": _winner,
     "winner-delay": _winner_delay,
     "scale": _scale,

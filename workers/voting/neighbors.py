@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
-from feature_store.index.build import load_engine
+from feature_store.index.build import here, is_cluster, load_engine
 from feature_store.index.memory import check_memory_limit
 from labeler.ballots import knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
@@ -46,6 +46,26 @@ class NeighborVotes:
         """Forget the index, and with it what a device holds."""
         self._index = None
 
+    def check_ready(self, task: Task, select: Callable[[], Records]) -> None:
+        """Refuse, before a charge, where the parts of a cluster that would search are not all there.
+
+        Engines of this process are there. What a cluster loses later is begun anew or done here: once charged, it is
+        answered.
+
+        Args:
+            task: whose neighbours are asked for.
+            select: the records that would answer it.
+
+        Raises:
+            Unavailable: see feature_store.cluster.search.ClusterIndex.ready.
+        """
+        if task.method == "knn" and is_cluster(self._engine):
+            from feature_store.cluster.search import ClusterIndex
+
+            index = self._index_of(select())
+            if isinstance(index, ClusterIndex):
+                index.ready()
+
     def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
@@ -59,14 +79,17 @@ class NeighborVotes:
         return votes
 
     def reverse_knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
-        """Votes of the records at their nearest queries, in blocks of records, whose votes add up."""
+        """Votes of the records at their nearest queries, in blocks of records, whose votes add up.
+
+        What is searched is the public queries, so it is done in this process whatever the engine.
+        """
         if task.max_agent_records is not None:
             records = records.first(task.max_agent_records)
         limit = self._memory_limit_bytes
         queries = build_index(
             batch.features,
             np.arange(len(batch)),
-            engine=self._engine,
+            engine=here(self._engine),
             memory_limit_bytes=limit,
             searches=len(records),
         )

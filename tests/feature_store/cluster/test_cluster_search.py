@@ -1,0 +1,216 @@
+"""Records that are searched by the processes of a cluster: the answer of one process, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from feature_store.cluster.driver import Driver
+from feature_store.cluster.rows import part_edges, rows_of
+from feature_store.cluster.search import ClusterIndex
+from feature_store.index import Neighbors, nearest_by_definition
+from feature_store.quantize import quantize
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import InvalidSetting, Unavailable
+from labeler.planning import price
+from labeler.task import Task, parse_task
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
+
+CLASSES = ("healthy", "ill")
+ROWS, DIMENSION = 3000, 128
+
+
+def shard_at(path: Path, *, part_records: int | None = 1000, seed: int = 1) -> Shard:
+    """Records among which many are tied: every one is there four times."""
+    rng = np.random.default_rng(seed)
+    features = np.repeat(rng.normal(size=(ROWS // 4, DIMENSION)), 4, axis=0)
+    with ShardWriter(
+        path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, part_records=part_records
+    ) as writer:
+        writer.append(features, np.arange(ROWS) % 2, [f"name-of-{row}.png" for row in range(ROWS)])
+        writer.finish()
+    return Shard.open(path)
+
+
+def queries_of(shard: Shard) -> NDArray[np.int16]:
+    near = np.asarray(shard.features[::151])
+    return np.concatenate([near, quantize(np.random.default_rng(5).normal(size=(10, DIMENSION)))])
+
+
+def assert_equal(found: Neighbors, expected: Neighbors) -> None:
+    for name in ("record_ids", "similarities", "rows"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def by_definition(shard: Shard, queries: NDArray[np.int16], k: int) -> Neighbors:
+    return nearest_by_definition(np.asarray(shard.features), np.asarray(shard.record_ids), queries, k)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part_records", [None, 400, 1500])
+def test_parts_find_what_the_definition_says(two_workers: Driver, tmp_path: Path, part_records: int | None) -> None:
+    shard = shard_at(tmp_path / "shard", part_records=part_records)
+    index = ClusterIndex(shard.features, shard.record_ids, memory_limit_bytes=4 << 20, driver=two_workers)
+    assert len(set(index.ready())) == two_workers.cluster.cpus == 2
+    queries = queries_of(shard)
+    for k in (1, 3, 50, ROWS + 7):
+        assert_equal(index.search(queries, k), by_definition(shard, queries, k))
+    assert index.search(queries[:0], 5).rows.shape == (0, 5)
+
+
+@pytest.mark.long
+def test_records_in_memory_few_or_none_are_searched_as_well(two_workers: Driver) -> None:
+    rng = np.random.default_rng(3)
+    queries = quantize(rng.normal(size=(4, 8)))
+    for count in (0, 1, 5):
+        features = quantize(rng.normal(size=(count, 8))) if count else np.empty((0, 8), dtype=np.int16)
+        ids = rng.permutation(count).astype(np.int64)
+        index = ClusterIndex(features, ids, driver=two_workers)
+        assert len(index) == count
+        assert_equal(index.search(queries, 3), nearest_by_definition(features, ids, queries, 3))
+
+
+@pytest.mark.long
+def test_a_worker_that_is_killed_changes_nothing_and_another_takes_its_place(
+    two_workers: Driver, tmp_path: Path
+) -> None:
+    shard = shard_at(tmp_path / "shard")
+    index = ClusterIndex(shard.features, shard.record_ids, driver=two_workers)
+    queries = np.repeat(queries_of(shard), 40, axis=0)
+    expected = by_definition(shard, queries, 60)
+    before = index.ready()
+    for victim in range(2):
+        found: list[Neighbors] = []
+        searching = threading.Thread(target=lambda found=found: found.append(index.search(queries, 60)))
+        searching.start()
+        os.kill(index.ready()[victim] if victim else before[victim], signal.SIGKILL)
+        searching.join()
+        assert_equal(found[0], expected)
+    after = index.ready()
+    assert not set(after) & set(before)
+    assert_equal(index.search(queries, 60), expected)
+
+
+@pytest.mark.long
+def test_a_part_that_begins_anew_has_forgotten_no_deletion(two_workers: Driver, tmp_path: Path) -> None:
+    shard = shard_at(tmp_path / "shard")
+    index = ClusterIndex(shard.features, shard.record_ids, driver=two_workers)
+    queries = queries_of(shard)
+    index.ready()
+    gone = np.unique(by_definition(shard, queries, 2).record_ids)
+    assert index.remove(gone) == len(gone)
+    alive = ~np.isin(shard.record_ids, gone)
+    left = nearest_by_definition(np.asarray(shard.features)[alive], np.asarray(shard.record_ids)[alive], queries, 9)
+    for _ in range(2):
+        np.testing.assert_array_equal(index.search(queries, 9).record_ids, left.record_ids)
+        for process in index.ready():
+            os.kill(process, signal.SIGKILL)
+    assert len(index) == ROWS - len(gone)
+    with pytest.raises(InvalidSetting, match="nothing was removed"):
+        index.remove(gone[:1])
+
+
+def task_for(shard: Shard) -> Task:
+    fields = {"name": "t", "classes": CLASSES, "k": 9, "sigma_votes": 4.0, "delta": 1e-4, "max_queries": 30}
+    return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint})
+
+
+def agent_for(shard: Shard, engine: str) -> tuple[Agent, InMemoryLedger]:
+    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+    return Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine), ledger
+
+
+@pytest.fixture
+def shared(two_workers: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The driver of engine ray in this process."""
+    monkeypatch.setattr("feature_store.cluster.search.shared_driver", lambda **_: two_workers)
+    return two_workers
+
+
+def answered(agent: Agent, task: Task, batch: QueryBatch) -> list[str]:
+    return [message.share.fingerprint() for message in agent.answer(task, batch)]
+
+
+@pytest.mark.long
+def test_an_agent_charges_nothing_while_a_part_cannot_be_searched(shared: Driver, tmp_path: Path) -> None:
+    shard = shard_at(tmp_path / "shard")
+    task, batch = task_for(shard), QueryBatch(queries_of(shard))
+    agent, ledger = agent_for(shard, "ray")
+    lost = shard.path / "features-00001.int16"
+    lost.rename(tmp_path / "kept")
+    with pytest.raises(Unavailable, match="not every part"):
+        agent.answer(task, batch)
+    assert ledger.accounts["instance"].spent == 0
+    (tmp_path / "kept").rename(lost)
+    reference, _ = agent_for(shard, "numpy")
+    assert answered(agent, task, batch) == answered(reference, task, batch)
+    assert ledger.accounts["instance"].spent == price(task).instance.charge_nano
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", ["every worker", "the process that drives Ray", "that process, and no other begins"])
+def test_once_charged_the_answer_comes_whatever_is_killed(
+    shared: Driver, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shard_at(tmp_path / "shard")
+    task, batch = task_for(shard), QueryBatch(queries_of(shard))
+    agent, ledger = agent_for(shard, "ray")
+    charge: Callable[..., None] = ledger.charge
+
+    def charged_and_then_harmed(**fields: Any) -> None:
+        charge(**fields)
+        if harm == "every worker":
+            assert agent._neighbors._index is not None
+            index = agent._neighbors._index[1]
+            assert isinstance(index, ClusterIndex)
+            for process in index.ready():
+                os.kill(process, signal.SIGKILL)
+            return
+        assert shared.process is not None
+        os.kill(shared.process, signal.SIGKILL)
+        if harm.endswith("no other begins"):
+            monkeypatch.setattr(shared, "_begin", _no_other)
+
+    monkeypatch.setattr(ledger, "charge", charged_and_then_harmed)
+    reference, _ = agent_for(shard, "numpy")
+    assert answered(agent, task, batch) == answered(reference, task, batch)
+
+
+def _no_other() -> None:
+    raise Unavailable("no cluster")
+
+
+def test_files_of_features_make_the_parts_where_there_are_enough_of_them(tmp_path: Path) -> None:
+    shard = shard_at(tmp_path / "shard", part_records=512)
+    assert part_edges(shard.features, 2) == [0, 1536, ROWS]
+    assert part_edges(shard.features, 6) == [0, 512, 1024, 1536, 2048, 2560, ROWS]
+    assert part_edges(shard.features, 8) == [ROWS * number // 8 for number in range(9)]
+    assert part_edges(np.zeros((3, 4), dtype=np.int16), 8) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("part_records", [None, 256])
+def test_another_process_maps_the_very_rows(tmp_path: Path, part_records: int | None) -> None:
+    shard = shard_at(tmp_path / "shard", part_records=part_records)
+    for part in (slice(0, ROWS), slice(200, 300), slice(256, 512), slice(255, 1025), slice(ROWS - 1, ROWS)):
+        for array in (shard.features, shard.record_ids):
+            found = rows_of(array[part])
+            assert found.array is None
+            assert found.files
+            np.testing.assert_array_equal(found.open(), array[part])
+    in_memory = rows_of(np.asarray(shard.features)[::2])
+    assert in_memory.array is not None
+    assert "name" not in repr(rows_of(shard.features))
