@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Engine = Annotated[
     str,
     typer.Option(
-        help="Index engine: auto, numpy, int16, faiss, faiss-gpu, torch, torch-gpu, ray, ray:HOST:PORT. Equal neighbours."
+        help="Index: auto, numpy, int16, faiss, faiss-gpu, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours."
     ),
 ]
 MemoryLimit = Annotated[
