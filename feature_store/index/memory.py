@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from feature_store.index.engine import DeviceEngine, Engine
+from feature_store.index.engine import DeviceEngine, DeviceFault, Engine
+from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.records import BYTES_PER_RECORD
 from labeler.errors import InvalidSetting
 
@@ -151,7 +152,12 @@ def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine |
     part = rows_at_once(limit_bytes)
     if part * BYTES_PER_RECORD > int(_TABLES * limit_bytes):
         raise _too_small(limit_bytes, dimension)
-    _ = MemoryBudget(limit_bytes, part, dimension).plan(engine, found=1, resident=False)
+    budget = MemoryBudget(limit_bytes, part, dimension)
+    try:
+        _ = budget.plan(engine, found=1, resident=False)
+    except DeviceFault:
+        # An index would leave such a device for the processor, so what the processor needs decides.
+        _ = budget.plan(NumpyEngine(), found=1, resident=False)
 
 
 def _too_small(limit_bytes: int, dimension: int) -> InvalidSetting:

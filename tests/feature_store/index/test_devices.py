@@ -21,6 +21,8 @@ from feature_store.index.engine_numpy import NumpyBlock, NumpyEngine
 from feature_store.index.engine_torch import TorchBlock, TorchEngine
 from feature_store.index.exact_product import Product, exact_sums, product_of, single_product
 from feature_store.index.gathered import GatheredRows
+from feature_store.index.memory import check_memory_limit
+from feature_store.index.split import SplitIndex
 from feature_store.index.stored import StoredIndex
 from labeler.errors import InvalidSetting, UnsafeIndex
 from tests.feature_store.index.fake_devices import FAKES, FakeCuda, cuda_of
@@ -131,6 +133,20 @@ def test_a_device_without_the_room_it_promised_is_left(monkeypatch: pytest.Monke
         index = StoredIndex(FEATURES, IDS, FaissDeviceEngine())
         assert isinstance(index.engine, NumpyEngine)
         assert_equal(index.search(QUERIES, 5), 5)
+
+
+@pytest.mark.parametrize("limit", [None, 560_000, 5_000_000])
+def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a limit its memory is asked for before there is an index: an agent that starts, or a shard in parts."""
+
+    def silent(_: torch.device) -> int:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(engine_torch, "_room_bytes", silent)
+    check_memory_limit(limit, 8, TorchEngine())
+    index = build_index(FEATURES, IDS, engine="torch", memory_limit_bytes=limit)
+    assert isinstance(index, SplitIndex) == (limit == 560_000)
+    assert_equal(index.search(QUERIES, 70), 70)
 
 
 # A neighbour that is missing
