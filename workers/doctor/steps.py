@@ -12,6 +12,9 @@ _DEVICE_S: Final = 240.0
 """Limit of a step on a device: the first product of a fresh installation may compile for minutes."""
 
 
+_ENGINE_S: Final = 120.0
+"""A few seconds on a machine that does nothing else."""
+
 _CALM: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
 """What only compares results uses threads, and does not let them spin: a busy machine took four times as long."""
 
@@ -38,7 +41,7 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
     for engine in ENGINES:
         if engine == "auto" or (engine.endswith("-gpu") and not gpu):
             continue
-        limit = _DEVICE_S if engine.endswith("-gpu") else 60.0
+        limit = _DEVICE_S if engine.endswith("-gpu") else _ENGINE_S
         name = {"engine": engine}
         to_do = f'do not use it: set engine = "numpy", and run --only engine-{engine} again'
         found.append(Step(f"engine-{engine}", "workers.doctor.engines:check", limit, to_do, name, _CALM))

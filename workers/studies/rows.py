@@ -10,6 +10,7 @@ from typing import Any
 PACKAGES = (
     "private-labeler",
     "faiss-gpu",
+    "llvmlite",
     "faiss-cpu",
     "torch",
     "torchvision",

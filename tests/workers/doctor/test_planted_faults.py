@@ -98,6 +98,10 @@ def keeps_what_it_takes():
     yield from engines.made_and_freed("numpy")
 
 
+def environment():
+    yield well("environment", f"{os.environ['PLANTED_ONE']} {os.environ['PLANTED_TWO']}")
+
+
 def full_disk(home_folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # EFBIG, as a full quota says it
     yield from home.disk(home_folder)
@@ -145,6 +149,12 @@ def test_what_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     pytest.fail("the child of a step that was ended still runs")
+
+
+def test_a_step_has_its_environment_where_ours_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_ONE", "ours")
+    step = Step("environment", "planted_faults:environment", environment={"PLANTED_ONE": "its", "PLANTED_TWO": "own"})
+    assert run_alone(step) == [well("environment", "ours own")]
 
 
 def test_an_engine_that_misses_a_neighbour_is_found() -> None:
