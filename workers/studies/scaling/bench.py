@@ -74,7 +74,7 @@ QUICK = Sizes(
     images=(8, 32),
     records=(50_000, 200_000),
     dimension=256,
-    queries=50,
+    queries=200,
     agents=(1_000, 4_000),
     trained=(1_000, 2_000),
     asked=(500, 2_000),
@@ -163,7 +163,7 @@ def _records(sizes: Sizes, folder: Path, measured: dict[str, Any]) -> list[Bench
         "k": stored.k,
         "records": list(sizes.records),
         "shard_bytes": 2 * largest * sizes.dimension,
-        "limited_by": "products: FAISS on one core",
+        "limited_by": "products of integers on one core",
     }
     case = f"records searched, x {sizes.dimension}"
     peak = max(found.peak_bytes for found in [*alone[largest], *both, *by_ray])

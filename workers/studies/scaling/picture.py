@@ -20,6 +20,7 @@ def draw_slopes(slopes: Mapping[str, Slope], folder: Path) -> Path:
     # Loaded where it is wanted: a bench without --out draws nothing.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     folder.mkdir(parents=True, exist_ok=True)
     kinds: dict[str, dict[str, Slope]] = {}
@@ -38,8 +39,16 @@ def draw_slopes(slopes: Mapping[str, Slope], folder: Path) -> Path:
             label = f"{which + ', ' if which else ''}exponent {slope.exponent:.2f}"
             axes.plot(sizes, level * (sizes / middle) ** slope.exponent, "-", color=color, label=label)
         axes.set(xscale="log", yscale="log", xlabel=kind, ylabel="CPU seconds")
+        axes.minorticks_off()
+        axes.set_xticks(sizes, labels=[_say(size) for size in sizes.tolist()])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(which="major", alpha=0.25)
         axes.legend(frameon=False)
     path = folder / "scale.png"
     figure.savefig(path, dpi=150)
     return path
+
+
+def _say(size: int) -> str:
+    return f"{size / 1e6:g} million" if size >= 1_000_000 else f"{size:,}"

@@ -92,7 +92,7 @@ def paper_plan(costs: UnitCosts) -> list[Part]:
             "sums of groups add up: a tallier's shares on as many machines as wanted",
         ),
         _cores(
-            "of that, noise, masks and sums alone", "share", costs.round_s / (TALLIERS + 1), answers,
+            "arithmetic of a share alone: noise, masks, sums", "share", costs.round_s / (TALLIERS + 1), answers,
             "the floor below which no messaging brings it",
         ),
         _cores(
