@@ -46,7 +46,12 @@ def test_there_are_26_families() -> None:
     assert len({timm.models.model_entrypoint(name).__module__ for name in FAMILIES}) == len(FAMILIES) == 26
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+QUICK = ("resnet18", "efficientnet_lite0", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+)
 @torch.inference_mode()
 def test_a_pass_in_half_precision_ends_in_half_precision_features(name: str) -> None:
     with torch.device("meta"):

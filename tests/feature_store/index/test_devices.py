@@ -349,6 +349,7 @@ def test_without_a_driver_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -
     device_probe.forget()
 
 
+@pytest.mark.long
 def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
