@@ -27,6 +27,7 @@ from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from labeler import tally
 from labeler.errors import BadData
+from labeler.messages.rounds import Refusal
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.test_schedules import QUICK
@@ -155,7 +156,7 @@ def _refuse_after_the_charge(patch: Patch) -> None:
 
     def refusing(self: AgentDesk, *arguments: Any) -> Any:
         return [
-            (kind, about, ChargeRefused(self._no_to(event.ask, BadData("no")))) if isinstance(event, Charged) else one
+            (kind, about, ChargeRefused(Refusal.of(BadData("no")))) if isinstance(event, Charged) else one
             for one in paid(self, *arguments)
             for kind, about, event in [one]
         ]

@@ -1,0 +1,63 @@
+"""What one turn of an agent's driver has still to do, and the letters that it has come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from labeler.messages import Header
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask
+from labeler.rounds.agent import AgentProposal, ProposalEffect, RoundEffect
+from workers.agent.agent import Agent
+from workers.party.mail import Draft
+
+
+class Records(Protocol):
+    """The agent over its shard as it is now."""
+
+    def agent(self) -> Agent:
+        """Over the newest shard."""
+        ...
+
+    def forget_models(self) -> None:
+        """Forget what was trained so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class OutgoingLetter:
+    """Drafts that are taken together, and what the log says once they are."""
+
+    drafts: tuple[Draft, ...]
+    taken: str
+    about: Mapping[str, str]
+
+
+@dataclass
+class DeskTurn:
+    """What is still to be done in one turn, in the order in which it came."""
+
+    now: float
+    rounds: list[tuple[str, RoundEffect]] = field(default_factory=list)
+    proposals: list[tuple[Proposal, ProposalEffect]] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
+    heard: dict[str, AgentProposal] = field(default_factory=dict)
+    letters: list[OutgoingLetter] = field(default_factory=list)
+    over: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    headers: dict[str, Header] = field(default_factory=dict)
+    asks: dict[str, Ask] = field(default_factory=dict)
+    stored: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def pop(self, *kinds: type) -> list[tuple[str, Any]]:
+        """The round effects of these kinds, taken off the list."""
+        found = [one for one in self.rounds if isinstance(one[1], kinds)]
+        self.rounds = [one for one in self.rounds if not isinstance(one[1], kinds)]
+        return found
+
+    def pop_proposals(self, *kinds: type) -> list[tuple[Proposal, Any]]:
+        """The proposal effects of these kinds, taken off the list."""
+        found = [one for one in self.proposals if isinstance(one[1], kinds)]
+        self.proposals = [one for one in self.proposals if not isinstance(one[1], kinds)]
+        return found
