@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def nameless(text: str) -> str:
     """A report without the names of this machine, its folders and its user: tracebacks and JUnit's format have them."""
     named = {str(Path.cwd()): ".", sys.prefix: "<environment>", str(Path.home()): "<home>", platform.node(): "<host>"}
     for name, instead in named.items():
-        text = text.replace(name, instead) if len(name) > 1 else text
+        if len(name) > 1:
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", instead, text)
     return text
 
 

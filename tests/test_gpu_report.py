@@ -14,6 +14,7 @@ def test_a_report_names_no_folder_user_or_host() -> None:
     text = f'<testsuite hostname="{host}">{here}/tests/a.py {sys.prefix}/lib/torch.py {home}/.cache</testsuite>'
     assert not any(str(name) in nameless(text) for name in (home, here, host) if len(str(name)) > 1)
     assert "/lib/torch.py" in nameless(text)
+    assert nameless(f"x{host}y {host}") == f"x{host}y <host>"
 
 
 def test_a_machine_is_its_versions_and_cards() -> None:
