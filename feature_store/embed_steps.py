@@ -3,7 +3,7 @@
     load_image          one image: read, decode, prepare    any thread or process; needs no network and no GPU
     loaded_batches      many of them on all cores, ahead of whoever takes them, in the source's order
     embedded_batches    forward passes, each of as many images as the network takes at once
-    append_batch        rows of a shard, durably            one process, in the source's order
+    appended_batches    rows of a shard, durably            one process, in the source's order
 
 What one step makes of an image depends on that image alone, never on its batch, so the steps may be spread over
 threads, processes or machines, stopped and gone on with, and give the same shard.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ _THUMBNAIL_PIXELS = 64
 _AT_ONCE = 8
 """Images that a thread takes together: handing over one at a time would cost more than decoding a small one."""
 
+
+_MOST_WAITING = 32
+"""Batches that wait for a disk; then the device waits, too."""
 
 _MOST_SKIPPED = 4096
 """Images that cannot be used in one batch: after so many it ends, so that they are not tried again after a crash."""
@@ -108,9 +112,7 @@ def load_image(
     """
     try:
         file = images.file(index)
-        image: ImageLike = (
-            images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
-        )
+        image = _decoded(images, index, file, transform)
         thumbnail = None
         if keep_thumbnail:
             thumbnail = png_thumbnail(_picture(image), side=_THUMBNAIL_PIXELS)
@@ -120,6 +122,58 @@ def load_image(
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         return Loaded(index, None, None, str(error))
+
+
+def appended_batches(
+    writer: ShardWriter, records: Records, batches: Iterable[Embedded], *, aside: bool
+) -> Generator[int]:
+    """Add batch after batch; gives the writer's position whenever more of them survives a crash.
+
+    Args:
+        writer, records, batches: see `append_batch`.
+        aside: in a thread of its own, what has come meanwhile at once: a device need not wait for a disk.
+    """
+    if not aside:
+        for batch in batches:
+            append_batch(writer, records, batch)
+            yield writer.position
+        return
+    waiting: list[Embedded] = []
+    writing: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="append") as pool:
+        for batch in batches:
+            waiting.append(batch)
+            if writing is not None and (writing.done() or len(waiting) == _MOST_WAITING):
+                writing.result()
+                writing = None
+                yield writer.position
+            if writing is None:
+                writing = pool.submit(append_batch, writer, records, _joined(waiting))
+                waiting = []
+        if writing is not None:
+            writing.result()
+    if waiting:
+        append_batch(writer, records, _joined(waiting))
+    if writing is not None:
+        yield writer.position
+
+
+def _joined(batches: list[Embedded]) -> Embedded:
+    items = [item for batch in batches for item in batch.items]
+    return Embedded(items, np.concatenate([batch.features for batch in batches]))
+
+
+def image_for(images: ImageSource, index: int, transform: Transform) -> ImageLike:
+    """One image of a source, decoded for a network as `load_image` decodes it.
+
+    Raises:
+        UnreadableImage: it cannot be read.
+    """
+    return _decoded(images, index, images.file(index), transform)
+
+
+def _decoded(images: ImageSource, index: int, file: bytes | Path | None, transform: Transform) -> ImageLike:
+    return images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
 
 
 def loaded_batches(

@@ -21,7 +21,7 @@ from feature_store.embed_steps import (
     Embedded,
     Loaded,
     Records,
-    append_batch,
+    appended_batches,
     digested,
     embedded_batches,
     load_image,
@@ -200,10 +200,9 @@ def embed_source(
             refuse_same_bytes(images, labels, people, digester, scanned)
         rows = Records(images, labels, people, keep_thumbnails)
         with closing(embedded(range(writer.position, total))) as batches:
-            for batch in batches:
-                append_batch(writer, rows, batch)
+            for position in appended_batches(writer, rows, batches, aside=backbone.passes_ahead > 0):
                 if progress is not None:
-                    progress(writer.position, total)
+                    progress(position, total)
         skipped = writer.skipped()
         same = find_same_images(writer.gathered())
         said = named(same, writer.sources() if same else ())

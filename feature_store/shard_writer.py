@@ -333,6 +333,8 @@ class ShardWriter:
         return 0o644 if self._public else PRIVATE_FILE
 
     def _extend(self, part: str, data: bytes) -> None:
+        if not data:
+            return
         with (self._work / part).open("ab") as file:
             file.write(data)
             file.flush()

@@ -22,6 +22,7 @@ from feature_store.embed_steps import Loaded, embedded_batches, load_image, load
 from feature_store.embedding import embed_source
 from feature_store.images import open_source
 from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
 from labeler.errors import InvalidSetting
 from workers.embedder.shards import embed_images
 
@@ -158,6 +159,47 @@ def test_a_device_has_its_next_pass_before_anybody_waits_for_the_last() -> None:
         assert [item.index for item in one.items] == [item.index for item in other.items]
         assert np.array_equal(one.features, other.features)
     assert [len(one.features) for one in found[0]] == [2, 0, 1, 1]
+
+
+def test_a_device_does_not_wait_for_a_disk_and_a_stopped_run_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one batch is written the others gather, and are written together; the shard is that of one by one."""
+    write, begun, sizes = ShardWriter.append, threading.Event(), []
+
+    def slowly(self: ShardWriter, features: NDArray[np.floating], *rest: Any, **more: Any) -> None:
+        if not sizes:
+            assert begun.wait(30)
+        sizes.append(len(features))
+        write(self, features, *rest, **more)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        raise Stop
+
+    class Counted(Device):
+        def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+            wait = super().begin(prepared)
+            if len(self.done) > 12:
+                begun.set()
+            return wait
+
+    embed_source(photos, PixelBackbone(size=2), tmp_path / "plain", batch_size=2, duplicates="keep-all")
+    monkeypatch.setattr(ShardWriter, "append", slowly)
+    with pytest.raises(Stop):
+        embed_source(photos, Counted(1), tmp_path / "aside", batch_size=2, duplicates="keep-all", progress=stop)
+    assert sizes[0] == 2
+    resumed = embed_source(photos, Device(1), tmp_path / "aside", batch_size=2, duplicates="keep-all")
+    assert resumed.resumed_from > 0
+    assert sum(sizes) == 17
+    assert len(sizes) < 9
+    plain, aside = (
+        {name: row.tobytes() for name, row in zip(shard.sources, np.asarray(shard.features), strict=True)}
+        for shard in (Shard.open(tmp_path / "plain"), Shard.open(tmp_path / "aside"))
+    )
+    assert plain == aside
 
 
 def test_a_shard_that_was_begun_with_one_decoder_goes_on_with_it(weights: Path, photos: Path, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def _fine_tune(
     """A network trained on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
+    from feature_store.embed_steps import image_for
     from feature_store.images import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
@@ -212,7 +213,7 @@ def _fine_tune(
     epochs = settings.epochs + settings.warmup_epochs
     tuned = fine_tune(
         network.training_copy(),
-        network.tensors(source.read(number_of[name]) for name in job.public.sources),
+        network.tensors(image_for(source, number_of[name], network.transform) for name in job.public.sources),
         soft,
         settings=settings,
         seed=seed,
@@ -225,7 +226,7 @@ def _fine_tune(
     result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
     if labelled is None:
         return result
-    predicted = tuned.predict(network.tensors(labelled.read(int(number)) for number in known))
+    predicted = tuned.predict(network.tensors(image_for(labelled, int(number), network.transform) for number in known))
     return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
 
 
