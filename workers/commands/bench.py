@@ -19,6 +19,7 @@ from workers.commands.console import Json, print_json
 BENCHES: Final = (
     "office-caltech",
     "backbones",
+    "embed",
     "calibration",
     "digits",
     "speed",
