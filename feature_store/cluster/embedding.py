@@ -115,7 +115,9 @@ def _rows(blocks: list[range], shared: Any, recipe: Recipe, expected: tuple[str,
     rows: Any = ray.data.from_items(items, override_num_blocks=len(items))
 
     def pool(most: int) -> Any:
-        return ray.data.ActorPoolStrategy(min_size=1, max_size=min(most, len(items)))
+        most = min(most, len(items))
+        # Others may be at work in a cluster at an address: there it begins with one worker, and grows.
+        return ray.data.ActorPoolStrategy(min_size=most if found.folders else 1, max_size=most)
 
     if found.gpus:
         rows = rows.map(_Loads, fn_constructor_args=([shared],), num_cpus=1, compute=pool(found.cpus))

@@ -41,7 +41,7 @@ def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> lis
         InvalidSetting: Ray is not installed.
         LabelerError: something was not equal.
     """
-    images, records, turns = (1500, 200_000, 3) if full else (64, 5_000, 1)
+    images, records, turns = (600, 100_000, 2) if full else (64, 5_000, 1)
     rows: list[BenchRow] = []
     with tempfile.TemporaryDirectory(prefix="bench-ray-") as name:
         folder = Path(name)
@@ -104,7 +104,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
         writer.finish()
     shard = Shard.open(path, verify=False)
     asked = quantize(rng.normal(size=(queries, dimension)))
-    alone = build_index(shard.features, shard.record_ids, engine="faiss")
+    alone = build_index(shard.features, shard.record_ids)
     together = ClusterIndex(shard.features, shard.record_ids, driver=driver)
     together.ready()
     pairs = []
