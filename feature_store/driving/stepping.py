@@ -144,7 +144,7 @@ class Stepper:
                 except TryAgain:
                     raise
                 except LabelerError as error:
-                    return [Failed(error)]
+                    return [Failed(error, effect.number)]
                 return [BodiesMade(effect.number)]
             case PutTogether():
                 return [self._put_together(run, effect)]

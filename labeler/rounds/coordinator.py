@@ -189,7 +189,12 @@ class _Turn:
             case Opened():
                 self._opened(event)
             case Failed():
-                self._fail(event.error)
+                current = job.current
+                if event.number is not None and current is not None and event.number > current.number:
+                    # The one before is paid for, and is opened first; then this one fails as any other.
+                    self.job = replace(job, looks_ahead=False)
+                else:
+                    self._fail(event.error)
             case Ended():
                 self._ended(event.state)
             case Answered():
@@ -507,6 +512,8 @@ class _Turn:
         """
         current = self.job.current
         if current is None or self.job.state not in UNFINISHED or self.job.is_storing or current.state != "posted":
+            return
+        if not self.job.looks_ahead:
             return
         talliers = self._talliers()
         if talliers is None or current.number + 1 == len(self.job.rounds) or self._now.wall_s > self.job.expires_at_s:

@@ -209,9 +209,15 @@ class Opened:
 
 @dataclass(frozen=True)
 class Failed:
-    """Something that was computed or stored for the job cannot be; for good."""
+    """Something that was computed or stored for the job cannot be; for good.
+
+    Attributes:
+        error: why.
+        number: of the round whose messages cannot be made; None where it is something else.
+    """
 
     error: LabelerError
+    number: int | None = None
 
 
 @dataclass(frozen=True)

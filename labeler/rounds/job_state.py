@@ -78,6 +78,7 @@ class JobRun:
         requester: who submitted it, for people at the sites; empty where that is nobody's name.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
         is_admitted: memory: it has had its turn among the jobs of its requester.
+        looks_ahead: memory: the next round is asked while one is summed.
         is_storing: memory: a step was taken that has to be durable before the next.
         decided_at_s: memory: since when it is settled whom it asks, or that it asks nobody.
         asked_at_s: memory: (whom, of what) -> when it was last asked.
@@ -98,6 +99,7 @@ class JobRun:
     requester: str = ""
     is_simulated: bool = False
     is_admitted: bool = False
+    looks_ahead: bool = True
     is_storing: bool = False
     decided_at_s: float | None = None
     asked_at_s: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -105,7 +105,8 @@ class Table:
             batches = [(one.number, f"{one.number:064d}", f"{one.number + 50:064d}") for one in self.run.rounds]
             return [fx.QuestionsPrepared(tuple(batches))]
         if isinstance(effect, fx.MakeBodies):
-            return [fx.Failed(TooLarge("too large"))] if self.too_large else [fx.BodiesMade(effect.number)]
+            too_large = fx.Failed(TooLarge("too large"), effect.number)
+            return [too_large] if self.too_large else [fx.BodiesMade(effect.number)]
         if isinstance(effect, fx.AskForTurn) and self.is_turn:
             self.is_turn = False
             return [fx.TurnGranted(effect.round_digest)]
@@ -462,6 +463,16 @@ def test_the_next_round_is_asked_while_one_is_summed_and_charged_after_it_is_ope
     assert found.index(release) < found.index(fixed)
     assert [one.state for one in table.run.rounds] == ["opened", "posted", "asked"]
     assert of(found, fx.SendAsks) == [fx.SendAsks(2, AGENTS)], "what was asked a moment ago is not asked again"
+
+
+def test_a_next_round_that_cannot_be_asked_ends_the_job_after_what_is_paid_for_was_opened() -> None:
+    table = Table(rounds=2).asked()
+    table.too_large = True
+    assert not of(table.hold(*AGENTS), fx.End)
+    found = table.sum(*TALLIERS)
+    assert of(found, fx.StoreRelease)
+    assert ended(found).state == "failed"
+    assert [one.number for one in of(table.effects, fx.Begin)] == [0]
 
 
 def test_a_refusal_of_the_next_round_ends_the_job_where_it_did_and_keeps_what_was_opened() -> None:
