@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,9 @@ _STORE_BYTES: Final = 512 << 20
 
 _LEAST_STORE_BYTES: Final = 80 << 20
 """Ray takes no less."""
+
+_REMOVALS: Final = 50
+_PAUSE_S: Final = 0.2
 
 _OWN: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: all that Ray starts listens on the loopback interface
@@ -141,6 +145,10 @@ def _folders(beside: Path | None) -> tuple[Path, ...]:
 
 
 def remove_folders(folders: tuple[Path, ...]) -> None:
-    """Remove what a cluster of our own has on the disk."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # of a link: nothing, it goes with the folder that holds it
+    """Remove what a cluster of our own has on the disk: again for a while, as its last processes may still write."""
+    for _ in range(_REMOVALS):
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)  # of a link: nothing, it goes with the folder that holds it
+        if not any(folder.exists() for folder in folders):
+            return
+        time.sleep(_PAUSE_S)

@@ -29,7 +29,7 @@ _LOST: Final = (EOFError, OSError)
 _ATTEMPTS: Final = 3
 """To begin: Ray gives each of its processes half a minute, which a busy machine may not keep."""
 
-_END_S: Final = 20.0
+_END_S: Final = 60.0
 """Patience with a driver that ends its cluster."""
 
 
