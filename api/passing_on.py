@@ -1,8 +1,9 @@
 """A request passed on, as it is, to the coordinator that leads; its answer comes back as it is.
 
-Nothing is checked here and nothing is believed: who leads does both. Where nobody leads at this moment, or it cannot be
-reached, whoever asks is told to try again; requests that change something carry an Idempotency-Key or a number, so
-asking again is safe.
+Nothing is checked here and nothing is believed: who leads does both. Nothing that is asked for says where a request
+goes, and what belongs to one requester (a cookie, an encoding it takes) is kept for no other. Where nobody leads at
+this moment, or it cannot be reached, whoever asks is told to try again; requests that change something carry an
+Idempotency-Key or a number, so asking again is safe.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ CONNECT_S = 2.0
 _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
+_SAID_ANEW = frozenset((b"host", b"x-forwarded-for", b"x-forwarded-proto"))
+"""What the one before this process says; whoever comes without a proxy that is believed could say anything."""
+
+_TIMES = httpx2.Timeout(None, connect=CONNECT_S).as_dict()
+"""Answers may take as long as who leads lets them: parties wait for mail."""
 
 
 class PassingOn:
@@ -31,19 +37,18 @@ class PassingOn:
 
     def __init__(self, *, delta: float) -> None:
         self._delta = delta
-        self._url: str | None = None
-        # Answers may take as long as who leads lets them: parties wait for mail.
-        timeout = httpx2.Timeout(None, connect=CONNECT_S)
+        self._url: httpx2.URL | None = None
+        # No client: that would keep cookies, follow redirects, and say what it takes for who says nothing.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
-        self._client = httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, follow_redirects=False)
+        self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
 
     def to(self, url: str | None) -> None:
         """Who leads now; None where nobody is known to."""
-        self._url = None if url is None else url.rstrip("/")
+        self._url = None if url is None else httpx2.URL(url)
 
     async def aclose(self) -> None:
         """Let go of every connection."""
-        await self._client.aclose()
+        await self._transport.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on."""
@@ -52,18 +57,17 @@ class PassingOn:
             error = Unavailable("no coordinator leads at this moment; one takes over soon. Ask again")
             await refusal(error, instance=path, delta=self._delta)(scope, receive, send)
             return
-        query = scope["query_string"]
-        raw = scope.get("raw_path") or path.encode()
-        target = f"{self._url}{raw.decode('latin-1')}" + (f"?{query.decode('latin-1')}" if query else "")
-        headers = [(name, value) for name, value in scope["headers"] if name not in _OF_ONE_CONNECTION | {b"host"}]
-        if scope.get("client"):
-            headers.append((b"x-forwarded-for", scope["client"][0].encode()))
         has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-        request = self._client.build_request(
-            scope["method"], target, headers=headers, content=_body(receive) if has_body else None
+        request = httpx2.Request(
+            scope["method"],
+            self._url,
+            headers=_headers(scope),
+            content=_body(receive) if has_body else None,
+            # Beside the address, not joined to it: "@elsewhere/" is a target that HTTP lets anybody send.
+            extensions={"timeout": _TIMES, "target": self._url.raw_path.rstrip(b"/") + _target(scope)},
         )
         try:
-            answer = await self._client.send(request, stream=True)
+            answer = await self._transport.handle_async_request(request)
         except httpx2.HTTPError:
             error = Unavailable("the coordinator that leads cannot be reached; another takes over soon. Ask again")
             await refusal(error, instance=path, delta=self._delta)(scope, receive, send)
@@ -77,6 +81,20 @@ class PassingOn:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await answer.aclose()
+
+
+def _target(scope: Scope) -> bytes:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return raw + b"?" + query if query else raw
+
+
+def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    headers = [(name, value) for name, value in scope["headers"] if name not in _OF_ONE_CONNECTION | _SAID_ANEW]
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
+    headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+    return headers
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:

@@ -37,7 +37,11 @@ def serving(app: ASGIApp) -> Iterator[str]:
                 await app.aclose()
             await send({"type": f"lifespan.{step}.complete"})
 
-    server = uvicorn.Server(uvicorn.Config(whole, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            whole, http="h11", proxy_headers=False, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+        )
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -63,7 +67,7 @@ class Leader:
         headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
         told = {"method": scope["method"], "path": scope["raw_path"].decode(), "query": scope["query_string"].decode()}
         answer = json.dumps(told | {"headers": headers, "bytes": len(body)}).encode() + b"\n"
-        kept = [(b"content-type", b"application/x-told"), (b"x-own", b"1"), (b"x-own", b"2")]
+        kept = [(b"content-type", b"application/x-told"), (b"x-own", b"1"), (b"x-own", b"2"), (b"set-cookie", b"a=b")]
         await send({"type": "http.response.start", "status": 418, "headers": kept})
         await send({"type": "http.response.body", "body": answer, "more_body": True})
         await anyio.to_thread.run_sync(self.may_end.wait)
@@ -103,6 +107,47 @@ def test_a_request_and_its_answer_are_passed_on_as_they_are_piece_by_piece() -> 
         assert (sent["authorization"], sent["idempotency-key"]) == ("Bearer lab_secret", "k")
         assert sent["x-forwarded-for"] == "127.0.0.1"
         assert "te" not in sent
+
+
+def asked_raw(url: str, target: str, *headers: str) -> dict[str, Any]:
+    """What the leader says that it was asked, where a target is sent that no client library would send."""
+    place = urlsplit(url)
+    lines = (f"GET {target} HTTP/1.1", "Host: a", "Connection: close", *headers)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=30) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        told: dict[str, Any] = json.loads(answer.readline())
+        return told
+
+
+@pytest.mark.parametrize("target", ["@{elsewhere}/v1/parties", "http://{elsewhere}/v1/parties", ".invalid/v1", "*"])
+def test_nothing_that_is_asked_for_sends_a_request_anywhere_but_to_who_leads(target: str) -> None:
+    leader, passing_on = Leader(), PassingOn(delta=1e-5)
+    leader.may_end.set()
+    with serving(leader) as behind, serving(passing_on) as url, socket.socket() as elsewhere:
+        elsewhere.bind(("127.0.0.1", 0))
+        elsewhere.listen()
+        elsewhere.settimeout(0.0)
+        passing_on.to(behind)
+        wanted = target.format(elsewhere=f"127.0.0.1:{elsewhere.getsockname()[1]}")
+        assert asked_raw(url, wanted)["path"] == wanted
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+
+
+def test_what_one_requester_is_given_or_says_of_itself_reaches_no_other() -> None:
+    leader, passing_on = Leader(), PassingOn(delta=1e-5)
+    leader.may_end.set()
+    with serving(leader) as behind, serving(passing_on) as url:
+        passing_on.to(behind)
+        asked_raw(url, "/v1/parties", "Authorization: Bearer lab_secret")
+        told = asked_raw(url, "/v1/parties", "X-Forwarded-For: 10.1.1.1", "X-Forwarded-Proto: https")
+    assert sorted(told["headers"]) == [
+        ["host", urlsplit(behind).netloc],
+        ["x-forwarded-for", "127.0.0.1"],
+        ["x-forwarded-proto", "http"],
+    ]
 
 
 @pytest.mark.parametrize("is_known", [False, True])
