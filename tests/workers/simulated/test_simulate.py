@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,3 +127,13 @@ def test_the_command_shows_a_table_within_eighty_columns_and_one_document() -> N
 def test_every_method_but_one_can_be_simulated_and_the_command_names_them() -> None:
     assert set(METHODS) - set(SIMULATED) == {"aux-distill"}
     assert command.METHODS == SIMULATED
+
+
+def test_memory_is_the_process_s_own_whatever_its_parent_had() -> None:
+    """A parent with 600 MiB starts a simulation; getrusage would tell the parent's."""
+    code = (
+        "import subprocess, sys; held = bytearray(b'1') * (600 << 20);"
+        "sys.exit(subprocess.run([sys.executable, '-c', 'from workers.simulated.run import _peak_kib;"
+        "import sys; sys.exit(_peak_kib() > 500 << 10)']).returncode)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -309,8 +309,11 @@ def _plan_rows(measured: dict[str, Any]) -> list[BenchRow]:
         asked_bytes=traffic.asked,
         shares_bytes=sum(traffic.shares),
     )
-    case = f"plan: {plan.RECORDS:,} records, {plan.AGENTS:,} agents, {plan.JOBS_A_DAY:,} jobs a day"
-    return [BenchRow(case, part.name, part.of, part.needed, settings=asdict(part)) for part in plan.paper_plan(costs)]
+    size = {"records": plan.RECORDS, "agents": plan.AGENTS, "jobs_a_day": plan.JOBS_A_DAY, "queries": plan.QUERIES}
+    return [
+        BenchRow("on paper", part.name, part.of, part.needed, settings=size | asdict(part))
+        for part in plan.paper_plan(costs)
+    ]
 
 
 def _coordinator(few: Served, many: Served | None) -> tuple[float, float]:
