@@ -67,16 +67,17 @@ References:
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, SPILL, IntegerSum
-from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta, mu_of_epsilon
+from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]
@@ -229,24 +230,21 @@ def winner_pair(change: Change, mu: float, queries: int) -> WinnerPair:
     return WinnerPair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
 
 
-@lru_cache(maxsize=256)
 def winner_profile(change: Change, mu: float, queries: int) -> Profile:
     """W_Q of this module's docstring, from above, on a grid.
 
     Args:
         change, mu: as in `winner_pair`.
-        queries: at least 1; time grows with its power 1.5, so price many by `winner_pair`.
+        queries: at least 1, at most a block.
 
     Raises:
         InvalidSetting: an argument is outside its range.
     """
     _check(change, mu, queries)
-    step = _STEP[change] * mu
-    end = _end_of_grid(mu * math.sqrt(queries))
-    epsilons = step * np.arange(max(3, math.ceil(end / step) + 1))
-    deltas = _recursion(_outcomes(change, mu), step, np.maximum(0.0, -np.expm1(epsilons)), queries)
-    falling = np.maximum.accumulate(deltas[::-1])[::-1]
-    return Profile(np.asarray(epsilons, dtype=np.float64), falling, mu * math.sqrt(queries))
+    if queries > BLOCK[change]:
+        raise InvalidSetting(f"queries must be at most {BLOCK[change]}, found {queries}; more are priced in blocks")
+    ladder = _ladder(change, mu)
+    return Profile(ladder.epsilons, ladder.deltas(queries), mu * math.sqrt(queries))
 
 
 def _end_of_grid(mu: float) -> float:
@@ -277,23 +275,17 @@ def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Winne
     profile = winner_profile(change, mu, queries)
     found = whole
     if profile.deltas[-1] <= delta_0:
-        fine = np.linspace(0, len(profile.epsilons) - 1, 8 * (len(profile.epsilons) - 1) + 1)
-        epsilons = np.interp(fine, np.arange(len(profile.epsilons)), profile.epsilons)
+        points = np.arange(len(profile.epsilons))
+        epsilons = np.interp(np.linspace(0, points[-1], 8 * points[-1] + 1), points, profile.epsilons)
         left = np.interp(np.exp(epsilons), np.exp(profile.epsilons), profile.deltas)[:-1] - delta_0
-        least = 0.0
-        for right, delta in zip(epsilons[1:][left > 0].tolist(), left[left > 0].tolist(), strict=True):
-            if least == 0 or delta_of_epsilon(right, least) < delta:
-                least = _least_mu(right, delta)
-        found = min(whole, max(Fraction(least) ** 2 * (1 + Fraction(1, 10**6)), whole / 3))
+        right, left = epsilons[1:][left > 0], left[left > 0] * (1 + _OF_FORMULA)
+        low, high = math.sqrt(whole / 3), math.sqrt(whole)
+        while high - low > 1e-7 * high:
+            middle = (low + high) / 2
+            is_enough = bool(np.all(deltas_of_epsilons(right, middle) >= left))
+            low, high = (low, middle) if is_enough else (middle, high)
+        found = min(whole, Fraction(high) ** 2 * (1 + Fraction(1, 10**6)))
     return WinnerPair(Fraction(times * math.ceil(found * NANO), NANO), times * delta_0 if found < whole else 0.0)
-
-
-def _least_mu(epsilon: float, delta: float) -> float:
-    """The least mu whose Gaussian has at least this delta at epsilon."""
-    mu = mu_of_epsilon(epsilon, delta)
-    while delta_of_epsilon(epsilon, mu) < delta:
-        mu *= 1 + 1e-12
-    return mu
 
 
 def _thresholds(change: Change, mu: float) -> Floats:
@@ -339,15 +331,49 @@ def _outcomes(change: Change, mu: float) -> list[tuple[Floats, Floats]]:
     return [(below_p[first], below_q[first]), (between[:, 0], between[:, 1]), (above_p[second], above_q[second])]
 
 
-def _recursion(outcomes: list[tuple[Floats, Floats]], step: float, deltas: Floats, queries: int) -> Floats:
-    """W after so many queries on the grid exp(step * i), i = 0, 1, ..., from W_0 there.
+class _Ladder:
+    """W_1, W_2, ... on the grid exp(step * i), i = 0, 1, ..., computed as far as somebody has asked; shared by threads.
 
     On a geometric grid y Q/P is the same shift for every y: each outcome is a weighted sum of two shifted copies of W
     (a chord), and all candidates together one sparse matrix times the matrix of all shifts.
     """
+
+    def __init__(self, change: Change, mu: float) -> None:
+        step = _STEP[change] * mu
+        most = min(mu * math.sqrt(BLOCK[change]), max(mu, math.sqrt(_MOST_MU_SQUARED)))
+        points = max(3, math.ceil(_end_of_grid(most) / step) + 1)
+        self.epsilons: Floats = np.asarray(step * np.arange(points), dtype=np.float64)
+        self._weighing, reach = _weighing(_outcomes(change, mu), step, 2 * points)
+        self._mirror = np.minimum(np.arange(reach, 0, -1), points - 1)
+        self._shrunk = np.exp(-step * np.arange(reach, 0, -1))
+        self._known: list[Floats] = [np.maximum(0.0, -np.expm1(self.epsilons))]
+        self._lock = threading.Lock()
+
+    def deltas(self, queries: int) -> Floats:
+        """W after so many queries, not increasing."""
+        with self._lock:
+            while len(self._known) <= queries:
+                self._known.append(self._next(self._known[-1]))
+            return self._known[queries]
+
+    def _next(self, deltas: Floats) -> Floats:
+        below = 1 - self._shrunk + self._shrunk * deltas[self._mirror]
+        lattice = np.concatenate([below, deltas, np.full(len(below) + 1, deltas[-1])])
+        shifted = np.ones((self._weighing.shape[1], len(deltas)))  # the last is above W, wherever a shift leads
+        shifted[:-1] = np.lib.stride_tricks.sliding_window_view(lattice, len(deltas))
+        found = np.minimum((self._weighing @ shifted).max(axis=0) * (1 + _ROUNDING), 1.0)
+        return np.asarray(np.maximum.accumulate(found[::-1])[::-1])
+
+
+@lru_cache(maxsize=4)
+def _ladder(change: Change, mu: float) -> _Ladder:
+    return _Ladder(change, mu)
+
+
+def _weighing(outcomes: list[tuple[Floats, Floats]], step: float, most: int) -> tuple[Any, int]:
+    """The matrix [candidates, shifts and ones] that makes F of shifted copies of W, and by how far they are shifted."""
     from scipy.sparse import csr_array
 
-    points = len(deltas)
     parts, reach = [], 0
     for p, q in outcomes:
         row = np.nonzero(p > 0)[0]
@@ -355,8 +381,8 @@ def _recursion(outcomes: list[tuple[Floats, Floats]], step: float, deltas: Float
             shift = np.log(q[row] / p[row]) / step
         reach = max(reach, int(np.ceil(np.max(np.abs(shift[np.isfinite(shift)]), initial=1.0))) + 1)
         parts.append((row, p[row], shift))
-    reach = min(reach, 2 * points)
-    whole = 2 * reach + 2  # the column of ones, which is above W wherever a shift leads
+    reach = min(reach, most)
+    ones = 2 * reach + 2
     rows, columns, weights = [], [], []
     for row, p, shift in parts:
         is_far = shift < -reach
@@ -365,15 +391,8 @@ def _recursion(outcomes: list[tuple[Floats, Floats]], step: float, deltas: Float
         share = np.where(shift > reach, 0.0, share)  # W decreases: what stands at the last shift is above
         for column, weight in ((low, p * (1 - share)), (low + 1, p * share)):
             rows.append(row)
-            columns.append(np.where(is_far, whole, column + reach))
+            columns.append(np.where(is_far, ones, column + reach))
             weights.append(weight)
-    shape = (len(outcomes[0][0]), whole + 1)
-    weighing = csr_array((np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
-    shifted = np.ones((whole + 1, points))
-    mirror = np.minimum(np.arange(reach, 0, -1), points - 1)
-    shrunk = np.exp(-step * np.arange(reach, 0, -1))
-    for _ in range(queries):
-        lattice = np.concatenate([1 - shrunk + shrunk * deltas[mirror], deltas, np.full(reach + 1, deltas[-1])])
-        shifted[:whole] = np.lib.stride_tricks.sliding_window_view(lattice, points)
-        deltas = np.minimum((weighing @ shifted).max(axis=0) * (1 + _ROUNDING), 1.0)
-    return deltas
+    shape = (len(outcomes[0][0]), ones + 1)
+    where = (np.concatenate(rows), np.concatenate(columns))
+    return csr_array((np.concatenate(weights), where), shape=shape), reach

@@ -115,7 +115,7 @@ def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None
     full = module.requirements(ROOT / "pyproject.toml", is_slim=False)
     slim = module.requirements(ROOT / "pyproject.toml", is_slim=True)
     left_out = {re.split(r"[<>=; ]", one)[0] for one in set(full) - set(slim)}
-    assert left_out == {"torch", "torchvision", "timm", "faiss-cpu", "faiss-gpu", "matplotlib"}
+    assert left_out == {"torch", "torchvision", "timm", "faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib"}
 
 
 def test_the_roles_of_slim_images_start_where_there_is_no_learning_library() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta, mu_of_epsilon
+from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
 
 MU = st.floats(-6, 4).map(lambda exponent: 10.0**exponent)
@@ -110,3 +111,10 @@ def test_a_malformed_epsilon_or_mu_is_refused(bad: float) -> None:
         delta_of_epsilon(1.0, bad)
     with pytest.raises(InvalidSetting, match="epsilon must be"):
         mu_of_epsilon(bad, 1e-4)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 0.5, 1.0, 3.0, 9.0])
+def test_many_deltas_at_once_are_those_of_one_after_another(mu: float) -> None:
+    epsilons = np.linspace(0, mu * mu / 2 + 12 * mu, 200)
+    one_by_one = [delta_of_epsilon(epsilon, mu) for epsilon in epsilons.tolist()]
+    np.testing.assert_allclose(deltas_of_epsilons(epsilons, mu), one_by_one, rtol=1e-10)
