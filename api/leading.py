@@ -3,7 +3,8 @@
     candidate   looks every third of a lease: takes it where nobody has it, renews it where it is its own
     leads       opens the journal as its owner, which ends the owner before, and serves everything
     follows     answers what is only read from the shared journal and home, and passes the rest on to who leads
-    lost it     ends: whoever supervises it starts it again, as a candidate
+    lost it     ends: whoever supervises it starts it again, as a candidate. From the moment at which its lease could be
+                over by its own clock it answers nothing: what it remembers (tokens, jobs) may be another's to change
 
 Only who leads drives jobs and writes: the ledger is one chain with one pen, and what the coordinator says to a party
 carries rising numbers, so two that drive would only wait for each other. What others share is the work of answering.
@@ -27,6 +28,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.home_lock import owning_home
 from api.coordinator.service import Coordinator
 from api.passing_on import PassingOn
+from api.refusals import refusal
 from feature_store.journal.leases import Leases
 from labeler.errors import JournalInUse, LabelerError, Unavailable
 
@@ -87,6 +89,12 @@ class SideBySide:
         """Whether this process serves everything by itself."""
         return self._leader is not None
 
+    @property
+    def _has_lease(self) -> bool:
+        """Whether the lease lasts, counted from before it was last asked for: nobody else leads yet."""
+        until_s = self._until_s
+        return until_s is not None and time.monotonic() < until_s
+
     def start(self) -> None:
         """Begin to look at the lease; the first look is over when this returns."""
         self._look()
@@ -124,7 +132,10 @@ class SideBySide:
             await self._lifespan(receive, send)
             return
         leader, reader = self._leader, self._reader
-        if leader is not None:
+        if leader is not None and not self._has_lease:
+            error = Unavailable("this coordinator may have lost its lease; another takes over. Ask again")
+            await refusal(error, instance=scope["path"], delta=self._settings.delta)(scope, receive, send)
+        elif leader is not None:
             await leader.app(scope, receive, send)
         elif reader is not None and is_only_read(scope):
             await reader.app(scope, receive, send)

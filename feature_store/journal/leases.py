@@ -63,8 +63,10 @@ _END_OWNER = text(
     "SELECT pg_terminate_backend(pid, 1000) FROM pg_locks JOIN pg_stat_activity USING (pid) "
     "WHERE locktype = 'advisory' AND granted AND application_name = :shares "
     "AND classid = :high AND objid = :low AND objsubid = 1 AND pid <> pg_backend_pid() "
-    "AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-).bindparams(shares=SIDE_BY_SIDE, high=POSTGRESQL_OWNER >> 32, low=POSTGRESQL_OWNER & 0xFFFFFFFF)
+    "AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND EXISTS (SELECT 1 FROM coordinator_leases "
+    "WHERE name = :name AND owner = :owner AND until >= clock_timestamp())"
+).bindparams(name=_DRIVING, shares=SIDE_BY_SIDE, high=POSTGRESQL_OWNER >> 32, low=POSTGRESQL_OWNER & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ class Leases:
     def end_owner(self) -> bool:
         """End the session by which the leader before holds the journal: its lease is over, and it may hang.
 
+        Only whoever has the lease can: one that hung while it opened the journal would else end who leads by now.
+
         Returns:
             Whether there was one. Of an owner that shares with nobody nothing is ended.
 
@@ -162,7 +166,7 @@ class Leases:
             Unavailable: PostgreSQL cannot be reached.
         """
         with self._begin() as connection:
-            return bool(connection.execute(_END_OWNER).fetchall())
+            return bool(connection.execute(_END_OWNER, {"owner": self.owner}).fetchall())
 
     def close(self) -> None:
         """Let go of every connection."""

@@ -76,6 +76,7 @@ def test_who_comes_while_another_is_taking_it_does_not_wait(journal: str) -> Non
 
 def test_the_owner_before_is_ended_only_where_it_shares(journal: str, tmp_path: Path) -> None:
     with candidate(journal, "a") as one:
+        assert one.take()
         with open_database(journal, side_by_side=True) as hanging:
             with pytest.raises(JournalInUse):
                 open_database(journal, side_by_side=True)
@@ -86,6 +87,17 @@ def test_the_owner_before_is_ended_only_where_it_shares(journal: str, tmp_path: 
                     pass
         with open_database(journal):
             assert not one.end_owner()
+
+
+def test_who_hung_while_it_opened_the_journal_does_not_end_who_leads_by_now(journal: str) -> None:
+    with candidate(journal, "a", SHORT_S) as hung, candidate(journal, "b") as leading:
+        assert hung.take()
+        while not leading.take():
+            time.sleep(0.02)
+        with open_database(journal, side_by_side=True) as following:
+            assert not hung.end_owner()
+            Ledger(following, clock=now_utc)  # writes
+        assert not hung.renew()
 
 
 def test_a_file_has_no_lease(tmp_path: Path) -> None:
