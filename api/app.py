@@ -15,6 +15,7 @@ from api.access import Gate
 from api.crowding import PerClient
 from api.documentation import document
 from api.front import Front
+from api.in_turn import InTurn
 from api.lingering import Lingering
 from api.metrics import Metrics
 from api.rate_limit import RateLimits
@@ -72,9 +73,10 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.limits = limits
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
+    pricing = InTurn()
     routers = (
-        task_routes(coordinator),
-        job_routes(coordinator),
+        task_routes(coordinator, pricing),
+        job_routes(coordinator, pricing),
         label_routes(coordinator),
         budget_routes(coordinator),
         evidence_routes(coordinator),

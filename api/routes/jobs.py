@@ -19,6 +19,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK
+from api.in_turn import InTurn
 from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
 from api.rate_limit import Slots
@@ -78,7 +79,7 @@ _LINKS = {
 }
 
 
-def job_routes(coordinator: Coordinator) -> APIRouter:
+def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=StrictRoute)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
@@ -106,8 +107,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         who = await reader(request)
         view = coordinator.estimate_at_once(asked, reader=who)
         if view is None:
-            step = partial(coordinator.estimate, asked, reader=who)
-            view = await to_thread.run_sync(step, limiter=readers())
+            view = await pricing.run(who.token_id, partial(coordinator.estimate, asked, reader=who))
         return Response(view.model_dump_json(), media_type=JSON)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
@@ -139,10 +139,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422)),
     )
     @at_once(price_at_once)
-    def estimate(
+    async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
-        return coordinator.estimate(request, reader=who)
+        return await pricing.run(who.token_id, partial(coordinator.estimate, request, reader=who))
 
     accepted = answers(
         "The job is queued",

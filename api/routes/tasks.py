@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Body, Response
 
 from api import examples
 from api.documentation import answers
+from api.in_turn import InTurn
 from api.routes.parameters import After, Caller, Limit, TaskId, TokenId, Who
 from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 from api.strict_route import StrictRoute
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
 
-def task_routes(coordinator: Coordinator) -> APIRouter:
+def task_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
     """Routes under /v1/tasks."""
     router = APIRouter(tags=["tasks"], route_class=StrictRoute)
 
@@ -28,10 +30,10 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         "Every task is new: it has a nonce, so that its noise is its own.",
         responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422)),
     )
-    def create_task(
+    async def create_task(
         request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
     ) -> TaskView:
-        view = coordinator.create_task(request, by=by)
+        view = await pricing.run(by, partial(coordinator.create_task, request, by=by))
         response.headers["Location"] = f"/v1/tasks/{view.task_id}"
         return view
 
