@@ -259,8 +259,15 @@ class CoordinatorDriver:
         for job_id, _ in events:
             self._again(job_id, error, now)
 
-    def _again(self, job_id: str, error: Exception, now: Now) -> None:
-        """After a step of a job was not kept: read it again, and end it where it cannot go on."""
+    def _again(self, job_id: str, error: Exception, now: Now, *, number: int | None = None) -> None:
+        """After a step of a job was not kept: read it again, and end it where it cannot go on.
+
+        Args:
+            job_id: the job.
+            error: why the step was not kept.
+            now: when the turn began.
+            number: of the round whose messages could not be written, where that is why.
+        """
         try:
             fresh = self._reader.one(job_id)
         except LabelerError as trouble:
@@ -278,7 +285,7 @@ class CoordinatorDriver:
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             plan = self._plan(now)
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
-            self._stepper.step(job_id, Failed(error), plan)
+            self._stepper.step(job_id, Failed(error, number), plan)
             try:
                 self._commit(plan)
                 self._keep(plan)
@@ -371,8 +378,8 @@ class CoordinatorDriver:
         for job_id, run in plan.runs.items():
             if run.state not in UNFINISHED:
                 self._forget(job_id, run)
-        for job_id, error in plan.broken.items():
-            self._again(job_id, error, plan.now)
+        for job_id, failed in plan.broken.items():
+            self._again(job_id, failed.error, plan.now, number=failed.number)
 
     def _send(self, plan: Plan) -> LabelerError | None:
         return send_off(plan, self._sender, self._ledger, self._mailbox)

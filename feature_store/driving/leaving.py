@@ -17,6 +17,7 @@ from feature_store.mailbox import Letter, Mailbox
 from labeler.errors import LabelerError
 from labeler.rounds.effects import (
     AskForSums,
+    Failed,
     FixContributors,
     Post,
     SendAsks,
@@ -53,8 +54,8 @@ def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> La
         try:
             letters += sender.letters(plan.runs[job_id], send, head)
         except LabelerError as error:
-            # Of this job alone; the others' messages leave.
-            plan.broken[job_id] = error
+            # Of this job alone; the others' messages leave. What the round to be opened sends comes before the next's.
+            plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
     try:
         if letters or tell:
             mailbox.send_all(letters, tell=tell)

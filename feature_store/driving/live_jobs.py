@@ -190,6 +190,7 @@ def _merged(fresh: JobRun, known: JobRun) -> JobRun:
         fresh,
         rounds=rounds,
         is_admitted=known.is_admitted,
+        looks_ahead=known.looks_ahead,
         decided_at_s=known.decided_at_s if is_same else None,
         asked_at_s=known.asked_at_s if is_same else {},
         mail=known.mail,

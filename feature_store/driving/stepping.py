@@ -107,6 +107,7 @@ class Stepper:
     def step(self, job_id: str, event: Event, plan: Plan, incoming: Incoming | None = None) -> LabelerError | None:
         """One event, and the events that its computations come back as; why a message is refused."""
         waiting: list[Event] = [event]
+        is_unfinished = False
         while waiting:
             run, effects = step(self.run_of(job_id, plan), waiting.pop(0), plan.now)
             plan.runs[job_id] = run
@@ -123,11 +124,16 @@ class Stepper:
                 elif isinstance(effect, SENDS):
                     plan.sends.append((job_id, effect))
                 else:
-                    waiting += self._compute(job_id, effect, plan)
+                    found = self._compute(job_id, effect, plan)
+                    is_unfinished |= found is None
+                    waiting += found or []
+        if is_unfinished:
+            again_s = plan.now.steady_s + self._patience.ask_again_s
+            plan.looks[job_id] = min(again_s, plan.looks.get(job_id, again_s))
         return None
 
-    def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event]:
-        """What comes back of an effect that is neither stored nor sent."""
+    def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event] | None:
+        """What comes back of an effect that is neither stored nor sent; None where it is to be tried again."""
         live, run = self._live.jobs[job_id], plan.runs[job_id]
         match effect:
             case WaitUntil():
@@ -142,7 +148,10 @@ class Stepper:
                 try:
                     self._sender.make(run, effect.number)
                 except TryAgain:
-                    raise
+                    if not (plan.stores.get(job_id) or plan.sends):
+                        raise
+                    # What came before it in this step is kept, as a sum of what is paid for; this is tried again.
+                    return None
                 except LabelerError as error:
                     return [Failed(error, effect.number)]
                 return [BodiesMade(effect.number)]

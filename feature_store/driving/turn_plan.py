@@ -8,7 +8,7 @@ from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery, Incoming
 from labeler.errors import LabelerError
 from labeler.rounds import winner_line
-from labeler.rounds.effects import Now, Send, Store
+from labeler.rounds.effects import Failed, Now, Send, Store
 from labeler.rounds.job_state import JobRun
 from labeler.rounds.lanes import Lanes
 
@@ -24,7 +24,7 @@ class Plan:
         taken, relayed: the highest number of each sender's messages to the coordinator, and to each tallier.
         looks: until when nothing is to be done for a job by itself.
         retries: jobs whose step met a defect or has to wait; nothing of that step is here.
-        broken: jobs whose messages could not be written.
+        broken: jobs whose messages could not be written: why, and of which round.
         line, lanes: whose turn it is to have winners found, and to be begun.
         follow: rounds whose turn has come in this turn.
         answers: what is told to whom, once it is durable.
@@ -40,7 +40,7 @@ class Plan:
     relayed: dict[tuple[str, str], int] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)
     retries: dict[str, Exception] = field(default_factory=dict)
-    broken: dict[str, LabelerError] = field(default_factory=dict)
+    broken: dict[str, Failed] = field(default_factory=dict)
     line: winner_line.Line = field(default_factory=winner_line.Line)
     lanes: Lanes = field(default_factory=Lanes)
     follow: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ from api.coordinator.ownership import Reader
 from api.schema import JobRequest, JobView
 from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery, incoming
+from feature_store.driving.sending import Sender
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection
@@ -288,6 +289,57 @@ def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Si
     assert site.waiting("t0") > 0
     assert site.state(bad) == "failed"
     assert site.state(good) == "collecting"
+
+
+def test_what_is_paid_for_is_opened_though_the_question_that_was_asked_meanwhile_is_damaged(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: 1)
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
+    site.conductor.tick()
+    assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["posted", "asked"]
+    (site.house.config.home / "jobs" / job.job_id / "questions.safetensors").write_bytes(b"damaged")
+    site.restart()  # what was made of it is not in memory any more
+    site.conductor.tick()
+    for number in range(3):
+        assert site.deliver(site.summed(number, job)) == []
+        site.conductor.tick()
+    site.steady_s += LONGEST_PAUSE_S
+    site.conductor.tick()
+    assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["opened", "asked"]
+    assert site.house.jobs.release(job.job_id, 0) is not None
+    assert site.state(job) == "failed"
+
+
+def test_what_is_paid_for_is_opened_while_the_next_question_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: 1)
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    with monkeypatch.context() as away:
+
+        def gone(*_: Any) -> None:
+            raise Unavailable("the disk does not answer")
+
+        away.setattr(Sender, "make", gone)
+        site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
+        site.conductor.tick()
+        for number in range(3):
+            site.deliver(site.summed(number, job))
+            site.conductor.tick()
+        assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["opened", "waiting"]
+    site.steady_s += LONGEST_PAUSE_S
+    site.conductor.tick()
+    assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["opened", "asked"]
 
 
 def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
