@@ -213,6 +213,11 @@ class SideBySide:
             except LabelerError as error:
                 self._end(error)
                 return
+            except Exception as error:
+                # Else the lease would be renewed for ever by one that never leads.
+                log.exception("opening the journal met a defect")
+                self._end(Unavailable(f"the journal could not be opened ({type(error).__name__}); start again"))
+                return
             if self._stop.is_set():
                 coordinator.stop()
                 return
