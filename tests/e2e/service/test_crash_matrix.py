@@ -81,7 +81,7 @@ class Thief:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.002):
             for folder in self._agents.glob("*/erasable"):
                 for name, key in keys_in(folder).items():
                     self.keys.setdefault((folder.parent.name, name), set()).add(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -68,7 +67,7 @@ def two_workers(party_folder: Path) -> Iterator[Driver]:
     try:
         yield driver
     finally:
-        started = set(processes_below(os.getpid()))
+        started = {driver.process.pid, *processes_below(driver.process.pid)}
         driver.end()
         assert not wait_until_gone(started)
         assert not any(folder.exists() for folder in folders)

@@ -25,7 +25,7 @@ def links() -> Iterator[DelayedLinks]:
 
 
 @pytest.mark.long
-def test_an_answer_takes_twice_the_delay_and_the_winners_take_eight_rounds_for_every_doubling_of_the_classes(
+def test_an_answer_takes_twice_the_delay_and_the_winners_take_three_rounds_for_every_doubling_of_the_classes(
     links: DelayedLinks,
 ) -> None:
     name, target = links.namespaces[0], links.addresses[2].host
@@ -39,10 +39,10 @@ def test_an_answer_takes_twice_the_delay_and_the_winners_take_eight_rounds_for_e
     assert time.monotonic() - began > 2 * DELAY_S
     waves = []
     for classes in (2, 8):
-        assert _run(links, FEW_QUERIES, classes) > 16 * DELAY_S
+        assert _run(links, FEW_QUERIES, classes) > links.waves * DELAY_S
         waves.append(links.waves)
     # Two doublings; a busy machine may split or join a wave.
-    assert 12 <= waves[1] - waves[0] <= 20
+    assert 4 <= waves[1] - waves[0] <= 9
 
 
 def test_no_namespace_is_left_behind() -> None:

@@ -112,4 +112,5 @@ def test_the_scale_bench_measures_every_dimension(tmp_path: Path) -> None:
     cases = {row["case"].split(",")[0] for row in document["rows"]}
     assert {"images embedded", "records searched", "agents", "queries of a job", "on paper"} <= cases
     differ = [row["value"] for row in document["rows"] if row["metric"] == "neighbours that differ"]
-    assert differ == [0, 0]
+    assert len(differ) >= 2  # by one process and by two; by Ray where it is installed
+    assert not any(differ)
