@@ -30,7 +30,7 @@ from workers.federation.plan import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-SETTINGS = "[side_by_side]\nlease_s = 3\n"
+SETTINGS = "[side_by_side]\nlease_s = 5\n"
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_one_that_shares_with_nobody_is_refused_beside_them(service: Service) ->
     settings = service.home / "coordinator" / "coordinator.toml"
     alone = service.home / "coordinator" / "alone.toml"
     alone.write_text(settings.read_text().replace(SETTINGS, ""))
-    assert leader(service)[0]
+    wait_until(lambda: bool(leader(service)[0]), what="somebody to lead")
     settings.rename(settings.with_suffix(".kept"))
     try:
         alone.rename(settings)
