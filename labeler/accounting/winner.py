@@ -91,13 +91,12 @@ SWAP: Final[Change] = "swap"
 BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
 """So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
 
-
 Floats = NDArray[np.float64]
 
 # Distance of grid points and thresholds, in units of mu and of one: each error is of second order.
 _STEP = {ONE_BIT: 0.12, SWAP: 0.16}
 _WIDTH = {ONE_BIT: 0.1, SWAP: 0.16}
-_GROWTH = {ONE_BIT: 0.3, SWAP: 0.4}
+_GROWTH = {ONE_BIT: 0.3, SWAP: 0.8}
 _REACH = 14.0  # thresholds in units of one, beyond which the last tangent is horizontal: 1e-44 of the mass
 _ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few sums of positive terms lose
 _OF_FORMULA = 1e-9  # relative: a hundred times the error of `labeler.accounting.gaussian`

@@ -18,6 +18,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -121,15 +122,19 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
     return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
 
 
-class _PeakMemory:
-    """Watches this process's anonymous memory for as long as the context lasts."""
+class _Watch:
+    """Looks at memory in a thread for as long as the context lasts.
+
+    Attributes:
+        bytes: most anonymous memory that was seen.
+    """
 
     def __init__(self) -> None:
-        self.before_bytes = self.bytes = _anonymous_bytes()
+        self.bytes = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _PeakMemory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -138,29 +143,23 @@ class _PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
+        raise NotImplementedError
+
+
+class _PeakMemory(_Watch):
+    """Watches this process, which had `before_bytes` when the watch began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_bytes = self.bytes = _anonymous_bytes()
+
+    def _watch(self) -> None:
         while not self._done.wait(0.0005):
             self.bytes = max(self.bytes, _anonymous_bytes())
 
 
-class MemoryOfATree:
-    """Watches this process and all that it starts, each by itself, for as long as the context lasts.
-
-    Attributes:
-        bytes: most anonymous memory that any one of them had.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> MemoryOfATree:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+class MemoryOfATree(_Watch):
+    """Watches this process and all that it starts, each by itself: `bytes` is the most that any one of them had."""
 
     def _watch(self) -> None:
         tree = [os.getpid()]

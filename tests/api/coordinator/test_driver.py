@@ -291,15 +291,21 @@ def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Si
     assert site.state(good) == "collecting"
 
 
-def test_what_is_paid_for_is_opened_though_the_question_that_was_asked_meanwhile_is_damaged(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _asked_in_rounds_of_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> JobView:
+    """A job of one question a round, whose agents have said yes."""
     monkeypatch.setattr(submission, "batch_queries_of", lambda *_: 1)
     job = site.submit()
     site.conductor.tick()
     for agent in AGENTS:
         site.deliver(site.yes(agent, job))
     site.conductor.tick()
+    return job
+
+
+def test_what_is_paid_for_is_opened_though_the_question_that_was_asked_meanwhile_is_damaged(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = _asked_in_rounds_of_one(site, monkeypatch)
     site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
     site.conductor.tick()
     assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["posted", "asked"]
@@ -319,12 +325,7 @@ def test_what_is_paid_for_is_opened_though_the_question_that_was_asked_meanwhile
 def test_what_is_paid_for_is_opened_while_the_next_question_cannot_be_read(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "batch_queries_of", lambda *_: 1)
-    job = site.submit()
-    site.conductor.tick()
-    for agent in AGENTS:
-        site.deliver(site.yes(agent, job))
-    site.conductor.tick()
+    job = _asked_in_rounds_of_one(site, monkeypatch)
     with monkeypatch.context() as away:
 
         def gone(*_: Any) -> None:

@@ -56,6 +56,18 @@ class Service:
 StartService = Callable[..., Service]
 
 
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here, in peace if it does so within a minute."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
 @contextmanager
 def running(
     home: Path, *arguments: object, agents: int = 3, journal: str | None = None, more: str = ""
@@ -94,13 +106,7 @@ def running(
         told = json.loads(line)
         yield Service(told["url"], told["token"], home, faults, process)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        stop(process)
 
 
 @pytest.fixture
