@@ -4,9 +4,9 @@
 beyond: the arrays passed in, the Neighbors returned, and the fixed
 workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
 are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
-On a CUDA device the same blocks bound the device's memory; and what it has free bounds them, limit or not: the library
-that knows the device says how many records there is room for (engine.DeviceEngine), and the rest is read block by
-block.
+On a CUDA device the same blocks bound what lies there; and what it has free bounds them, limit or not: the library
+that knows the device says how many records there is room for beside its working memory (engine.DeviceEngine), and the
+rest is read block by block.
 
 **No limit refuses a number of records**, which would tell that number. Tables of records take at most a quarter of the
 limit; a shard with more is searched part by part (`split`). At least half of the limit is left for blocks, so whether

@@ -23,6 +23,7 @@ BENCHES: Final = (
     "calibration",
     "digits",
     "speed",
+    "device",
     "start",
     "ledger",
     "service",

@@ -54,6 +54,12 @@ def _speed(_: Path | None, full: bool, progress: ProgressCallback) -> list[Bench
     return bench_speed(full=full, progress=progress)
 
 
+def _device(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.device import bench_device
+
+    return bench_device(full=full, progress=progress)
+
+
 def _start(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.start import bench_start
 
@@ -139,6 +145,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "calibration": _calibration,
     "digits": _digits,
     "speed": _speed,
+    "device": _device,
     "start": _start,
     "ledger": _ledger,
     "service": _service,

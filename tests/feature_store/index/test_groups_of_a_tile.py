@@ -1,0 +1,37 @@
+"""The selection by groups finds what a full sort of the keys finds, however many similarities are equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feature_store.index.engine_torch import _GROUP, first_of_tile
+from feature_store.index.keys import pack
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    records=st.integers(1, 12 * _GROUP),
+    count=st.integers(1, 12),
+    values=st.sampled_from([1, 2, 3, 40, 2**24]),
+)
+def test_the_first_of_a_tile_are_those_of_a_full_sort(seed: int, records: int, count: int, values: int) -> None:
+    rng = np.random.default_rng(seed)
+    similarities = rng.integers(-values, values, (3, records)).clip(-(2**24) + 1).astype(np.float32)
+    ranks = np.sort(rng.choice(2**37, records, replace=False)).astype(np.int64)
+    found = first_of_tile(torch.from_numpy(similarities), torch.from_numpy(ranks), count).numpy()
+    assert np.array_equal(np.sort(found, axis=1), np.sort(pack(similarities, ranks), axis=1)[:, :count])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_records_of_a_group_that_only_ties_do_not_hide_those_of_another(count: int) -> None:
+    """Every group's largest similarity is the same; the first ranks lie in the first group alone."""
+    similarities = np.zeros((2, 8 * _GROUP), dtype=np.float32)
+    similarities[:, :_GROUP:3] = 7
+    similarities[:, _GROUP::5] = 7
+    ranks = np.arange(8 * _GROUP, dtype=np.int64)
+    found = first_of_tile(torch.from_numpy(similarities), torch.from_numpy(ranks), count).numpy()
+    assert np.array_equal(np.sort(found, axis=1) & ((1 << 38) - 1), np.tile(np.arange(0, 3 * count, 3), (2, 1)))
