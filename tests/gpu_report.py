@@ -4,6 +4,7 @@ No test is skipped for want of a device: LABELER_REQUIRE_GPU=1 makes that a fail
 
     tests.xml       each test, its outcome and its seconds
     doctor.json     what `labeler doctor --gpu --json` found, where this version has that command
+    device.json     what `labeler bench device --full --json` measured
     machine.txt     cards, driver, and versions of what computes
 """
 
@@ -55,14 +56,16 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", f"--junitxml={FOLDER / 'tests.xml'}", "tests"]
     tests = subprocess.run(pytest, env=environment, check=False).returncode
     doctor = _doctor()
+    bench = _bench()
     for written in FOLDER.iterdir():
         written.write_text(nameless(written.read_text()))
     print("\n" + (FOLDER / "machine.txt").read_text())
     print("tests: " + ("all passed" if tests == 0 else f"failed (pytest ended with {tests})"))
     print("doctor: " + {None: "this version has none", 0: "nothing wrong"}.get(doctor, f"ended with {doctor}"))
+    print("bench: " + ("measured" if bench == 0 else f"ended with {bench}"))
     print(f"Please send back the folder {FOLDER}/ as it is: " + ", ".join(sorted(one.name for one in FOLDER.iterdir())))
     print("It names cards, versions, tests and times; folders, user and host of yours are taken out.")
-    return tests or doctor or 0
+    return tests or doctor or bench
 
 
 def _doctor() -> int | None:
@@ -72,6 +75,13 @@ def _doctor() -> int | None:
         return None
     with (FOLDER / "doctor.json").open("w") as out:
         return subprocess.run([*command, "--gpu", "--json"], stdout=out, check=False).returncode
+
+
+def _bench() -> int:
+    """Ratios to bare libraries, on synthetic records."""
+    command = [sys.executable, "-m", "workers.cli", "bench", "device", "--full", "--json"]
+    with (FOLDER / "device.json").open("w") as out:
+        return subprocess.run(command, stdout=out, check=False).returncode
 
 
 if __name__ == "__main__":
