@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
 from feature_store.students.calibration import fit_temperature, sharpened
+from feature_store.students.centred import CentredLearner
 from feature_store.students.choice import Predict, choose
 from feature_store.students.linear_probe import LinearLearner, LinearProbe
 from feature_store.students.projection import Projection, unit_rows
@@ -24,7 +25,7 @@ from labeler.errors import BadData, InvalidSetting
 
 Model = Prototypes | LinearProbe | Spreading
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
-StudentKind = Literal["auto", "prototypes", "linear-probe", "spreading"]
+StudentKind = Literal["auto", "centred", "prototypes", "linear-probe", "spreading"]
 
 _LEARNERS: dict[str, type[Learner]] = {
     "prototypes": PrototypeLearner,
@@ -33,7 +34,12 @@ _LEARNERS: dict[str, type[Learner]] = {
 }
 """From the simplest to the richest: the ladder of feature_store.students.choice."""
 
-_MODELS: dict[str, type[Model]] = {"prototypes": Prototypes, "linear-probe": LinearProbe, "spreading": Spreading}
+_MODELS: dict[str, type[Model]] = {
+    "centred": Prototypes,
+    "prototypes": Prototypes,
+    "linear-probe": LinearProbe,
+    "spreading": Spreading,
+}
 _FORMAT = "labeler-student/1"
 _BLOCK_ROWS = 4096
 
@@ -125,7 +131,8 @@ def fit_student(
     Each public image takes the soft labels of the query that stands for it; an unanswered query says nothing.
 
     Args:
-        kind: `auto` lets released votes decide (see feature_store.students.choice).
+        kind: `auto` lets released votes decide between the three older kinds (see feature_store.students.choice);
+            `centred` reads the counts themselves (see feature_store.students.centred).
         answers: the release.
         public_features: shape (num_images, dimension), the public images, asked about or not. Images
             the student will be judged on do not belong here.
@@ -142,6 +149,10 @@ def fit_student(
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     check_features(public_features, "public")
     assignment = assignment_of(answers, public_features)
+    if kind == "centred":
+        centred = CentredLearner(public_features, num_classes=num_classes, seed=seed)
+        student = Student(kind, centred.learn(answers, _standing(answers, assignment)))
+        return _calibrated(student, answers, public_features, assignment)
     kinds = list(_LEARNERS) if kind == "auto" else [kind]
     learners = {name: _LEARNERS[name](public_features, num_classes=num_classes, seed=seed) for name in kinds}
     if kind != "auto":
@@ -167,10 +178,14 @@ def _calibrated(
 
 
 def _fit(learner: Learner, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
-    weights = answers.answered[assignment].astype(np.float64)
-    if not weights.any():
-        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+    weights = answers.answered[_standing(answers, assignment)].astype(np.float64)
     return learner.fit(soft_labels(answers)[assignment], weights)
+
+
+def _standing(answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
+    if not answers.answered[assignment].any():
+        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+    return assignment
 
 
 def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:

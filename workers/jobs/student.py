@@ -85,7 +85,7 @@ def train_student(
 
     Args:
         folder: output folder of a finished job.
-        kind: auto, prototypes, linear-probe, spreading or finetune.
+        kind: auto, centred, prototypes, linear-probe, spreading or finetune.
         test: labelled public shard to score on; for finetune a source of labelled images.
         images: finetune only: the source of public images the job asked about.
         backbone: finetune only: the network to start from.

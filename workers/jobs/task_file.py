@@ -22,7 +22,7 @@ from labeler.task import PositiveFinite, Task, Training, parse_task
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
-StudentKind = Literal["auto", "prototypes", "spreading", "linear-probe"]
+StudentKind = Literal["auto", "centred", "prototypes", "spreading", "linear-probe"]
 
 
 class _Table(BaseModel):
