@@ -57,6 +57,9 @@ class TaskRequest(Request):
     """Participants that may know their own noise, as readers or colluders; 1 when absent, of a single agent 0."""
     max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Only for reverse-knn: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite price
+    at agent level."""
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """At most so many records of one person vote at each agent; states a price for a person. Agents whose shards were
     not told whose records they hold refuse such a task."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.ball import project
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
-from labeler.methods.sensitivity import bounded_numbers, most_votes_per_cell
+from labeler.methods.sensitivity import bounded_numbers, most_votes_in_a_sum, most_votes_per_cell
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
 from labeler.sharing import split
@@ -23,7 +24,7 @@ from labeler.wellformed import split_ballots
 def largest_sum(task: Task, num_contributors: int) -> int:
     """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
     traits = task.traits
-    most = most_votes_per_cell(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
+    most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
     return num_contributors * (most + (0 if traits.has_local_noise else DiscreteGaussian(task.share_sigma_grid).reach))
 
 
@@ -88,8 +89,21 @@ def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
     return ballots if task.vote_clip is None else np.minimum(ballots, np.int64(task.vote_clip))
 
 
+def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
+    """Checked counts as grid units: drawn onto the ball where the task has one (labeler.ball), clipped where it clips.
+
+    Args:
+        ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).
+        task: the task.
+    """
+    if task.ballot_radius is None:
+        return clip_ballots(ballots, task) * np.int64(task.scale)
+    drawn = project(ballots, radius=task.ballot_radius, scale=task.scale)
+    return drawn if task.vote_clip is None else np.minimum(drawn, np.int64(task.vote_clip * task.scale))
+
+
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
-    """Check ballots, clip and scale them to the grid and add this agent's noise share: S * ballots + noise.
+    """Check ballots, bring them to the grid (`on_grid`) and add this agent's noise share: S * ballots + noise.
 
     Numbers of methods that do not count are on the grid already. Where the agent's own noise is in them, none is added.
 
@@ -113,7 +127,7 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
     check_ballots(ballots, task)
     if task.traits.has_local_noise:
         return ballots
-    numbers = clip_ballots(ballots, task) * np.int64(task.scale) if task.traits.counts else ballots
+    numbers = on_grid(ballots, task) if task.traits.counts else ballots
     return numbers + noise_share(task, source, len(ballots))
 
 

@@ -102,7 +102,9 @@ def assumed_records(task: Task, records: int | None = None) -> int:
 def votes_per_question(task: Task, queries: int, records: int | None) -> float:
     """M: how many votes meet in one question; of all agents, who all answer."""
     if task.traits.records_choose:
-        return (records or 0) * min(task.k, queries) / queries
+        cast = (records or 0) * min(task.k, queries) / queries
+        # A vector of length R with one class at each question sums to R sqrt(Q) at most.
+        return cast if task.ballot_radius is None else min(cast, task.agents * task.ballot_radius / math.sqrt(queries))
     return float(task.agents * (task.k if task.traits.has_k else 1))
 
 

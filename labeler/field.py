@@ -201,8 +201,8 @@ def field_for(lowest: int, highest: int) -> PrimeField:
     if bits > MAX_COMPARISON_BITS:
         raise InvalidSetting(
             f"noisy sums from {lowest} to {highest} grid units differ by up to {bits} bits; the winner of a query can "
-            f"be computed securely up to {MAX_COMPARISON_BITS} bits. Use a smaller grid_scale, k, sigma_votes or "
-            "max_agent_records, fewer agents, or release the histogram."
+            f"be computed securely up to {MAX_COMPARISON_BITS} bits. Use a smaller grid_scale, k, sigma_votes, "
+            "ballot_radius or max_agent_records, fewer agents, or release the histogram."
         )
     size = bits + ROOM_BITS
     return PrimeField(2**size - BLUM_PRIME_OFFSETS[size])

@@ -44,7 +44,8 @@ METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
 """How it is computed where winners have a price of their own (`labeler.accounting.winner`)."""
 
 NO_BOUND = (
-    "no finite guarantee: an agent may vote with any number of records; set max_agent_records in the task to get one"
+    "no finite guarantee: an agent may vote with any number of records; set ballot_radius, or max_agent_records, in "
+    "the task to get one"
 )
 _OUT_OF_REACH = (
     "no finite guarantee can be proved: one agent can move a number by more than the noise sampler's reach; "

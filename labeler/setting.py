@@ -56,6 +56,9 @@ class Setting(Protocol):
     def max_agent_records(self) -> int | None: ...
 
     @property
+    def ballot_radius(self) -> int | None: ...
+
+    @property
     def records_per_person(self) -> int | None: ...
 
     @property

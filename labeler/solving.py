@@ -38,6 +38,10 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
         squared = squared_sensitivity(task, level, asked)
         if squared is None:
             raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
+        if task.ballot_radius is not None:
+            # What rounding adds hangs on the grid, which hangs on the noise: that of the noise nearly wanted.
+            nearly = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
+            squared = squared_sensitivity(_changed(task, sigma_votes=nearly), level, asked) or squared
         distance = math.sqrt(squared)
     else:
         distance = largest_distance(task, level)
@@ -51,7 +55,8 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
         return statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon <= epsilon
 
     # The integer bound is above the continuous one, so this is too little or just enough; but for winners, which cost
-    # less than their sums, the more so the more of them there are.
+    # less than their sums, the more so the more of them there are, and for ballots on a ball, whose rounding counts in
+    # units of a grid that belongs to the noise.
     first = math.floor(start / 10.0**exponent) - 1
     low, step = first, 1
     if task.release == "winner":
@@ -59,6 +64,7 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
             at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
             saved = 1.0 if at.charge_nano is None else math.sqrt(at.charge_nano / NANO) / at.mu
             low = max(1, math.floor(first * min(1.0, saved)))
+    if task.release == "winner" or task.ballot_radius is not None:
         while low > 1 and enough(low):
             low, step = max(1, low - step), 2 * step
     while not enough(low + step):

@@ -38,7 +38,7 @@ from labeler.grid import (
     vector_scale,
 )
 from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
-from labeler.methods.sensitivity import most_votes_per_cell
+from labeler.methods.sensitivity import most_votes_in_a_sum
 from labeler.refused_fields import describe_validation as describe_validation
 from labeler.setting import Level as Level
 from labeler.setting import StatedLevel as StatedLevel
@@ -97,6 +97,9 @@ class Task(BaseModel):
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
+        ballot_radius: R, in votes: each agent draws its whole ballot onto a ball of this radius (labeler.ball). Only
+            for reverse-knn, and only for a finite agent-level price, which asks for far less noise than
+            `max_agent_records` does. Public.
         records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
             record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
             whose records they hold can answer.
@@ -122,6 +125,7 @@ class Task(BaseModel):
     colluding_agents: Annotated[int, Field(ge=0)] = 0
     max_dropouts: Annotated[int, Field(ge=0)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
@@ -159,6 +163,8 @@ class Task(BaseModel):
             raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
         if self.max_agent_records is not None and not self.traits.records_choose:
             raise ValueError("max_agent_records only means something for method reverse-knn")
+        if self.ballot_radius is not None and not self.traits.records_choose:
+            raise ValueError("ballot_radius only means something for method reverse-knn")
         if self.release == "winner" and self.talliers != 3:
             raise ValueError(
                 "talliers must be 3 for release winner: of two, one dishonest tallier is no minority, so that nothing "
@@ -181,8 +187,9 @@ class Task(BaseModel):
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task that does not ask for it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        if self.records_per_person is None:
-            fields.pop("records_per_person", None)
+        for name in ("records_per_person", "ballot_radius"):
+            if getattr(self, name) is None:
+                fields.pop(name, None)
         return fields
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
@@ -251,17 +258,21 @@ class Task(BaseModel):
         if self.release == "winner":
             self._check_winner_fits(scale, per_share)
             return scale
-        largest = self.agents * (most_votes_per_cell(self) * scale + noise_reach(per_share * scale))
+        largest = self.agents * (most_votes_in_a_sum(self) * scale + noise_reach(per_share * scale))
         if largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a sum could reach {largest:.3g} grid units; the limit is {MAX_GRID_SUM:.3g}. "
-                "Use a smaller grid_scale, sigma_votes, k or max_agent_records."
+                "Use a smaller grid_scale, sigma_votes, k, ballot_radius or max_agent_records."
             )
         return scale
 
     def _default_scale(self, per_share: float) -> int:
         """The scale that gives a noise share 1600 grid units, or the largest with which a winner's sums still fit."""
         scale = max(1, math.ceil(DEFAULT_SHARE_SIGMA_GRID / per_share))
+        if self.ballot_radius is not None:
+            # Rounding onto the ball may move every number of a ballot: so fine that this hardly counts.
+            entries, moved = self.max_queries * self.num_classes, math.sqrt(min(self.k, self.max_queries))
+            scale = vector_scale(dimension=entries, sensitivity=moved, share_sigma=per_share)
         if self.release == "histogram":
             return scale
         room = MAX_WINNER_WIDTH // self.agents
@@ -310,7 +321,7 @@ class Task(BaseModel):
         if self.release != "winner" or not self.traits.records_choose:
             return None
         fits = (MAX_WINNER_WIDTH // self.agents - 2 * self.noise_reach) // self.scale
-        return fits if self.max_agent_records is None else min(fits, self.max_agent_records)
+        return min([fits, *(cap for cap in (self.max_agent_records, self.ballot_radius) if cap is not None)])
 
     @cached_property
     def winner_terms(self) -> WinnerTerms | None:

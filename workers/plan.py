@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
-from labeler.expectation import Expectation, expect
+from labeler.expectation import RECORDS_EACH, Expectation, expect
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class PlanRequest:
     records_per_person: int | None = None
     records: int | None = None
     """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
+    ballot_radius: int | Literal["auto"] | None = None
+    """Of the ball that ballots are drawn onto (reverse-knn); "auto": proposed from public images (`with_radius`)."""
 
 
 def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
@@ -58,12 +64,14 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
+    request = with_radius(request, public)
     task = solve_request(request)
     expected = _expected(task, request, public)
     return price(task).to_json() | {
         "k": task.k,
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
+        **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
     }
@@ -72,15 +80,40 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
 def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
     if public is None:
         return expect(task, records=request.records)
-    from feature_store.shard import Shard
     from feature_store.students.expectation import expect_on
+
+    return expect_on(task, _public_features(public), records=request.records)
+
+
+def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
+    """The request with the radius that its public images propose, where it asks for one.
+
+    Raises:
+        InvalidSetting: it asks, and there are no public images, or too few.
+    """
+    if request.ballot_radius != "auto":
+        return request
+    if public is None:
+        raise InvalidSetting("a radius is proposed from the public images: name their shard, or give a whole number")
+    from feature_store.students.ballot_radius import propose_radius
+
+    each = RECORDS_EACH if request.records is None else max(1, request.records // request.agents)
+    radius = propose_radius(
+        _public_features(public), questions=request.queries, num_classes=request.classes, k=request.k, records=each
+    )
+    return replace(request, ballot_radius=radius)
+
+
+def _public_features(public: Path) -> NDArray[np.int16]:
+    from feature_store.shard import Shard
 
     shard = Shard.open(public)
     if not shard.is_public:
         raise InvalidSetting(
             f"{public} is a private shard; the images to be labelled are wanted, embedded with --public"
         )
-    return expect_on(task, shard.features[shard.rows], records=request.records)
+    features: NDArray[np.int16] = shard.features[shard.rows]
+    return features
 
 
 def training_from(min_records: int, regularisation: float) -> Training:
@@ -122,6 +155,7 @@ def solve_request(request: PlanRequest) -> Task:
             ),
             "max_dropouts": request.max_dropouts,
             "max_agent_records": request.max_agent_records,
+            "ballot_radius": request.ballot_radius,
             "training": request.training,
             "records_per_person": request.records_per_person,
         }

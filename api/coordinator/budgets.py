@@ -107,7 +107,7 @@ def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded
     way_out = (
         "Ask fewer queries, make a task with more noise (sigma_votes), or ask the operator about the budget"
         if error.asked
-        else "Give the task max_agent_records or more noise, or ask the operator to leave this account unlimited"
+        else "Give the task ballot_radius or more noise, or ask the operator to leave this account unlimited"
     )
     return BudgetExceeded(
         f"account {error.account!r}, {error.level} level: {what} costs {costs} ({error.asked or 'unbounded'} "

@@ -7,8 +7,10 @@ whole job. How the votes are cast: `labeler.ballots.reverse_knn_ballots`, `worke
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Final
 
+from labeler.ball import largest_distance, squared_distance
 from labeler.methods.sensitivity import records_of_a_person
 from labeler.methods.terms import CountedVotes, MethodTraits
 from labeler.setting import Setting, StatedLevel
@@ -17,8 +19,12 @@ UNBOUNDED_RECORDS: Final = 2**40
 """What stands for the number of an agent's records where a task names no bound."""
 
 
-def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
+def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
+
+    The table is of ballots as they are counted. Drawn onto a ball of `ballot_radius` R (`labeler.ball`) they change by
+    R^2 for an agent, or by the table's number if that is less; for a record or a person, D2^2 the table's number, by
+    the smaller of (D2 + sqrt(Q C) / S)^2 and 2 R^2.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|
@@ -52,7 +58,18 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
     the sum of squares over all cells is at most what it was without clipping: the bounds above hold, at all
     levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest`.
     """
-    places = min(setting.k, queries)
+    counted, radius = _squared_as_counted(setting, level, min(setting.k, queries)), setting.ballot_radius
+    if radius is None:
+        return counted
+    if level == "agent":
+        return radius**2 if counted is None else min(counted, radius**2)
+    if counted is None:
+        return None  # Only an agent may cast any number of votes.
+    return squared_distance(counted, radius=radius, scale=setting.scale, entries=queries * setting.num_classes)
+
+
+def _squared_as_counted(setting: Setting, level: StatedLevel, places: int) -> int | None:
+    """The table of `squared`, whose proof it is, of ballots as they are counted; places is min(k, Q)."""
     if level == "agent":
         return None if setting.max_agent_records is None else setting.max_agent_records**2 * places
     group = 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
@@ -65,8 +82,13 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
 
     (Under a cap a record that leaves and the one let in may share a coordinate; then their changes cancel.) For a
     person as many votes as its records have there; those that enter in their place move the coordinate the other way.
-    For an agent everything it can put there: the votes of all its n records, and no bound without n.
+    For an agent everything it can put there: the votes of all its n records, and no bound without n. On a ball of
+    radius R no coordinate is above R, and every one may move with the others (`labeler.ball`).
     """
+    radius = setting.ballot_radius
+    if radius is not None:
+        counted = _squared_as_counted(setting, level, setting.k)
+        return radius if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
         return setting.max_agent_records
     return 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
@@ -78,7 +100,7 @@ def of_a_person(setting: Setting, records: int) -> int:
 
 
 def per_cell(setting: Setting) -> int:
-    """All records of an agent may share a class and a nearest query."""
+    """All records of an agent may share a class and a nearest query; as counted, before any ball."""
     return setting.max_agent_records or UNBOUNDED_RECORDS
 
 

@@ -22,8 +22,9 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
 
 with Q the queries, k the neighbours that vote, n = `max_agent_records`, m = `records_per_person` and g = min(m, n). A
-cap is either of n and m. Each method's module holds its proof. A winner is computed from the histogram, so that these
-bounds hold for it, too; `labeler.methods.winners` says where less is proved.
+cap is either of n and m. On a ball of `ballot_radius` R (`labeler.ball`) an agent of reverse-knn changes at most R^2, a
+record what stands here and the rounding. Each method's module holds its proof. A winner is computed from the histogram,
+so that these bounds hold for it, too; `labeler.methods.winners` says where less is proved.
 
 A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
 
@@ -49,6 +50,7 @@ ballots of both: the norms of the two changes add up, and so do their mus. It is
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -68,7 +70,7 @@ class Asked(Setting, Protocol):
     def traits(self) -> MethodTraits: ...
 
 
-def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> int | None:
+def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
 
     Args:
@@ -77,7 +79,8 @@ def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> int | 
         queries: Q, how many queries the composition has; at least 1.
 
     Returns:
-        The bound, or None where there is none (reverse-knn at agent level without `max_agent_records`).
+        The bound, or None where there is none (reverse-knn at agent level without `max_agent_records` or
+        `ballot_radius`). Whole votes squared, but for ballots on a ball, whose rounding counts in grid units.
 
     Raises:
         InvalidSetting: queries is not a positive integer, the task's method does not count votes, or the level is a
@@ -125,6 +128,15 @@ def most_votes_per_cell(task: Asked) -> int:
     For methods that count votes.
     """
     return counted_votes(task).per_cell(task)
+
+
+def most_votes_in_a_sum(task: Asked) -> int:
+    """The most that one agent adds to one sum, in votes: its count, or the radius of the ball that ballots are on.
+
+    For methods that count votes.
+    """
+    most = most_votes_per_cell(task)
+    return most if task.ballot_radius is None else min(most, task.ballot_radius)
 
 
 def training_of(setting: Setting) -> Training:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from labeler.setting import Setting, StatedLevel
@@ -25,17 +26,17 @@ ReleaseKind = Literal["histogram", "winner"]
 
 @dataclass(frozen=True)
 class CountedVotes:
-    """What is proved of a method whose agents count votes. Whole numbers of votes, at every level.
+    """What is proved of a method whose agents count votes. At every level.
 
     Attributes:
         squared: (setting, level, queries): the squared L2 norm of the largest change of the sums of one batch of so
             many queries; None where there is no bound. The proof is the function's docstring.
-        largest: (setting, level): the most by which one coordinate changes; None where there is no bound.
+        largest: (setting, level): the most whole votes by which one coordinate changes; None where there is no bound.
         of_a_person: (setting, m): by how many votes m records of one person can change one coordinate.
         per_cell: (setting): the most votes that one agent may cast for one class at one query, before it is clipped.
     """
 
-    squared: Callable[[Setting, StatedLevel, int], int | None]
+    squared: Callable[[Setting, StatedLevel, int], Fraction | int | None]
     largest: Callable[[Setting, StatedLevel], int | None]
     of_a_person: Callable[[Setting, int], int]
     per_cell: Callable[[Setting], int]

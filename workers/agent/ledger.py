@@ -109,7 +109,7 @@ def priced(charges: Mapping[Level, int], level: Level) -> int:
     if level not in charges:
         raise PrivacyRefusal(
             f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
-            "max_agent_records, or raise sigma_votes"
+            "ballot_radius or max_agent_records, or raise sigma_votes"
         )
     return charges[level]
 

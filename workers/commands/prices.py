@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from labeler.deprecation import warn_once
+from labeler.errors import InvalidSetting
 from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
 from workers.commands.console import Json, one_of, print_json
 
@@ -36,6 +37,10 @@ def plan(
     classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
+    ] = None,
+    ballot_radius: Annotated[
+        str | None,
+        typer.Option(help="Draw ballots onto a ball of so many votes (reverse-knn, agent level); auto proposes one."),
     ] = None,
     records_per_person: Annotated[
         int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
@@ -69,6 +74,8 @@ def plan(
 
     `labeler plan --method reverse-knn --queries 20 --sigma 8 --records-per-person 2 --agents 3`
 
+    `labeler plan --method reverse-knn --queries 20 --ballot-radius 60 --sigma 280 --agents 100`
+
     `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
 
     For blind-average --queries is one more than the features have numbers: the rows of the model.
@@ -91,6 +98,7 @@ def plan(
         solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
         level=one_of("level", level, ("instance", "person", "agent")),
         records_per_person=records_per_person,
+        ballot_radius=_radius(ballot_radius),
         training=None if min_records is None else training_from(min_records, regularisation),
         records=records,
     )
@@ -99,6 +107,16 @@ def plan(
         print_json(result)
         return
     _print_plan(result)
+
+
+def _radius(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isascii() or not text.isdigit():
+        raise InvalidSetting(f"--ballot-radius takes a whole number of votes, or auto; found {text!r}")
+    return int(text)
 
 
 def _current(method: str) -> str:

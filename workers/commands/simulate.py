@@ -33,6 +33,9 @@ def simulate(
     records: Annotated[int, typer.Option(min=1, help="Records of each agent.")] = 20,
     queries: Annotated[int, typer.Option(min=1, help="Public images asked about; not for blind-average.")] = 100,
     k: Annotated[int, typer.Option(min=1, help="Neighbours that vote (knn, reverse-knn).")] = 1,
+    ballot_radius: Annotated[
+        int | None, typer.Option(min=1, help="Draw ballots onto a ball of so many votes (reverse-knn).")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The price the noise is chosen for; 1 if absent.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Instead: noise nobody can subtract, in votes.")] = None,
     level: Annotated[str, typer.Option(help="Whose price it is: instance or agent.")] = "agent",
@@ -82,6 +85,7 @@ def simulate(
         seed=seed,
         processes=processes,
         engine=engine,
+        ballot_radius=ballot_radius,
     )
     pool = digits_pool(seed=seed) if shard is None else shard_pool(Shard.open(shard), seed=seed)
     with progress_bars(quiet=as_json) as progress:

@@ -45,6 +45,8 @@ class TaskTable(_Table):
         max_dropouts: agents that may fail to answer before nothing is opened.
         max_agent_records: public bound on an agent's records, for a finite agent-level price of
             reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
+        ballot_radius: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite agent-level
+            price of reverse-knn; `labeler plan` proposes one.
         records_per_person: at most so many records of one person vote at each agent, which states a price for a person.
         training: how agents train, for methods whose price depends on it: the table `[task.training]`.
         abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
@@ -63,6 +65,7 @@ class TaskTable(_Table):
     colluding_agents: int | None = None
     max_dropouts: int = 0
     max_agent_records: int | None = None
+    ballot_radius: int | None = None
     records_per_person: int | None = None
     training: Training | None = None
     abstain_below: int | None = None

@@ -69,6 +69,7 @@ def plan(
     max_dropouts: int = 0,
     max_agent_records: int | None = None,
     records_per_person: int | None = None,
+    ballot_radius: int | Literal["auto"] | None = None,
     records: int | None = None,
     images: PathLike[str] | str | None = None,
     level: StatedLevel = "instance",
@@ -78,7 +79,8 @@ def plan(
 
     Args:
         method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
-            records_per_person: as in a task file (docs/task-file.md).
+            records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has a radius proposed from
+            `images`.
         epsilon: the price wanted; `solve` says what is found for it.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.
@@ -89,7 +91,7 @@ def plan(
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
-    from workers.plan import PlanRequest, make_plan, solve_request
+    from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
     request = PlanRequest(
         method=method,
@@ -107,8 +109,10 @@ def plan(
         solve=None if epsilon is None else solve,
         level=level,
         records_per_person=records_per_person,
+        ballot_radius=ballot_radius,
         records=records,
     )
+    request = with_radius(request, None if images is None else Path(images))
     task = solve_request(request)
     document = make_plan(request, public=None if images is None else Path(images))
     expected = document["expected_accuracy"]

@@ -54,6 +54,7 @@ class Simulation:
         method: of workers.simulated.ballots.
         k: neighbours that vote.
         records: of each agent.
+        ballot_radius: reverse-knn: of the ball that ballots are drawn onto; None bounds each agent's records instead.
         queries: public images asked about; for blind-average the rows of its model are asked, whatever this is.
         epsilon: the price at `level` that the noise is chosen for; None where `sigma` is given.
         sigma: noise nobody can subtract, in votes.
@@ -80,6 +81,7 @@ class Simulation:
     seed: int = 0
     processes: int = 1
     engine: str = "auto"
+    ballot_radius: int | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -111,7 +113,9 @@ class Simulation:
             "colluding_agents": min(1, agents - 1),
             "talliers": self.talliers,
         }
-        if self.method == "reverse-knn":
+        if self.ballot_radius is not None:
+            fields["ballot_radius"] = self.ballot_radius
+        elif self.method == "reverse-knn":
             fields["max_agent_records"] = self.records
         if self.method == "blind-average":
             fields |= {"max_queries": dimension + 1, "training": {"min_records": self.records} | TRAINING}
@@ -359,6 +363,7 @@ def _settings(wanted: Simulation, pool: Pool) -> dict[str, Any]:
         "method": wanted.method,
         "k": wanted.k,
         "records": wanted.records,
+        **({} if wanted.ballot_radius is None else {"ballot_radius": wanted.ballot_radius}),
         "queries": pool.features.shape[1] + 1 if wanted.method == "blind-average" else wanted.queries,
         "target": {"epsilon": wanted.epsilon, "sigma_votes": wanted.sigma, "level": wanted.level},
         "delta": wanted.delta,

@@ -56,6 +56,17 @@ def test_a_price_for_a_person_is_shown_where_the_task_states_one_and_charged_now
     assert (plain.person_epsilon, plain.records_per_person) == (None, None)
 
 
+def test_a_whole_agent_has_a_price_where_ballots_are_drawn_onto_a_ball(house: House) -> None:
+    plain = price_view(house.task(method="reverse-knn").task, 100)
+    assert plain.agent_epsilon is None
+    assert "ballot_radius" in plain.reason
+    ball = house.task(method="reverse-knn", ballot_radius=20).task
+    assert ball.ballot_radius == 20
+    view = price_view(ball, 100)
+    assert view.agent_epsilon == price(ball).agent.epsilon
+    assert view.agent_charge_nano is not None
+
+
 def test_a_price_that_was_asked_before_is_not_computed_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     task = house.task(max_queries=10_000).task
     first = price_view(task, 9_999)

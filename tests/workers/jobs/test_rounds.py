@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import workers.jobs.preparation
@@ -108,6 +109,27 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
 def agent_over(name: str, shard: Shard, task: Task, batches: tuple[QueryBatch, ...]) -> Agent:
     accounts = {level: Account(name, level, cap) for level, cap in job_charges(task, batches).items()}
     return Agent(name, shard, ledger=InMemoryLedger(accounts), rounds=RoundsInMemory(), engine="numpy")
+
+
+# Ballots on a ball.
+
+
+def test_a_run_opens_the_sum_of_ballots_that_each_agent_drew_onto_the_ball(make: Make) -> None:
+    """Noise of 0.2 votes hides little; it is further than eight of its deviations off once in 10^14 times."""
+    job = make("ball", method="reverse-knn", k=2, ballot_radius=2, sigma_votes=0.2, delta=1e-5)
+    (release,) = do(job)
+    with open_job_folder(job.out) as folder:
+        prepared = prepare(job, folder)
+    assert release.noisy_votes is not None
+    expected = np.zeros_like(release.noisy_votes)
+    for shard in prepared.shards:
+        agent = agent_over("agent", shard, prepared.task, prepared.batches)
+        ballots = agent.ballots(prepared.task, prepared.batches[0])
+        length = np.sqrt((ballots**2).sum())
+        assert length > 2.5
+        expected += ballots * (2 / length)
+    assert np.abs(release.noisy_votes - expected).max() < 8 * prepared.task.total_sigma_votes
+    assert prepared.price.agent.squared_sensitivity == 4
 
 
 # What is charged, and how a run ends that cannot go on.

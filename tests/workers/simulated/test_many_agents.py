@@ -66,17 +66,22 @@ def federation_of(shards: list[Shard]) -> Federation:
     )
 
 
-@pytest.mark.parametrize("talliers", [2, 3])
-@pytest.mark.parametrize("method", SIMULATED)
+@pytest.mark.parametrize(
+    ("method", "talliers", "fields"),
+    [
+        *((method, talliers, {}) for method in SIMULATED for talliers in (2, 3)),
+        ("reverse-knn", 2, {"max_agent_records": None, "ballot_radius": 6}),
+    ],
+)
 def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
-    method: str, talliers: int, make_shard: MakeShard
+    method: str, talliers: int, fields: dict[str, Any], make_shard: MakeShard
 ) -> None:
     """Real agents over real shards, real talliers, the release; beside it groups of three, with the agents' secrets."""
     shards = [make_shard(f"s{number}", records=size, seed=number) for number, size in enumerate(SIZES)]
     dimension = shards[0].dimension
     public = np.asarray(make_shard("public", records=40, seed=99, public=True).features)
     batch = QueryBatch(model_rows(dimension) if method == "blind-average" else public)
-    task = task_of(method, len(shards), queries=len(batch), talliers=talliers)
+    task = task_of(method, len(shards), queries=len(batch), talliers=talliers, **fields)
     secrets = [bytes([number]) * 32 for number in range(len(shards))]
     agents = [
         Agent(name_of(number), shard, ledger=unlimited(), noise_secret=secret, is_seeded=True)

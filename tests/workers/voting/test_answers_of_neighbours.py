@@ -70,6 +70,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ensemble, winner": {"method": "ensemble", "release": "winner", "abstain_below": 1},
     "reverse-knn": {"method": "reverse-knn", "k": 5},
     "reverse-knn, capped": {"method": "reverse-knn", "k": 5, "max_agent_records": 20},
+    "reverse-knn, on a ball": {"method": "reverse-knn", "k": 5, "ballot_radius": 3},
     "reverse-knn, winner": {"method": "reverse-knn", "k": 30, "max_agent_records": 20, "release": "winner"},
     "blind-average": {"method": "blind-average", "training": {"min_records": 20, "regularisation": 0.1}},
     "blind-average, svm": {

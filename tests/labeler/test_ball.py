@@ -1,0 +1,251 @@
+"""Ballots on a ball: exact against a definition in fractions, bounds against brute force, neighbours by chance."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from math import isqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from labeler.ball import largest_distance, project, squared_distance
+from labeler.ballots import reverse_knn_ballots
+from labeler.contribution import contribution, largest_sum, on_grid
+from labeler.errors import InvalidTask
+from labeler.methods.sensitivity import largest_change, squared_sensitivity
+from labeler.noise import noise_share
+from labeler.planning import has_finite_price, price
+from labeler.randomness import seeded_source
+from labeler.solving import solve_sigma
+from labeler.task import Level, Task, parse_task
+
+CLASSES = 3
+Ballots = NDArray[np.int64]
+
+
+def task_of(**fields: Any) -> Task:
+    given_fields: dict[str, Any] = {
+        "name": "t", "classes": ("a", "b", "c"), "method": "reverse-knn", "sigma_votes": 5.0, "delta": 1e-4,
+        "max_queries": 4, "agents": 3, "ballot_radius": 2,
+    }  # fmt: skip
+    return parse_task(given_fields | fields)
+
+
+def _by_definition(ballots: Ballots, radius: int, scale: int) -> Ballots:
+    """The largest whole number at most S b R / |b|, found by counting up and compared by squares of whole numbers."""
+    squares = sum(int(count) ** 2 for count in ballots.ravel())
+    found = []
+    for count in ballots.ravel().tolist():
+        if squares <= radius**2:
+            found.append(scale * count)
+            continue
+        whole = 0
+        while (whole + 1) ** 2 * squares <= (scale * count * radius) ** 2:
+            whole += 1
+        found.append(whole)
+    return np.array(found, dtype=np.int64).reshape(ballots.shape)
+
+
+@given(
+    ballots=st.lists(st.integers(0, 9), min_size=1, max_size=8).map(lambda row: np.array([row], dtype=np.int64)),
+    radius=st.integers(1, 12),
+    scale=st.integers(1, 40),
+)
+def test_it_is_the_floor_of_the_point_of_the_ball_next_to_the_ballot(ballots: Ballots, radius: int, scale: int) -> None:
+    drawn = project(ballots, radius=radius, scale=scale)
+    np.testing.assert_array_equal(drawn, _by_definition(ballots, radius, scale))
+    assert drawn.dtype == np.int64
+    assert (drawn**2).sum() <= (radius * scale) ** 2
+
+
+def test_a_pythagorean_ballot_lands_on_the_sphere_itself_where_a_float_could_fall_short() -> None:
+    """(3, 4) has length 5; at a scale of 10^15 the floor must hit 6 and 8 times 10^14 exactly."""
+    drawn = project(np.array([[3 * 7**11, 4 * 7**11]], dtype=np.int64), radius=1, scale=10**15)
+    assert drawn.tolist() == [[6 * 10**14, 8 * 10**14]]
+
+
+def test_counts_as_large_as_a_task_can_have_do_not_overflow() -> None:
+    drawn = project(np.full((3, 5), 2**40, dtype=np.int64), radius=2**20, scale=2**20)
+    assert (drawn == isqrt(2**80 // 15)).all()
+
+
+def _all_ballots(entries: int, most: int) -> list[Ballots]:
+    return [np.array([row], dtype=np.int64) for row in itertools.product(range(most + 1), repeat=entries)]
+
+
+@pytest.mark.parametrize(("radius", "scale"), [(1, 1), (1, 7), (2, 1), (2, 5), (3, 2), (3, 11), (20, 3)])
+@pytest.mark.parametrize("moved", [1, 2, 3])
+def test_no_pair_of_small_ballots_is_moved_further_apart_than_the_bound(radius: int, scale: int, moved: int) -> None:
+    """All pairs of ballots of three entries up to 6 that differ by `moved` ones: their square, and one entry."""
+    entries, checked = 3, 0
+    bound = squared_distance(moved, radius=radius, scale=scale, entries=entries) * scale**2
+    one_entry = largest_distance(moved, radius=radius) * scale
+    steps = [np.array([s]) for s in itertools.product((-1, 0, 1), repeat=entries) if sum(map(abs, s)) == moved]
+    for ballot in _all_ballots(entries, 6):
+        drawn = project(ballot, radius=radius, scale=scale)
+        assert (drawn**2).sum() <= (radius * scale) ** 2
+        for step in steps:
+            if (ballot + step).min() < 0:
+                continue
+            change = drawn - project(ballot + step, radius=radius, scale=scale)
+            assert (change**2).sum() <= bound
+            assert np.abs(change).max() <= one_entry
+            checked += 1
+    assert checked > 300
+
+
+def test_the_bounds_are_nearly_attained() -> None:
+    """Inside the ball a vote is a vote; of two ballots on the sphere that share nothing the second bound holds."""
+    one, other = (np.array([row], dtype=np.int64) for row in ([9, 0], [0, 9]))
+    far = project(one, radius=2, scale=100) - project(other, radius=2, scale=100)
+    assert Fraction(int((far**2).sum()), 100**2) == 2 * 2**2 == squared_distance(162, radius=2, scale=100, entries=2)
+    near = squared_distance(1, radius=50, scale=10**6, entries=2)
+    assert 1 < near < 1 + Fraction(3, 10**6)
+
+
+def test_without_the_allowance_for_rounding_the_bound_would_be_wrong() -> None:
+    """A record moves this pair by more than S grid units, by less than S + sqrt(QC): the term is needed."""
+    worst, scale, radius, entries = 0, 1, 2, 3
+    for ballot in _all_ballots(entries, 5):
+        for entry in range(entries):
+            more = ballot.copy()
+            more[0, entry] += 1
+            change = project(ballot, radius=radius, scale=scale) - project(more, radius=radius, scale=scale)
+            worst = max(worst, int((change**2).sum()))
+    assert scale**2 < worst <= squared_distance(1, radius=radius, scale=scale, entries=entries) * scale**2
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    records=st.integers(1, 14),
+    k=st.integers(1, 4),
+    radius=st.integers(1, 12),
+    scale=st.sampled_from([None, 1, 3]),
+    cap=st.none() | st.integers(1, 14),
+    per_person=st.none() | st.integers(1, 3),
+    release=st.sampled_from(["histogram", "winner"]),
+)
+def test_no_record_no_person_and_no_agent_changes_more_on_the_ball_than_is_charged(
+    seed: int,
+    records: int,
+    k: int,
+    radius: int,
+    scale: int | None,
+    cap: int | None,
+    per_person: int | None,
+    release: str,
+) -> None:
+    random = np.random.default_rng(seed)
+    task = task_of(
+        k=k, ballot_radius=radius, max_agent_records=cap, records_per_person=per_person, release=release,
+        sigma_votes=2000.0 if scale else 5.0, grid_scale=scale,
+    )  # fmt: skip
+    similarities, labels = random.integers(0, 4, (records, 4)), random.integers(0, CLASSES, records)
+    persons = random.integers(0, 4, records)
+
+    def answer(left: NDArray[np.bool_]) -> Ballots:
+        rows = np.flatnonzero(left)
+        if per_person is not None:
+            rows = np.array(
+                [row for row in rows if (persons[rows[rows < row]] == persons[row]).sum() < per_person], int
+            )
+        rows = rows[:cap]
+        nearest = np.argsort(-similarities[rows], axis=1, kind="stable")[:, :k]
+        return on_grid(reverse_knn_ballots(nearest, labels[rows], num_queries=4, num_classes=CLASSES), task)
+
+    everybody = np.ones(records, dtype=bool)
+    whole = answer(everybody)
+    _check(task, "agent", whole)
+    for record in range(records):
+        _check(task, "instance", whole - answer(everybody & (np.arange(records) != record)))
+    if per_person is not None:
+        for person in range(4):
+            _check(task, "person", whole - answer(everybody & (persons != person)))
+
+
+def _check(task: Task, level: Any, change: Ballots) -> None:
+    squared, largest = squared_sensitivity(task, level, 4), largest_change(task, level)
+    assert squared is not None
+    assert largest is not None
+    assert int(np.square(change).sum()) <= squared * task.scale**2
+    assert np.abs(change).max(initial=0) <= largest * task.scale
+
+
+def test_an_agent_costs_the_radius_whatever_it_holds_and_a_record_what_it_moves() -> None:
+    task = task_of(ballot_radius=60, sigma_votes=280.0, max_queries=20, agents=100, colluding_agents=1, delta=1e-3)
+    assert (squared_sensitivity(task, "agent", 20), largest_change(task, "agent")) == (3600, 60)
+    squared = squared_sensitivity(task, "instance", 20)
+    assert squared == squared_distance(1, radius=60, scale=task.scale, entries=60)
+    assert 1 < float(squared) < 1.02, "rounding adds a hundredth at most on the grid that a task chooses"
+    assert largest_change(task, "instance") == 1
+    # A cap of the same federation, 600 records each: ten times the noise for the same price.
+    capped = task_of(
+        ballot_radius=None, max_agent_records=600, sigma_votes=2800.0, max_queries=20, agents=100, colluding_agents=1,
+        delta=1e-3,
+    )  # fmt: skip
+    assert price(capped).agent.epsilon == pytest.approx(price(task).agent.epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("level", ["instance", "agent"])
+@pytest.mark.parametrize("sigma", [1e-2, 5.0, 1e4])
+def test_the_noise_for_a_price_is_found_whatever_noise_the_task_had(level: Level, sigma: float) -> None:
+    """What rounding adds hangs on the grid, which hangs on the noise: the answer must not hang on where one starts."""
+    task = task_of(sigma_votes=sigma)
+    found = solve_sigma(task, 1.0, level=level)
+    assert found == solve_sigma(task_of(sigma_votes=found), 1.0, level=level)
+    assert price(task_of(sigma_votes=found)).statement(level).epsilon <= 1.0
+    assert price(task_of(sigma_votes=found * (1 - 1e-5))).statement(level).epsilon > 1.0
+
+
+def test_a_ball_makes_the_agent_level_finite_and_only_reverse_knn_has_one() -> None:
+    assert has_finite_price(task_of(), "agent")
+    assert not has_finite_price(task_of(ballot_radius=None), "agent")
+    for method in ("knn", "ensemble"):
+        with pytest.raises(InvalidTask, match="ballot_radius only means something for method reverse-knn"):
+            task_of(method=method)
+
+
+def test_a_task_without_a_ball_is_written_and_hashed_as_before_there_were_balls() -> None:
+    plain = task_of(ballot_radius=None)
+    assert "ballot_radius" not in plain.model_dump(mode="json")
+    assert plain.digest == "1f9545b2f7e42a60796bf53a90b72a3209d17b8019a11efab5035701ecb8df87"
+    assert task_of().digest != plain.digest
+    assert parse_task(task_of().model_dump(mode="json")) == task_of()
+
+
+def test_what_leaves_is_the_drawn_ballot_and_the_noise_share() -> None:
+    task = task_of()
+    ballots = np.array([[300, 0, 0], [0, 400, 0], [0, 0, 0], [0, 0, 0]], dtype=np.int64)
+    values = contribution(ballots, task, source=seeded_source(1)) - noise_share(task, seeded_source(1), 4)
+    assert (values[0, 0] * 5, values[1, 1] * 5) == (6 * task.scale // 5 * 5, 8 * task.scale // 5 * 5)
+    assert np.count_nonzero(values) == 2
+    reach = task.noise_reach
+    assert largest_sum(task, 3) == 3 * (2 * task.scale + reach)
+
+
+def test_a_winner_of_ballots_on_a_ball_needs_room_for_the_radius_alone() -> None:
+    task = task_of(release="winner", ballot_radius=7)
+    assert task.vote_clip == 7
+    terms = task.winner_terms
+    assert terms is not None
+    assert terms.highest == 3 * (7 * task.scale + task.noise_reach)
+    crowded = task_of(release="winner", ballot_radius=10**6, agents=100)
+    assert crowded.vote_clip is not None
+    assert crowded.vote_clip < 10**6
+    drawn = on_grid(np.array([[10**9, 0, 0]] * 4, dtype=np.int64), crowded)
+    assert drawn.max() == crowded.vote_clip * crowded.scale
+
+
+@given(scale=st.integers(1, 10**6), squared=st.integers(1, 10**9), entries=st.integers(1, 10**6))
+def test_the_bound_is_no_smaller_than_its_square_root_formula(scale: int, squared: int, entries: int) -> None:
+    found = squared_distance(squared, radius=10**9, scale=scale, entries=entries)
+    assume(found < 2 * 10**18)
+    rest = found * scale**2 - scale**2 * squared - entries
+    assert rest.denominator == 1
+    assert (int(rest) - 1) ** 2 < 4 * scale**2 * squared * entries <= int(rest) ** 2
