@@ -92,6 +92,8 @@ def check_round_fits(task: Task, queries: int) -> None:
 def round_charges(task: Task, queries: int) -> dict[Level, int]:
     """What one round costs, in nano-units of mu^2 rounded up, at the levels at which the task has a finite price.
 
+    A round of votes for life costs the least that there is: what all of them promise was set aside once.
+
     At the others there is no charge: a number would look like a guarantee. Coordinator and agents ask here, so that an
     agent refuses for itself what a coordinator would.
 
@@ -105,7 +107,7 @@ def round_charges(task: Task, queries: int) -> dict[Level, int]:
 def _charges(task: Task, queries: int) -> tuple[tuple[Level, int], ...]:
     """A price follows from the task and the number alone, and a service asks for the same few at every job."""
     events = {level: integer_event(task, level, queries) for level in LEVELS if has_finite_price(task, level)}
-    return tuple((level, event.charge_nano) for level, event in events.items() if event is not None)
+    return tuple((level, event.round_nano) for level, event in events.items() if event is not None)
 
 
 def total_charges(task: Task, sizes: Iterable[int]) -> dict[Level, int]:

@@ -30,6 +30,7 @@ from typing import Any
 from labeler.accounting.events import GaussianSum, IntegerSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.lifetime import vote_nano
 from labeler.accounting.renyi import papers_epsilon
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
@@ -40,12 +41,18 @@ from labeler.task import Level, StatedLevel, Task
 METHOD = "exact Gaussian DP, integer noise"
 """How a certified epsilon is computed, of whatever is a Gaussian's post-processing; printed with it."""
 
+METHOD_FOR_LIFE = "fully adaptive Gaussian filter per record, integer noise"
+"""How it is computed for votes for life (`labeler.accounting.lifetime`): of everything that is ever asked."""
+
 METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
 """How it is computed where winners have a price of their own (`labeler.accounting.winner`)."""
 
 NO_BOUND = (
     "no finite guarantee: an agent may vote with any number of records; set ballot_radius, or max_agent_records, in "
     "the task to get one"
+)
+NO_BOUND_FOR_LIFE = (
+    "no finite guarantee: votes for life promise something about one image, however many of them an agent has"
 )
 _OUT_OF_REACH = (
     "no finite guarantee can be proved: one agent can move a number by more than the noise sampler's reach; "
@@ -107,6 +114,35 @@ class PrivacyStatement:
 
 
 @dataclass(frozen=True)
+class LifePrice:
+    """What a task of votes for life means for a record: its own, whose use nobody but the record's site sees.
+
+    Attributes:
+        budget_nano: B, what a record may ever spend, nano-units of mu^2.
+        vote_nano: what one vote under the task's noise costs it.
+        votes: how many such votes it has in its life.
+        most_votes: how many it casts in one job of the task, where it is near enough: all of them or none.
+        least_similarity: how near a query has to be.
+    """
+
+    budget_nano: int
+    vote_nano: int
+    votes: int
+    most_votes: int
+    least_similarity: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Only JSON types, and what it means."""
+        return asdict(self) | {"means": FOR_LIFE}
+
+
+FOR_LIFE = (
+    "Epsilon is of all jobs of votes for life that were ever asked and will ever be asked, together; each further one "
+    "costs nothing more. A record that has spent its budget votes no more, and nobody is told which have."
+)
+
+
+@dataclass(frozen=True)
 class NoiseFactors:
     """By how much the noise in a release is larger than sigma, and what it is for.
 
@@ -145,6 +181,7 @@ class Price:
         holds_against: the same in words: against whom the guarantee holds.
         person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
         records_per_person: that bound, m.
+        life: what the guarantee for one record is of, where it is of everything that is ever asked.
     """
 
     instance: PrivacyStatement
@@ -163,6 +200,7 @@ class Price:
     holds_against: str
     person: PrivacyStatement | None = None
     records_per_person: int | None = None
+    life: LifePrice | None = None
 
     def statement(self, level: Level) -> PrivacyStatement:
         """The guarantee at one of the levels that ledgers account for."""
@@ -193,6 +231,7 @@ class Price:
             "release": self.release,
             "colluding_agents": self.colluding_agents,
             "holds_against": self.holds_against,
+            **({} if self.life is None else {"life": self.life.to_json()}),
         }
 
     def _person(self) -> dict[str, Any]:
@@ -242,7 +281,16 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         holds_against=holds_against(task, _finite(instance.participant_epsilon), instance.histogram_epsilon),
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
+        life=_life_price(task),
     )
+
+
+def _life_price(task: Task) -> LifePrice | None:
+    if task.life is None:
+        return None
+    vote = vote_nano(task)
+    budget = task.life.budget_nano
+    return LifePrice(budget, vote, budget // vote, min(task.k, task.max_queries), task.life.least_similarity)
 
 
 def person_guarantee(price: Price) -> dict[str, Any]:
@@ -336,7 +384,8 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     event = integer_event(task, level, queries)
     if event is None:
         none = math.inf
-        return PrivacyStatement(level, none, none, none, none, none, None, none, None, NO_BOUND)
+        reason = NO_BOUND if task.life is None else NO_BOUND_FOR_LIFE
+        return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
     squared = Fraction(event.squared_sensitivity)
     if not task.traits.counts:
         # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
@@ -369,9 +418,15 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         mu=mu,
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
-        method=METHOD if event.opens_sums else METHOD_OF_WINNERS,
+        method=_method(task, event),
         histogram_epsilon=None if event.opens_sums else _of_sums(task, level, queries),
     )
+
+
+def _method(task: Task, event: IntegerSum) -> str:
+    if task.life is not None:
+        return METHOD_FOR_LIFE
+    return METHOD if event.opens_sums else METHOD_OF_WINNERS
 
 
 def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, Protocol
 
+from labeler.life import Life
 from labeler.training import Training
 
 Level = Literal["instance", "agent"]
@@ -63,6 +64,9 @@ class Setting(Protocol):
 
     @property
     def a_record_may_be_replaced(self) -> bool: ...
+
+    @property
+    def life(self) -> Life | None: ...
 
     @property
     def training(self) -> Training | None: ...

@@ -37,6 +37,7 @@ from labeler.grid import (
     noise_reach,
     vector_scale,
 )
+from labeler.life import Life as Life
 from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
 from labeler.methods.sensitivity import most_votes_in_a_sum
 from labeler.refused_fields import describe_validation as describe_validation
@@ -103,6 +104,8 @@ class Task(BaseModel):
         records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
             record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
             whose records they hold can answer.
+        life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough,
+            and the task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
@@ -127,6 +130,7 @@ class Task(BaseModel):
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    life: Life | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
@@ -165,6 +169,8 @@ class Task(BaseModel):
             raise ValueError("max_agent_records only means something for method reverse-knn")
         if self.ballot_radius is not None and not self.traits.records_choose:
             raise ValueError("ballot_radius only means something for method reverse-knn")
+        if self.life is not None:
+            self._check_life()
         if self.release == "winner" and self.talliers != 3:
             raise ValueError(
                 "talliers must be 3 for release winner: of two, one dishonest tallier is no minority, so that nothing "
@@ -183,11 +189,28 @@ class Task(BaseModel):
             )
         return self
 
+    def _check_life(self) -> None:
+        if not self.traits.records_choose:
+            raise ValueError(
+                f"life only means something for method reverse-knn: with {self.method} a record that has spent its "
+                "budget and falls silent lets another vote in its place, so that what others do tells about it"
+            )
+        if self.a_record_may_be_replaced:
+            raise ValueError(
+                "life goes with neither max_agent_records nor records_per_person: under a cap a record that leaves "
+                "lets another in, which has a budget of its own to spend"
+            )
+        if self.ballot_radius is not None:
+            raise ValueError(
+                "life does not go with ballot_radius: drawn onto a ball, every count of an agent moves with each record, "
+                "and a record pays for its own votes alone"
+            )
+
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task that does not ask for it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        for name in ("records_per_person", "ballot_radius"):
+        for name in ("records_per_person", "ballot_radius", "life"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
         return fields

@@ -76,6 +76,9 @@ class IntegerSum:
     opens_sums: ClassVar[bool] = True
     """Whether the sums themselves are released, rather than something read from them."""
 
+    only_plain: ClassVar[bool] = False
+    """Whether only the plain bound on the sampler's error holds (`labeler.accounting.integer`, step 3)."""
+
     squared_sensitivity: Fraction | int
     largest_change: int
     grid_scale: int
@@ -109,6 +112,11 @@ class IntegerSum:
     def charge_nano(self) -> int:
         """What a ledger is charged: mu^2 in nano-units, rounded up."""
         return nano_units(self.mu_squared)
+
+    @property
+    def round_nano(self) -> int:
+        """What a ledger is charged for each round of the composition: all of it, but for votes for life."""
+        return self.charge_nano
 
 
 Event = GaussianSum | IntegerSum

@@ -118,7 +118,7 @@ def epsilon_bound(event: IntegerSum, delta: float, *, total_variation: float = S
             best = plain
             break  # Nothing else can be better by more than a millionth.
         best = min(best, plain)
-        if event.opens_sums:
+        if event.opens_sums and not event.only_plain:
             best = min(best, _bulk(event, delta, split, drift, total_variation))
     return (1 + _ROUND_UP) * best
 

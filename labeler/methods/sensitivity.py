@@ -173,9 +173,17 @@ def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
 
 
 def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
-    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded."""
+    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded.
+
+    Of votes for life: everything that is ever asked, whatever the queries.
+    """
     if not task.traits.counts:
         return model_event(task, level)
+    if task.life is not None:
+        # Loaded where it is wanted: the names of methods need no numpy.
+        from labeler.accounting.lifetime import lifetime_event
+
+        return lifetime_event(task) if level == "instance" else None
     sums = summed_votes(task, level, queries)
     if sums is None or task.release != "winner":
         return sums

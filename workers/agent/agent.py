@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import goes_to_device
+from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
 from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
@@ -27,6 +29,7 @@ from labeler.task import Task
 from workers.agent.ledger import AgentLedger
 from workers.agent.round_store import RoundsInMemory, RoundStore
 from workers.voting.aux_distill import check_negatives
+from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import NO_PERSONS, Records, select_records
@@ -34,6 +37,30 @@ from workers.voting.ways import WAYS, Means
 
 Seal = Callable[[int, bytes], bytes]
 """Makes of the body for the recipient of a number what is sent to it."""
+
+
+NO_SPENDS = (
+    "votes for life are cast by a site's own agent, whose journal remembers what each record has spent; this one "
+    "remembers nothing beyond its job. Run a service (labeler up, labeler agent)"
+)
+"""Why an agent without a journal of its own answers no task with `life`."""
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """An answer that is stored nowhere yet. Does not print.
+
+    Attributes:
+        bodies: sealed, one per recipient.
+        cast: what its votes spend, to be written in the transaction that stores the bodies; None but for votes for
+            life.
+    """
+
+    bodies: tuple[bytes, ...]
+    cast: CastVotes | None = None
+
+    def __repr__(self) -> str:
+        return "Answer(<sealed>)"
 
 
 class Agent:
@@ -56,6 +83,7 @@ class Agent:
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+        spends: what its images have spent on votes for life; without it no such task is answered.
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
@@ -73,6 +101,7 @@ class Agent:
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
+        spends: LifetimeSpends | None = None,
     ) -> None:
         if (rounds is None) == (noise_secret is None):
             raise InvalidSetting("an agent has either a store of rounds or a noise secret")
@@ -85,6 +114,8 @@ class Agent:
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
         self._models = InMemoryModels() if models is None else models
         self._engine = engine
+        self._memory_limit_bytes = memory_limit_bytes
+        self._spends = spends
         if goes_to_device(shard.features, engine):
             # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
             self._neighbors.prepare(select_records(shard, records_per_person=None))
@@ -154,8 +185,8 @@ class Agent:
         """Which records would answer; for the site's own ledger."""
         return self._shard.version
 
-    def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> tuple[bytes, ...]:
-        """The answer itself, sealed: one body per recipient, of which nothing is stored.
+    def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
+        """The answer itself, sealed: one body per recipient, of which nothing is stored, and what it spends.
 
         For who stores the answers of many rounds together (workers.agent.desk). The round is charged, its key is
         there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
@@ -189,15 +220,30 @@ class Agent:
         stored = self._rounds.stored(round.digest, recipients)
         if stored is not None:
             return stored
+        if task.life is not None:
+            # A store of answers alone would forget what this one spends.
+            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         # Nothing of this round has left, so whatever the records are now, this is its first answer.
         key = self._rounds.key(round.digest)
-        return self._rounds.store(round.digest, recipients, self._computed(task, batch, key, seal))
+        return self._rounds.store(round.digest, recipients, self._computed(task, batch, key, seal).bodies)
 
-    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> tuple[bytes, ...]:
-        ballots = self.ballots(task, batch, key)
+    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
+        cast: CastVotes | None = None
+        if task.life is None:
+            ballots = self.ballots(task, batch, key)
+        else:
+            ballots, cast = self._votes_for_life(task, batch)
         source = self._source(key, b"noise and masks", task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
-        return tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares))
+        return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
+
+    def _votes_for_life(self, task: Task, batch: QueryBatch) -> tuple[NDArray[np.int64], CastVotes]:
+        if self._spends is None:
+            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
+        limit = self._memory_limit_bytes
+        return lifetime_ballots(
+            task, batch, self._shard, self._spends.spent, engine=self._engine, memory_limit_bytes=limit
+        )
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
@@ -264,6 +310,10 @@ class Agent:
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
             raise PrivacyRefusal(f"agent {self.agent_id}: {NO_PERSONS}")
+        if task.life is not None:
+            if self._spends is None:
+                raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
+            self._spends.check(None if self._shard.image_digests is None else self._shard.site_key)
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:

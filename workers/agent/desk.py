@@ -24,6 +24,7 @@ from feature_store.clock import Clock
 from feature_store.faults import fault_point
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database
+from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from labeler.answered import NOT_KEPT
 from labeler.batching import round_charges
@@ -39,6 +40,7 @@ from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import RoundEffect
+from labeler.task import Task
 from workers.agent.admission import Admission
 from workers.agent.desk_letters import DeskLetters, no_to_ask, not_willing
 from workers.agent.desk_mail import DeskMail
@@ -51,8 +53,14 @@ from workers.party.mail import Draft, PartyMail
 
 log = logging.getLogger("labeler.agent")
 
+
+def _is_quick(task: Task) -> bool:
+    return task.method in _QUICK and task.life is None
+
+
 _QUICK: Final = ("knn", "reverse-knn")
-"""Methods whose answer is a search; the others train."""
+"""Methods whose answer is a search; the others train. Of votes for life one answer is computed per turn all the same:
+the next one's votes hang on what this one spends."""
 
 
 class AgentDesk:
@@ -87,6 +95,7 @@ class AgentDesk:
         self._records = records
         self._database = database
         self._rounds = rounds
+        self._spends = LifetimeSpends(database)
         self._letters = DeskLetters(mail.party_id, rounds)
         self._promises = promises
         self._ledger = ledger
@@ -344,8 +353,8 @@ class AgentDesk:
         """Answers that are charged: all that are votes, then one that is trained; whether there was any."""
         # Settled meanwhile, one that had waited for its turn is not wanted any more.
         wanted = [one for one in turn.pop(machine.Compute) if self._memory.state(one[0]).doing == "compute"]
-        quick = [one for one in wanted if one[1].ask.task.method in _QUICK]
-        slow = [one for one in wanted if one[1].ask.task.method not in _QUICK]
+        quick = [one for one in wanted if _is_quick(one[1].ask.task)]
+        slow = [one for one in wanted if not _is_quick(one[1].ask.task)]
         now = quick or slow[:1]
         later = slow if quick else slow[1:]
         self._waiting += later
@@ -353,7 +362,9 @@ class AgentDesk:
             ask = turn.asks[digest] = effect.ask
             try:
                 key, seal = self._rounds.key_of_charged(digest), partial(self._letters.seal, ask)
-                bodies = self._records.agent().computed(ask.task, ask.batch, key=key, seal=seal)
+                answer = self._records.agent().computed(ask.task, ask.batch, key=key, seal=seal)
+                if answer.cast is not None:
+                    turn.cast[digest] = answer.cast
             except (JournalBroken, JournalBehind):
                 raise
             except Exception as error:
@@ -361,10 +372,23 @@ class AgentDesk:
                 log.error("an answer that was charged could not be made; trying again", extra=cause(error))
                 self._memory.round_event(turn, digest, machine.Failed())
             else:
-                self._memory.round_event(turn, digest, machine.Computed(bodies))
+                self._memory.round_event(turn, digest, machine.Computed(answer.bodies))
         if now:
             fault_point("agent.computed")
         return bool(now)
+
+    def _spend(self, connection: Connection, turn: DeskTurn, digest: str) -> None:
+        """What an answer's votes for life spend is durable with the answer, or neither is.
+
+        Raises:
+            PrivacyRefusal: another round has spent meanwhile; the answer is computed again.
+        """
+        if turn.asks[digest].task.life is None:
+            return
+        cast = turn.cast.pop(digest, None)
+        if cast is None:
+            raise PrivacyRefusal("an answer with votes for life does not say what they spend")
+        self._spends.add(digest, cast, connection=connection)
 
     def _store(self, turn: DeskTurn) -> bool:
         """Keep every answer that was computed, in one transaction; whether there was any."""
@@ -380,6 +404,7 @@ class AgentDesk:
                         with self._database.attempt(connection):
                             if not self._rounds.store_new(digest, effect.bodies, connection=connection):
                                 raise PrivacyRefusal(NOT_KEPT)
+                            self._spend(connection, turn, digest)
                     except PrivacyRefusal as error:
                         failed.add(digest)
                         log.error("an answer that was charged could not be kept", extra=cause(error))

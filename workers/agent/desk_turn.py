@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from feature_store.journal.lifetimes import CastVotes
 from labeler.messages import Header
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
@@ -49,6 +50,7 @@ class DeskTurn:
     headers: dict[str, Header] = field(default_factory=dict)
     asks: dict[str, Ask] = field(default_factory=dict)
     stored: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    cast: dict[str, CastVotes] = field(default_factory=dict)
 
     def pop(self, *kinds: type) -> list[tuple[str, Any]]:
         """The round effects of these kinds, taken off the list."""

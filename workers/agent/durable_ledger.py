@@ -18,6 +18,7 @@ from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
 from labeler.batching import round_charges
@@ -88,6 +89,8 @@ class DurableLedger:
     def open_accounts(self) -> Policy:
         """Open the accounts with the caps of the policy as it is now, and return it.
 
+        What it promises for votes for life is set aside in them, once.
+
         Raises:
             PolicyRefusal: the policy cannot be read.
             BudgetExceeded: more than a cap was spent before the cap was lowered.
@@ -96,6 +99,8 @@ class DurableLedger:
         if policy is not self._opened:
             for level in LEVELS:
                 self._ledger.open_account(self._account, level, policy.budget.cap(level))
+            if policy.budget.life_nano is not None:
+                set_aside(self._database, self._ledger, self._account, policy.budget.life_nano)
             self._opened = policy
         return policy
 

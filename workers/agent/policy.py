@@ -1,8 +1,8 @@
 """What a site allows its agent to do: a TOML file that belongs to the site, read again at every ask.
 
 Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused, a
-missing field (but `person_epsilon`) is refused, and while the file cannot be read everything is refused. Every decision
-follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
+missing field is (but `person_epsilon` and `life_epsilon`), and while the file cannot be read everything is refused.
+Every decision follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
 
 Every field is listed in `docs/policy.md`; a test holds the two together.
 """
@@ -46,11 +46,40 @@ class BudgetTable(_Table):
         instance_epsilon: cap on what is learnt about one record, or "unlimited".
         agent_epsilon: cap on what is learnt about the site as a whole, or "unlimited".
         delta: failure probability of both.
+        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`): however many such tasks
+            are ever answered, together they cost one record no more, and none is answered that says more. What was set
+            aside once is never given back. None where no such task is answered.
     """
 
     instance_epsilon: Cap
     agent_epsilon: Cap
     delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA)]
+    life_epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _check_life(self) -> BudgetTable:
+        if self.life_epsilon is not None:
+            if self.instance_epsilon != "unlimited" and self.life_epsilon > self.instance_epsilon:
+                raise ValueError("life_epsilon is a part of instance_epsilon, so it cannot be larger")
+            _ = self.life_nano
+        return self
+
+    @property
+    def life_nano(self) -> int | None:
+        """B, nano-units of mu^2; None where votes for life are not cast.
+
+        Raises:
+            ValueError: the epsilon is too small, or larger than what votes for life are proved for.
+        """
+        if self.life_epsilon is None:
+            return None
+        # Loaded where it is wanted: few sites cast votes for life.
+        from labeler.accounting.lifetime import set_aside_nano
+
+        try:
+            return set_aside_nano(budget_for(self.life_epsilon, self.delta))
+        except InvalidSetting as error:
+            raise ValueError(f"life_epsilon: {error}") from None
 
     def cap(self, level: Level) -> int | None:
         """Nano-units of mu^2; None where it is not limited."""
@@ -159,6 +188,7 @@ class Policy(_Table):
                 f"noise divided among {allow.max_noise_contributors} agents",
                 f"noise divided among {task.noise_contributors}",
             )
+        self._check_life(task)
         self._check_person(task)
         self._check_recipients(ask)
         largest = max(ask.sizes)
@@ -168,6 +198,19 @@ class Policy(_Table):
             raise AwaitingApproval(
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
                 f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
+            )
+
+    def _check_life(self, task: Task) -> None:
+        if task.life is None:
+            return
+        most = self.budget.life_nano
+        if most is None:
+            raise _refusal(
+                "budget.life_epsilon", "no votes for life", f"a task with {task.life.budget_nano} nano-units"
+            )
+        if task.life.budget_nano > most:
+            raise _refusal(
+                "budget.life_epsilon", f"votes for life of {most} nano-units a record", str(task.life.budget_nano)
             )
 
     def _check_person(self, task: Task) -> None:
@@ -267,6 +310,7 @@ def policy_toml(policy: Policy) -> str:
         f"instance_epsilon = {toml_value(budget.instance_epsilon)}",
         f"agent_epsilon = {toml_value(budget.agent_epsilon)}",
         f"delta = {toml_value(budget.delta)}",
+        *([] if budget.life_epsilon is None else [f"life_epsilon = {toml_value(budget.life_epsilon)}"]),
         "",
         "[allow]",
         f"backbones = {toml_value(allow.backbones)}",

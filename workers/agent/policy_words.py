@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.agent.policy import Policy
+from workers.agent.policy import BudgetTable, Policy
 
 
 def policy_in_words(policy: Policy) -> list[str]:
@@ -11,6 +11,7 @@ def policy_in_words(policy: Policy) -> list[str]:
     lines = [
         _cap("one private image", budget.instance_epsilon, budget.delta),
         _cap("this site as a whole", budget.agent_epsilon, budget.delta),
+        *_life(budget),
         "Every task needs the approval of a person here."
         if allow.approval
         else "Tasks that keep to this policy are answered without asking a person.",
@@ -30,6 +31,16 @@ def policy_in_words(policy: Policy) -> list[str]:
         )
     names = ", ".join(sorted(policy.talliers)) or "nobody, so everything is refused"
     return [*lines, f"Shares go to {names}, and to nobody else."]
+
+
+def _life(budget: BudgetTable) -> list[str]:
+    if budget.life_epsilon is None:
+        return []
+    return [
+        "Votes for life: all such tasks that are ever answered cost one private image at most epsilon "
+        f"{budget.life_epsilon:g} together, which is set aside; an image that has spent it votes no more, and nobody "
+        "is told which has."
+    ]
 
 
 def _cap(what: str, epsilon: float | str, delta: float) -> str:

@@ -25,6 +25,7 @@ from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.journal.sequences import Sequences
@@ -100,7 +101,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, site, rounds)
+        records = _Records(home, config, site, rounds, LifetimeSpends(database))
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -149,11 +150,14 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(self, home: Path, config: AgentConfig, ledger: DurableLedger, rounds: JournalRounds) -> None:
+    def __init__(
+        self, home: Path, config: AgentConfig, ledger: DurableLedger, rounds: JournalRounds, spends: LifetimeSpends
+    ) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._ledger = ledger
         self._rounds = rounds
+        self._spends = spends
         # In memory only: of what is trained on private records, nothing without noise outlives its round.
         self._models = InMemoryModels()
         self._agent: Agent | None = None
@@ -190,6 +194,7 @@ class _Records:
             models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
+            spends=self._spends,
         )
 
     def _manifest_stamp(self) -> tuple[int, int, int]:

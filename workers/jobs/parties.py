@@ -217,7 +217,7 @@ def _step(
                     agent.charge(ask.task, ask.batch)
                     waiting.append(machine.Charged(ask))
                 case machine.Compute(ask):
-                    bodies = agent.computed(ask.task, ask.batch, key=keys[agent.agent_id], seal=as_it_is)
+                    bodies = agent.computed(ask.task, ask.batch, key=keys[agent.agent_id], seal=as_it_is).bodies
                     waiting.append(machine.Computed(bodies))
                 case machine.Store(bodies):
                     found[agent.agent_id] = bodies

@@ -1,0 +1,274 @@
+"""What each image of an agent has spent on votes for life: a keyed digest and a number, kept for ever.
+
+An account is an image's, whatever record holds it now: its key is the digest of the image under the site's key
+(feature_store.site_key), which stays through a new import, another backbone and new record ids. A record that is
+deleted leaves its account and nothing else; were that deleted too, the same image could come back with a second budget.
+
+What a round spends is written in the transaction that stores its answer, before a byte of it leaves. What was computed
+from spends that another round has changed since is not stored (`LifetimeSpends.add`): it is computed again. A round
+that failed later, or was never opened, stays spent. Spends only grow, and no row goes: rules of the database.
+
+    life_spends     digest, spent        one row per image that ever voted
+    life_rounds     seq, round, key      one row per round that was stored: which spends an answer was computed from
+    life_aside      account, nano        how much of a ledger's account was set aside for it, once
+    life_closed     reason               the spends are not known any more (an older journal was restored): none vote
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import CheckConstraint, Column, Connection, LargeBinary, Table, Text, bindparam, func, insert, select
+from sqlalchemy import update as change
+
+from feature_store.journal.charges import Charge
+from feature_store.journal.columns import WHOLE
+from feature_store.journal.database import Database, metadata
+from feature_store.journal.joining import reading, writing
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.rules import forbid, remain, stay
+from feature_store.site_key import DIGEST_WORDS, Digests
+from labeler.errors import InvalidSetting, PrivacyRefusal
+
+life_spends = Table(
+    "life_spends",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("spent", WHOLE, nullable=False),
+    CheckConstraint("spent >= 1", name="spent"),
+    sqlite_strict=True,
+)
+stay(life_spends, ("digest",))
+remain(life_spends)
+forbid(life_spends, "grow", on="UPDATE", when="NEW.spent < OLD.spent", because="what a record has spent only grows")
+
+life_rounds = Table(
+    "life_rounds",
+    metadata,
+    Column("seq", WHOLE, primary_key=True, autoincrement=False),
+    Column("round_digest", Text, nullable=False, unique=True),
+    Column("site_key", Text, nullable=False),
+    sqlite_strict=True,
+)
+stay(life_rounds, ("seq", "round_digest", "site_key"))
+remain(life_rounds)
+
+life_aside = Table(
+    "life_aside",
+    metadata,
+    Column("account", Text, primary_key=True),
+    Column("nano", WHOLE, nullable=False),
+    CheckConstraint("nano >= 1", name="nano"),
+    sqlite_strict=True,
+)
+stay(life_aside, ("account",))
+remain(life_aside)
+forbid(life_aside, "grow", on="UPDATE", when="NEW.nano < OLD.nano", because="what was promised is not taken back")
+
+life_closed = Table(
+    "life_closed",
+    metadata,
+    Column("reason", Text, primary_key=True),
+    sqlite_strict=True,
+)
+stay(life_closed, ("reason",))
+remain(life_closed)
+
+LIFE_TABLES = (life_spends, life_rounds, life_aside, life_closed)
+
+SET_ASIDE = "votes-for-life"
+"""How the reservations begin that set B aside in an account."""
+
+CLOSED = (
+    "an older journal was restored at this site, so nobody knows what its records have spent on votes for life since; "
+    "they cast none any more"
+)
+OTHER_KEY = (
+    "the shard's images are known under another site key than those that have voted for life, so that nobody could "
+    "tell what each has spent; embed them again with the site key that they were embedded with before"
+)
+NO_DIGESTS = (
+    "votes for life need a shard that knows its images again, and this one was made without a site key; embed the "
+    "images again"
+)
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spent:
+    """What images have spent, as of one moment of the journal. Private: it does not print.
+
+    Attributes:
+        version: how many rounds had spent by then.
+        spent: nano-units of mu^2 of each image asked about, int64, shape (n,).
+    """
+
+    version: int
+    spent: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        return "Spent(<private>)"
+
+
+@dataclass(frozen=True, eq=False)
+class CastVotes:
+    """What an answer spends, to be written with it. Private: it does not print.
+
+    Attributes:
+        version: of the spends from which it was computed.
+        site_key: name of the key that the digests are under.
+        digests: of the images that vote, each once, int64, shape (m, 2).
+        nano: what each spends, int64, shape (m,), at least 1.
+    """
+
+    version: int
+    site_key: str
+    digests: Digests = field(repr=False)
+    nano: NDArray[np.int64] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return "CastVotes(<private>)"
+
+
+class LifetimeSpends:
+    """See the module. Of one agent's journal, used by one thread.
+
+    Args:
+        database: the agent's journal.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.create(*LIFE_TABLES)
+
+    def check(self, site_key: str | None, *, connection: Connection | None = None) -> None:
+        """Refuse a shard whose images cannot be told to have voted before; a fact of how the site was set up.
+
+        Args:
+            site_key: name of the key of the shard's digests; None where it has none.
+
+        Raises:
+            PrivacyRefusal: it has none, or another than those who have voted; or the spends were lost.
+        """
+        if site_key is None:
+            raise PrivacyRefusal(NO_DIGESTS)
+        with reading(self._database, connection) as joined:
+            if joined.execute(select(life_closed.c.reason).limit(1)).first() is not None:
+                raise PrivacyRefusal(CLOSED)
+            known = joined.execute(select(life_rounds.c.site_key).order_by(life_rounds.c.seq).limit(1)).scalar()
+        if known is not None and known != site_key:
+            raise PrivacyRefusal(OTHER_KEY)
+
+    def spent(self, digests: Digests) -> Spent:
+        """What images have spent, all of one moment.
+
+        Args:
+            digests: int64, shape (n, 2), each image once.
+        """
+        with self._database.read() as connection:
+            version = _version(connection)
+            rows = connection.execute(select(life_spends.c.digest, life_spends.c.spent)).all()
+        known = {bytes(digest): int(nano) for digest, nano in rows}
+        return Spent(version, np.array([known.get(key, 0) for key in _keys(digests)], dtype=np.int64))
+
+    def add(self, round_digest: str, cast: CastVotes, *, connection: Connection) -> None:
+        """Write what an answer spends, in the transaction that stores the answer.
+
+        Raises:
+            PrivacyRefusal: another round has spent since it was computed, or this one has: compute it again, or send
+                what was stored. Or see `check`.
+        """
+        self.check(cast.site_key, connection=connection)
+        if _version(connection) != cast.version:
+            raise PrivacyRefusal("another round has spent of the same records meanwhile; this one is computed again")
+        row = {"seq": cast.version + 1, "round_digest": round_digest, "site_key": cast.site_key}
+        connection.execute(insert(life_rounds), row)
+        amounts = dict(zip(_keys(cast.digests), cast.nano.tolist(), strict=True))
+        known = _which(connection, list(amounts))
+        new = [{"digest": key, "spent": nano} for key, nano in amounts.items() if key not in known]
+        more = [{"wanted": key, "more": nano} for key, nano in amounts.items() if key in known]
+        if new:
+            connection.execute(insert(life_spends), new)
+        if more:
+            table = life_spends.c
+            statement = change(life_spends).where(table.digest == bindparam("wanted"))
+            connection.execute(statement.values(spent=table.spent + bindparam("more")), more)
+
+    def rounds(self) -> int:
+        """How many rounds of votes for life were answered."""
+        with self._database.read() as connection:
+            return _version(connection)
+
+
+def set_aside(
+    database: Database, ledger: Ledger, account: str, nano: int, *, connection: Connection | None = None
+) -> None:
+    """Charge an account, once and for ever, with what votes for life may cost one of its records.
+
+    Asked for less than before it changes nothing: what was promised stays charged. Asked for more it charges the rest.
+
+    Args:
+        nano: B, nano-units of mu^2.
+
+    Raises:
+        BudgetExceeded: the account has too little left.
+        NotFound: it was never opened.
+    """
+    if type(nano) is not int or nano < 1:
+        raise InvalidSetting(f"what is set aside is a whole number of nano-units of at least 1, found {nano!r}")
+    database.create(*LIFE_TABLES)
+    mine = life_aside.c.account == account
+    with reading(database, connection) as joined:
+        if (joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0) >= nano:
+            return
+    with writing(database, connection) as joined:
+        before = joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0
+        if before >= nano:
+            return
+        # Named by the sum, so that the same step again is the same reservation.
+        name = f"{SET_ASIDE}/{account}/{nano}"
+        detail = {"votes_for_life_nano": nano}
+        ledger.reserve(name, [Charge(account, "instance", nano - before)], detail=detail, connection=joined)
+        ledger.post(name, detail=detail, connection=joined)
+        if before:
+            joined.execute(change(life_aside).where(mine).values(nano=nano))
+        else:
+            joined.execute(insert(life_aside), {"account": account, "nano": nano})
+
+
+def is_set_aside(database: Database, account: str) -> int:
+    """How much was set aside in an account; 0 where nothing was."""
+    try:
+        database.create(*LIFE_TABLES)
+    except InvalidSetting:
+        return 0  # a journal that is only looked at, and never had any
+    with database.read() as connection:
+        found = connection.execute(select(life_aside.c.nano).where(life_aside.c.account == account)).scalar()
+    return int(found or 0)
+
+
+def close_lifetimes(database: Database, reason: str) -> None:
+    """The spends are not known any more: no record of this journal casts votes for life again."""
+    database.create(*LIFE_TABLES)
+    with database.write() as connection:
+        if connection.execute(select(life_closed.c.reason).limit(1)).first() is None:
+            connection.execute(insert(life_closed), {"reason": reason})
+
+
+def _version(connection: Connection) -> int:
+    return int(connection.execute(select(func.max(life_rounds.c.seq))).scalar() or 0)
+
+
+def _which(connection: Connection, keys: list[bytes]) -> set[bytes]:
+    found: set[bytes] = set()
+    for start in range(0, len(keys), _AT_ONCE):
+        wanted = life_spends.c.digest.in_(keys[start : start + _AT_ONCE])
+        found |= {bytes(one) for one in connection.execute(select(life_spends.c.digest).where(wanted)).scalars()}
+    return found
+
+
+def _keys(digests: Digests) -> list[bytes]:
+    joined, size = np.ascontiguousarray(digests, dtype="<i8").tobytes(), 8 * DIGEST_WORDS
+    return [joined[start : start + size] for start in range(0, len(joined), size)]

@@ -1,0 +1,307 @@
+"""Votes for life at a real agent: what an image has spent outlives its record, its features, a kill, and its round."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import DBAPIError
+
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE, life_rounds, life_spends
+from feature_store.keys import PartyKeys
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from feature_store.site_key import SiteKey
+from labeler.accounting.lifetime import set_aside_nano, vote_nano
+from labeler.batch import QueryBatch
+from labeler.budget import budget_for
+from labeler.errors import JournalBroken, LabelerError
+from labeler.messages.rounds import Ask
+from labeler.sharing import unshard
+from tests.workers.conftest import CLASSES, DIMENSION
+from tests.workers.test_agent_service import AGENT, NOW, Site
+from workers.agent.policy import Policy, policy_toml
+from workers.homes.journals import accept_restored_journal, backup_home
+from workers.party.home import AgentConfig, create_agent_home
+
+KEY, OTHER = SiteKey(b"k" * 32), SiteKey(b"o" * 32)
+RECORDS = 60
+EPSILON = 20.0
+
+
+def write(
+    path: Path, *, ids: int = 0, key: SiteKey | None = KEY, fingerprint: str = "backbone", twice: int = 0
+) -> Shard:
+    """The same 60 images under other record ids, another backbone, or another key; the first few of them twice."""
+    shutil.rmtree(path, ignore_errors=True)
+    rng = np.random.default_rng(3)
+    centres = np.random.default_rng(7).normal(size=(len(CLASSES), DIMENSION))
+    labels = (np.arange(RECORDS) % len(CLASSES)).astype(np.int16)
+    features = centres[labels] + 0.3 * rng.normal(size=(RECORDS, DIMENSION))
+    rows = np.concatenate([np.arange(RECORDS), np.arange(twice)])
+    digests = None if key is None else key.digests("image", [b"image %d" % number for number in rows])
+    with ShardWriter(
+        path, classes=CLASSES, fingerprint=fingerprint, dimension=DIMENSION, public=False, backbone={"kind": "pixels"},
+        site_key=None if key is None else key.name, random_bytes=np.random.default_rng(ids).bytes,
+    ) as writer:  # fmt: skip
+        names = [f"{number}.png" for number in range(len(rows))]
+        writer.append(features[rows], labels[rows], names, image_digests=digests)
+        writer.finish()
+    return Shard.open(path)
+
+
+class LifeSite(Site):
+    """A site whose policy sets something aside for votes for life, unless `life` says otherwise."""
+
+    life: float | None = EPSILON
+    backbones: tuple[str, ...] = ("backbone", "other")
+
+    def policy(self, **changes: Any) -> Policy:
+        policy = super().policy(backbones=self.backbones, **changes)
+        budget = {"instance_epsilon": 30.0, "life_epsilon": self.life}
+        return policy.model_copy(update={"budget": policy.budget.model_copy(update=budget)})
+
+    def ask_for_life(self, *, votes: int = 1, fingerprint: str = "backbone", **changes: Any) -> Ask:
+        """A task in which a record has as many votes for its life as are named."""
+        fields = {"method": "reverse-knn", "k": 1, "sigma_votes": 1.0, "agents": 3, "backbone_fingerprint": fingerprint}
+        wide = {"budget_nano": 10**10, "least_similarity": -1.0}
+        price = vote_nano(self.ask(**(fields | {"life": wide} | changes)).task)
+        life = {"budget_nano": votes * price + price // 2, "least_similarity": -1.0}
+        return self.ask(**(fields | {"life": life} | changes))
+
+    def answer(self, ask: Ask) -> float:
+        """How many votes are in the answer, up to the noise: standard deviation 3."""
+        self.send(ask)
+        (shares,) = self.shares(ask, 1)
+        return float(unshard([share.expand() for share in shares]).sum() / ask.task.scale)
+
+    def spends(self) -> list[int]:
+        with open_database(self.home / "journal.db", read_only=True) as database, database.read() as connection:
+            return sorted(connection.execute(select(life_spends.c.spent)).scalars())
+
+
+@pytest.fixture
+def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
+    shard = write(tmp_path / "own")
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    site = LifeSite(tmp_path / "agent", shard, relay, talliers, batch, start)
+    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
+    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    return site
+
+
+def test_an_image_votes_until_its_budget_is_spent_and_the_service_goes_on_answering(
+    site: LifeSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    running = site.run()
+    asks = [site.ask_for_life(votes=2, nonce=str(number)) for number in range(4)]
+    found = [site.answer(ask) for ask in asks]
+    running.end()
+    # Each within 5 standard deviations of what is left: 60, 60, none, none.
+    assert np.allclose(found, [60, 60, 0, 0], atol=16)
+    price = vote_nano(asks[0].task)
+    assert site.spends() == [2 * price] * RECORDS
+    # The ledger took B once, and one nano-unit for each of four rounds.
+    assert site.spent() == set_aside_nano(budget_for(EPSILON, 1e-5)) + 4
+    # What the log says of each round is the same, whoever voted in it.
+    of_round = {
+        ask.round.digest: [
+            one.getMessage() for one in caplog.records if vars(one).get("round_digest") == ask.round.digest
+        ]
+        for ask in asks
+    }
+    first, *others = of_round.values()
+    assert first
+    assert all(lines == first for lines in others)
+
+
+def test_rounds_of_one_mail_pay_one_after_the_other(site: LifeSite) -> None:
+    asks = [site.ask_for_life(nonce=str(number)) for number in range(3)]
+    for ask in asks:
+        site.send(ask)
+    running = site.run()
+    sums = [float(unshard([share.expand() for share in site.shares(ask, 1)[0]]).sum() / ask.task.scale) for ask in asks]
+    running.end()
+    assert np.allclose(sorted(sums), [0, 0, 60], atol=16)
+    assert site.spends() == [vote_nano(asks[0].task)] * RECORDS
+
+
+def test_another_import_another_backbone_and_a_deletion_give_no_image_a_second_budget(site: LifeSite) -> None:
+    ask = site.ask_for_life()
+    running = site.run()
+    assert site.answer(ask) > 30
+    running.end()
+    # All images are deleted but one, and come back under new ids, embedded by another backbone.
+    site.shard.delete(site.shard.record_ids[1:])
+    assert len(site.spends()) == RECORDS
+    again = write(site.shard.path, ids=8, fingerprint="other")
+    assert not np.isin(again.record_ids, site.shard.record_ids).any()
+    running = site.run()
+    assert abs(site.answer(site.ask_for_life(fingerprint="other", nonce="again"))) < 16
+    running.end()
+    assert site.spends() == [vote_nano(ask.task)] * RECORDS
+
+
+def test_a_file_that_is_there_twice_is_one_image_and_votes_once(site: LifeSite) -> None:
+    write(site.shard.path, ids=5, twice=30)
+    running = site.run()
+    votes = site.answer(site.ask_for_life())
+    running.end()
+    assert abs(votes - RECORDS) < 16
+    assert len(site.spends()) == RECORDS
+
+
+def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
+    ask = site.ask_for_life()
+    far = {"budget_nano": ask.task.life.budget_nano if ask.task.life else 0, "least_similarity": 1.0}
+    running = site.run()
+    assert abs(site.answer(site.ask_for_life(life=far))) < 16
+    assert site.spends() == []
+    assert site.answer(ask) > 30
+    running.end()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("agent.charged", marks=pytest.mark.long),
+        "agent.computed",
+        "agent.stored",
+        pytest.param("agent.sent", marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
+    site: LifeSite, tmp_path: Path, point: str
+) -> None:
+    ask = site.ask_for_life()
+    site.send(ask)
+    (fault := tmp_path / "fault").write_text(point)
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
+        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, str(site.home)],
+        env=os.environ | {"LABELER_FAULTS": str(fault)},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    is_stored = point in ("agent.stored", "agent.sent")
+    price = vote_nano(ask.task)
+    assert site.spends() == ([price] * RECORDS if is_stored else [])
+    before = len(site.relay.mail_of("tallier-0"))
+    running = site.run()
+    answers = site.shares(ask, before + 1)
+    running.end()
+    digests = {tuple(share.fingerprint() for share in shares) for shares in answers}
+    assert len(digests) == 1
+    assert site.spends() == [price] * RECORDS
+    # Whatever came before, what was sent holds the votes that were paid for, and not those of a spend that came later.
+    assert abs(float(unshard([share.expand() for share in answers[0]]).sum() / ask.task.scale) - RECORDS) < 16
+
+
+def test_what_was_computed_from_spends_that_have_changed_is_not_stored(site: LifeSite) -> None:
+    from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
+
+    shard = site.shard
+    assert shard.image_digests is not None
+    one = np.asarray(shard.image_digests[:1])
+    with open_database(site.home / "journal.db", allow_unsynced=True) as database:
+        spends = LifetimeSpends(database)
+        first = CastVotes(spends.spent(one).version, KEY.name, one, np.array([7]))
+        second = CastVotes(spends.spent(one).version, KEY.name, one, np.array([5]))
+        with database.write() as connection:
+            spends.add("a" * 64, first, connection=connection)
+        with pytest.raises(LabelerError, match="another round has spent"), database.write() as connection:
+            spends.add("b" * 64, second, connection=connection)
+        assert (spends.spent(one).spent.tolist(), spends.rounds()) == ([7], 1)
+        # And the database itself lets no spend shrink, and none go.
+        smaller, gone = update(life_spends).values(spent=1), delete(life_rounds)
+        for statement in (smaller, delete(life_spends), gone):
+            with pytest.raises((DBAPIError, JournalBroken, LabelerError)), database.write() as connection:
+                connection.execute(statement)
+        assert spends.spent(one).spent.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("life", "key", "changes", "said"),
+    [
+        (None, KEY, {}, "budget.life_epsilon"),
+        (0.5, KEY, {}, "budget.life_epsilon"),
+        (EPSILON, None, {}, NO_DIGESTS),
+    ],
+)
+def test_a_site_that_set_nothing_aside_or_cannot_know_its_images_refuses_at_no_charge(
+    site: LifeSite, life: float | None, key: SiteKey | None, changes: dict[str, Any], said: str
+) -> None:
+    site.life = life
+    site.write_policy()
+    write(site.shard.path, key=key)
+    site.send(site.ask_for_life(**changes))
+    running = site.run()
+    (refusal,) = site.refusals(1)
+    running.end()
+    assert said in refusal.sentence
+    assert site.spent() == (0 if life is None else set_aside_nano(budget_for(life, 1e-5)))
+
+
+def test_a_shard_under_another_site_key_casts_no_votes_for_life(site: LifeSite) -> None:
+    running = site.run()
+    site.answer(site.ask_for_life())
+    running.end()
+    write(site.shard.path, key=OTHER)
+    running = site.run()
+    site.send(site.ask_for_life(nonce="other"))
+    assert OTHER_KEY in site.refusals(1)[0].sentence
+    running.end()
+
+
+def test_a_home_from_a_backup_keeps_the_spends_and_casts_no_votes_for_life_any_more(
+    site: LifeSite, tmp_path: Path
+) -> None:
+    running = site.run()
+    site.answer(site.ask_for_life())
+    running.end()
+    backup_home(site.home, tmp_path / "backup")
+    site.home.rename(tmp_path / "lost")
+    shutil.copytree(tmp_path / "backup", site.home)
+    accept_restored_journal(site.home, reason="disk lost")
+    assert len(site.spends()) == RECORDS
+    # Also after a person has raised the cap: nobody knows what was spent since.
+    raised = site.policy()
+    budget = raised.budget.model_copy(update={"instance_epsilon": 60.0})
+    (site.home / "policy.toml").write_text(policy_toml(raised.model_copy(update={"budget": budget})))
+    running = site.run()
+    site.send(site.ask_for_life(nonce="after"))
+    assert CLOSED in site.refusals(1)[0].sentence
+    running.end()
+
+
+def test_what_is_set_aside_is_charged_once_and_a_larger_promise_charges_the_rest(site: LifeSite) -> None:
+    first, second = (set_aside_nano(budget_for(epsilon, 1e-5)) for epsilon in (EPSILON, 25.0))
+    for life, expected in ((EPSILON, first), (EPSILON, first), (25.0, second), (5.0, second)):
+        site.life = life
+        site.write_policy()
+        running = site.run()
+        site.relay.polls.clear()
+        site.relay.wait_for_poll()
+        running.end()
+        assert site.spent() == expected
+    with open_database(site.home / "journal.db", read_only=True) as database:
+        names = {entry.reservation_id for entry in Ledger(database, clock=lambda: NOW).entries(search=SET_ASIDE)}
+    assert names == {f"{SET_ASIDE}/agent:{AGENT}/{nano}" for nano in (first, second)}
