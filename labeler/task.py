@@ -202,8 +202,8 @@ class Task(BaseModel):
             )
         if self.ballot_radius is not None:
             raise ValueError(
-                "life does not go with ballot_radius: drawn onto a ball, every count of an agent moves with each record, "
-                "and a record pays for its own votes alone"
+                "life does not go with ballot_radius: drawn onto a ball, every count of an agent moves with each "
+                "record, and a record pays for its own votes alone"
             )
 
     @model_serializer(mode="wrap")
