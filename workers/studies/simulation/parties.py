@@ -21,6 +21,7 @@ from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
@@ -171,7 +172,7 @@ def boot_agent(
         site.open_accounts()
         mark_home(database, erasable)
         rounds.sweep()
-        records = _Records(home, config, site, rounds)
+        records = _Records(home, config, site, rounds, LifetimeSpends(database))
         link = PartyLink(
             url=URL,
             party_id=config.agent_id,
