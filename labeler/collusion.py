@@ -13,6 +13,9 @@ max(1, q - m) shares of variance s^2, independent of the record and of what the 
 the event (labeler.accounting) therefore gives a certified price against m participants; for noise of real numbers mu
 grows by sqrt(h / max(1, q - m)), which for c = max_dropouts = 0 and m = 1 is sqrt(N / (N - 1)).
 
+**Where the talliers add the noise** (labeler.tallier_noise) no participant knows any of it: the number is the same
+against all participants together, and against as many talliers as the task says.
+
 Where each agent adds all the noise that its price needs by itself (h = 1, or a method with noise of its own), the
 number is the same against all other participants together.
 """
@@ -29,8 +32,17 @@ if TYPE_CHECKING:
     from labeler.task import Task
 
 
-def resolve_colluding_agents(given: int | None, *, agents: int, max_dropouts: int = 0, method: Method = "knn") -> int:
+def resolve_colluding_agents(
+    given: int | None,
+    *,
+    agents: int,
+    max_dropouts: int = 0,
+    method: Method = "knn",
+    dishonest_talliers: int | None = None,
+) -> int:
     """The number of colluding agents of a new task: what was said, else 1 where there are two agents or more.
+
+    Where the talliers add the noise: else all but the one that a number is about, since it costs nothing there.
 
     For the doors at which tasks are made. A task that is stored keeps what it says.
 
@@ -39,12 +51,15 @@ def resolve_colluding_agents(given: int | None, *, agents: int, max_dropouts: in
         agents: N, how many take part.
         max_dropouts: how many of them may fail to answer.
         method: how they answer.
+        dishonest_talliers: where the talliers add the noise; None where agents do.
 
     Raises:
         InvalidTask: the default leaves nobody whose noise is unknown (two agents, one of which may be missing).
     """
     if given is not None:
         return given
+    if dishonest_talliers is not None:
+        return max(0, agents - 1)
     usual = 1 if agents >= 2 else 0
     if usual == 0 or max_dropouts != agents - 1:
         return usual
@@ -65,10 +80,18 @@ def shares_left(task: Task, participants: int) -> int:
     """
     if task.traits.has_local_noise:
         return 1
+    if task.noise_by == "talliers":
+        return task.noise_contributors
     return max(1, task.quorum - participants)
 
 
-def holds_against(task: Task, participant_epsilon: float | None, histogram_epsilon: float | None = None) -> str:
+def holds_against(
+    task: Task,
+    participant_epsilon: float | None,
+    histogram_epsilon: float | None = None,
+    *,
+    two_talliers_epsilon: float | None = None,
+) -> str:
     """For whom a price holds, in plain words.
 
     Args:
@@ -76,12 +99,27 @@ def holds_against(task: Task, participant_epsilon: float | None, histogram_epsil
         participant_epsilon: the instance-level price against one participant who reads the release; None where there
             is none.
         histogram_epsilon: the instance-level price of the sums that winners are read from, where winners cost less.
+        two_talliers_epsilon: the instance-level price against two dishonest talliers, where the task counts on one at
+            most and there is a bound.
     """
+    if task.dishonest_talliers is not None:
+        return _of_talliers_noise(task.dishonest_talliers, two_talliers_epsilon)
     return _readers(task, participant_epsilon) + (
         ""
         if histogram_epsilon is None
         else " It counts on talliers that keep to the computation and do not pool what they hold; those that do not "
         f"learn at most the noisy sums, and then epsilon is {say_epsilon(histogram_epsilon)} per private image."
+    )
+
+
+def _of_talliers_noise(dishonest: int, two_talliers_epsilon: float | None) -> str:
+    many = "one of the three talliers" if dishonest == 1 else "two of the three talliers"
+    worse = "there is no bound" if two_talliers_epsilon is None else f"epsilon is {say_epsilon(two_talliers_epsilon)}"
+    return (
+        f"Holds against whoever reads the release, together with all other participants and {many}, who add the noise: "
+        "agents add none. "
+        + (f"Should two talliers pool what they know, {worse} per private image; " if dishonest == 1 else "")
+        + f"{'should' if dishonest == 1 else 'Should'} all three, they read the votes."
     )
 
 

@@ -25,7 +25,10 @@ def largest_sum(task: Task, num_contributors: int) -> int:
     """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
     traits = task.traits
     most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
-    return num_contributors * (most + (0 if traits.has_local_noise else DiscreteGaussian(task.share_sigma_grid).reach))
+    if traits.has_local_noise:
+        return num_contributors * most
+    shares = num_contributors if task.noise_by == "agents" else task.talliers
+    return num_contributors * most + shares * DiscreteGaussian(task.share_sigma_grid).reach
 
 
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
@@ -105,7 +108,8 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
     """Check ballots, bring them to the grid (`on_grid`) and add this agent's noise share: S * ballots + noise.
 
-    Numbers of methods that do not count are on the grid already. Where the agent's own noise is in them, none is added.
+    Numbers of methods that do not count are on the grid already. Where the agent's own noise is in them, none is added,
+    nor where the talliers add it: then what is returned is the bare ballot, which must leave in secret shares alone.
 
     Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
     one source must never serve two different ballots: the two results would differ by the ballots'
@@ -128,7 +132,7 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
     if task.traits.has_local_noise:
         return ballots
     numbers = on_grid(ballots, task) if task.traits.counts else ballots
-    return numbers + noise_share(task, source, len(ballots))
+    return numbers if task.noise_by == "talliers" else numbers + noise_share(task, source, len(ballots))
 
 
 def input_shares(
@@ -164,7 +168,8 @@ def input_shares(
         shares = split(values, num_talliers=task.talliers, source=source, field=field)
         return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
     check_ballots(ballots, task)
-    noise = noise_share(task, source, len(ballots))
+    # Where the talliers add the noise, zeros are shared in its place.
+    noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
     apart = split_ballots(
         ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=terms.field
     )
@@ -175,7 +180,7 @@ def check_round(round: Round, task: Task) -> None:
     """Refuse a round that is not of this task.
 
     Raises:
-        WrongDigest: digest, classes, quorum or terms of the winner differ from the task's.
+        WrongDigest: digest, classes, quorum, terms of the winner or the talliers' noise differ from the task's.
     """
     expected = (task.digest, task.num_classes, task.quorum)
     if (round.task_digest, round.num_classes, round.quorum) != expected:
@@ -185,3 +190,5 @@ def check_round(round: Round, task: Task) -> None:
         )
     if round.terms != task.winner_terms:
         raise WrongDigest(f"the round states other terms of the winner than its task {task.digest[:12]!r} has")
+    if round.tallier_sigma_grid != task.tallier_sigma_grid:
+        raise WrongDigest(f"the round states other noise of the talliers than its task {task.digest[:12]!r} has")

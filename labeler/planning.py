@@ -36,6 +36,7 @@ from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.noise import DiscreteGaussian
+from labeler.tallier_noise import NoiseBy
 from labeler.task import Level, StatedLevel, Task
 
 METHOD = "exact Gaussian DP, integer noise"
@@ -153,6 +154,8 @@ class NoiseFactors:
         total: sqrt(N / h).
         collusion: sqrt(N / (N - c)): what c agents who could subtract their own noise cost, were nobody to drop out.
         dropouts: sqrt((N - c) / h): what d agents who may fail to answer cost on top.
+
+    Where the talliers add the noise, `total` and `collusion` are sqrt(3 / h), h the honest ones, and `dropouts` is 1.
     """
 
     total: float
@@ -170,7 +173,7 @@ class Price:
         delta: the failure probability of each.
         queries: how many queries the price is for.
         sigma_votes: standard deviation of the noise on one count that nobody can subtract.
-        noise_share_sigma_votes: standard deviation of the share each agent adds, sigma / sqrt(h).
+        noise_share_sigma_votes: standard deviation of the share each agent (or tallier) adds, sigma / sqrt(h).
         total_sigma_votes: standard deviation with every agent there, sigma * sqrt(N / h): what labels suffer from.
         noise_factors: what collusion and dropouts each make of sigma.
         grid_scale: grid units per vote.
@@ -179,6 +182,8 @@ class Price:
         release: what is opened.
         colluding_agents: how many participants may know their own noise, and pool it, without weakening the guarantee.
         holds_against: the same in words: against whom the guarantee holds.
+        noise_by: who adds the noise.
+        dishonest_talliers: where the talliers add it, how many of them may be dishonest.
         person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
         records_per_person: that bound, m.
         life: what the guarantee for one record is of, where it is of everything that is ever asked.
@@ -198,6 +203,8 @@ class Price:
     release: str
     colluding_agents: int
     holds_against: str
+    noise_by: NoiseBy = "agents"
+    dishonest_talliers: int | None = None
     person: PrivacyStatement | None = None
     records_per_person: int | None = None
     life: LifePrice | None = None
@@ -232,6 +239,8 @@ class Price:
             "colluding_agents": self.colluding_agents,
             "holds_against": self.holds_against,
             **({} if self.life is None else {"life": self.life.to_json()}),
+            "noise_by": self.noise_by,
+            **({} if self.dishonest_talliers is None else {"dishonest_talliers": self.dishonest_talliers}),
         }
 
     def _person(self) -> dict[str, Any]:
@@ -278,7 +287,14 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         method=task.method,
         release=task.release,
         colluding_agents=task.colluding_agents,
-        holds_against=holds_against(task, _finite(instance.participant_epsilon), instance.histogram_epsilon),
+        holds_against=holds_against(
+            task,
+            _finite(instance.participant_epsilon),
+            instance.histogram_epsilon,
+            two_talliers_epsilon=_against_two_talliers(task, asked),
+        ),
+        noise_by=task.noise_by,
+        dishonest_talliers=task.dishonest_talliers,
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
         life=_life_price(task),
@@ -291,6 +307,12 @@ def _life_price(task: Task) -> LifePrice | None:
     vote = vote_nano(task)
     budget = task.life.budget_nano
     return LifePrice(budget, vote, budget // vote, min(task.k, task.max_queries), task.life.least_similarity)
+
+
+def _against_two_talliers(task: Task, queries: int) -> float | None:
+    """What one private image's price becomes where two talliers pool what they know and one was counted on."""
+    event = integer_event(task, "instance", queries) if task.dishonest_talliers == 1 else None
+    return None if event is None else _finite(_certified(replace(event, noise_contributors=1), task.delta))
 
 
 def person_guarantee(price: Price) -> dict[str, Any]:
@@ -371,6 +393,9 @@ def price_of_paper_shares(
 def _noise_factors(task: Task) -> NoiseFactors:
     if task.traits.has_local_noise:
         return NoiseFactors(1.0, 1.0, 1.0)
+    if task.noise_by == "talliers":
+        every = task.total_sigma_votes / task.sigma_votes
+        return NoiseFactors(total=every, collusion=every, dropouts=1.0)
     honest = task.agents - task.colluding_agents
     return NoiseFactors(
         total=task.total_sigma_votes / task.sigma_votes,
@@ -400,9 +425,9 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         epsilon=certified,
         continuous_epsilon=exact,
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
-        # Noise of an agent's own is no share: nobody else can subtract any of it.
+        # Noise of an agent's own is no share, and of the talliers' none is an agent's: nobody could subtract any of it.
         paper_shares_epsilon=exact
-        if task.traits.has_local_noise
+        if task.traits.has_local_noise or task.noise_by == "talliers"
         else price_of_paper_shares(
             squared,
             task.sigma_votes,

@@ -56,6 +56,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
         "max_dropouts": task.max_dropouts,
+        **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
@@ -108,10 +109,16 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",
         f"* {card['agents']} agents, of whom {card['colluding_agents']} may collude, {card['max_dropouts']} drop out",
+        *_talliers_in_words(card),
         *_person_in_words(card),
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _talliers_in_words(card: Mapping[str, Any]) -> list[str]:
+    dishonest = card.get("dishonest_talliers")
+    return [] if dishonest is None else [f"* the 3 talliers added the noise, of whom {dishonest} may be dishonest"]
 
 
 def _person_in_words(card: Mapping[str, Any]) -> list[str]:

@@ -51,6 +51,9 @@ class Setting(Protocol):
     def max_dropouts(self) -> int: ...
 
     @property
+    def dishonest_talliers(self) -> int | None: ...
+
+    @property
     def noise_contributors(self) -> int: ...
 
     @property

@@ -27,9 +27,13 @@ from numpy.typing import NDArray
 from labeler.batch import QueryBatch
 from labeler.errors import (
     InvalidSetting,
+    PrivacyRefusal,
     ProtocolViolation,
 )
 from labeler.field import PrimeField
+from labeler.grid import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID
+from labeler.noise import DiscreteGaussian
+from labeler.randomness import ByteSource
 from labeler.sharing import ShareVector
 from labeler.task import Task
 from labeler.wellformed import BallotShare, row_sums
@@ -51,6 +55,9 @@ class Round:
         num_classes: classes of the task.
         quorum: fewest contributors for which anything is opened.
         terms: how talliers find the winners; None where the histogram is opened.
+        tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None where the
+            agents add the noise. Agents compare it with their task (`labeler.contribution.check_round`), so whoever
+            tells a tallier of less noise tells it of another round, of which no agent sends a share.
 
     Raises:
         InvalidSetting: a digest is no SHA-256 in hexadecimal, or a number is below 1.
@@ -62,6 +69,7 @@ class Round:
     num_classes: int
     quorum: int
     terms: WinnerTerms | None = None
+    tallier_sigma_grid: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("task_digest", "batch_digest"):
@@ -70,6 +78,12 @@ class Round:
         for name in ("num_queries", "num_classes", "quorum"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(f"{name} of a round must be at least 1, found {getattr(self, name)}")
+        sigma = self.tallier_sigma_grid
+        if sigma is not None and not MIN_SHARE_SIGMA_GRID <= sigma <= MAX_SHARE_SIGMA_GRID:
+            raise InvalidSetting(
+                f"the noise that talliers add has a parameter of {MIN_SHARE_SIGMA_GRID:g} to "
+                f"{MAX_SHARE_SIGMA_GRID:,.0f} grid units, found {sigma:g}"
+            )
 
     @cached_property
     def digest(self) -> str:
@@ -79,12 +93,27 @@ class Round:
         ]  # fmt: skip
         if self.terms is not None:
             fields.append(asdict(self.terms))
+        if self.tallier_sigma_grid is not None:
+            fields.append({"tallier_sigma_grid": float(self.tallier_sigma_grid)})
         return hashlib.sha256(b"labeler-round/1\n" + json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def round_of(task: Task, batch: QueryBatch) -> Round:
     """The round in which a task's batch is answered."""
-    return Round(task.digest, batch.digest, len(batch), task.num_classes, task.quorum, task.winner_terms)
+    return round_with(task, batch.digest, len(batch))
+
+
+def round_with(task: Task, batch_digest: str, num_queries: int) -> Round:
+    """The same for a batch of which only its digest and size are at hand."""
+    return Round(
+        task_digest=task.digest,
+        batch_digest=batch_digest,
+        num_queries=num_queries,
+        num_classes=task.num_classes,
+        quorum=task.quorum,
+        terms=task.winner_terms,
+        tallier_sigma_grid=task.tallier_sigma_grid,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +149,7 @@ class AggregateShare:
         sharings_digest: SHA-256 over (agent, sharing_id) of the contributors; equal at all talliers, or
             shares of different splits were summed.
         words: uint64, shape (num_queries, num_classes), read-only; residues in a winner round.
-        is_seeded: True where any contributor's noise or masks came from a known seed.
+        is_seeded: True where any contributor's noise or masks came from a known seed, or this tallier's noise.
         row_sums: of each contributor (sorted) what the rows of its ballots sum to at this tallier, uint64
             residues, shape (contributors, num_queries), read-only; tallier 0 has subtracted the row total, so
             that those of all talliers add up to zero. None where rows are not checked.
@@ -158,14 +187,27 @@ class AggregateShare:
         return f"AggregateShare(tallier={self.tallier}, contributors={len(self.contributors)}, <redacted>)"
 
 
-def add_shares(index: int, round: Round, shares: Mapping[str, ShareVector | BallotShare]) -> AggregateShare:
+def add_shares(
+    index: int, round: Round, shares: Mapping[str, ShareVector | BallotShare], *, noise: ByteSource | None = None
+) -> AggregateShare:
     """One tallier's share of the sum over exactly these agents. Whether they may be summed decides the caller.
 
     Args:
         index: which tallier, from 0.
         round: the round; every share fits it (`misfit_of`).
         shares: agent id -> its share.
+        noise: what this tallier draws its noise from (`labeler.tallier_noise.noise_source`), where the round says that
+            talliers add it.
+
+    Raises:
+        PrivacyRefusal: talliers add the noise of this round, and nothing is given to draw it from; or it is given for a
+            round in which they add none.
     """
+    if (noise is None) != (round.tallier_sigma_grid is None):
+        raise PrivacyRefusal(
+            "a tallier adds noise in exactly those rounds that say so; nothing is summed without the noise that was "
+            "promised"
+        )
     terms = round.terms
     field = None if terms is None else terms.field
     total = np.zeros((round.num_queries, round.num_classes), dtype=np.uint64)
@@ -179,6 +221,9 @@ def add_shares(index: int, round: Round, shares: Mapping[str, ShareVector | Ball
             total = field.add(total, share.noise.expand())
         elif isinstance(share, ShareVector):
             total = _sum(total, share.expand(), field)
+    if noise is not None and round.tallier_sigma_grid is not None:
+        drawn = DiscreteGaussian(round.tallier_sigma_grid).sample(noise, total.shape)
+        total = _sum(total, drawn.view(np.uint64) if field is None else field.encode(drawn), field)
     rows = None
     if terms is not None and terms.row_total is not None:
         total = terms.field.add(total, terms.field.times(votes, terms.scale))
@@ -193,7 +238,7 @@ def add_shares(index: int, round: Round, shares: Mapping[str, ShareVector | Ball
         contributors=frozenset(shares),
         sharings_digest=_sharings_digest({agent: share.sharing_id for agent, share in shares.items()}),
         words=total,
-        is_seeded=any(share.is_seeded for share in shares.values()),
+        is_seeded=any(share.is_seeded for share in shares.values()) or (noise is not None and noise.is_seeded),
         row_sums=rows,
     )
 

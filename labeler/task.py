@@ -43,6 +43,7 @@ from labeler.methods.sensitivity import most_votes_in_a_sum
 from labeler.refused_fields import describe_validation as describe_validation
 from labeler.setting import Level as Level
 from labeler.setting import StatedLevel as StatedLevel
+from labeler.tallier_noise import TALLIERS, NoiseBy
 from labeler.training import Training as Training
 from labeler.winner import WinnerTerms
 
@@ -109,6 +110,8 @@ class Task(BaseModel):
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
+        dishonest_talliers: where the three talliers add the noise and the agents none, how many of them may be
+            dishonest (labeler.tallier_noise). None: the agents add it. With it `colluding_agents` moves nothing.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
         backbone_fingerprint: the backbone that made every feature, private and public.
         nonce: makes two otherwise equal tasks different, so that each draws its own noise.
@@ -134,6 +137,7 @@ class Task(BaseModel):
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     talliers: Literal[2, 3] = 3
+    dishonest_talliers: Literal[1, 2] | None = None
     grid_scale: Annotated[int, Field(ge=1, le=2**40)] | None = None
     backbone_fingerprint: Printable = ""
     nonce: Printable = ""
@@ -181,13 +185,33 @@ class Task(BaseModel):
                 "abstain_below only means something for release winner: whoever has the histogram sees its best "
                 "noisy count, and can leave a query unanswered without asking for it here"
             )
+        self._check_who_adds_noise()
+        return self
+
+    def _check_who_adds_noise(self) -> None:
+        if self.dishonest_talliers is not None:
+            if self.talliers != TALLIERS:
+                raise ValueError(
+                    f"talliers must be {TALLIERS} where they add the noise (dishonest_talliers): of two, of which one "
+                    "may be dishonest, the other would add all of it. Use 3 talliers, or leave dishonest_talliers out"
+                )
+            if self.traits.has_local_noise or not self.traits.counts:
+                raise ValueError(
+                    f"dishonest_talliers must not be given for method {self.method}: talliers add noise to counts of "
+                    "votes; leave it out, so that the agents add it"
+                )
+            if self.agents - self.max_dropouts < 1 or self.colluding_agents > self.agents:
+                raise ValueError(
+                    f"{self.max_dropouts} dropouts and {self.colluding_agents} colluding agents of {self.agents}: at "
+                    "least one agent must contribute, and no more can collude than there are"
+                )
+            return
         if self.agents - self.colluding_agents - self.max_dropouts < 1:
             raise ValueError(
                 f"too few agents for the collusion stated: {self.agents} agents less {self.colluding_agents} colluding "
                 f"and {self.max_dropouts} dropouts leave nobody whose noise cannot be subtracted; "
                 "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
             )
-        return self
 
     def _check_life(self) -> None:
         if not self.traits.records_choose:
@@ -210,7 +234,7 @@ class Task(BaseModel):
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task that does not ask for it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        for name in ("records_per_person", "ballot_radius", "life"):
+        for name in ("records_per_person", "ballot_radius", "life", "dishonest_talliers"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
         return fields
@@ -247,11 +271,29 @@ class Task(BaseModel):
     def noise_contributors(self) -> int:
         """h = N - colluding_agents - max_dropouts: contributors whose noise is certainly unknown to the adversary.
 
-        1 where each agent's own noise is enough for its price: of that noise nobody else knows anything.
+        1 where each agent's own noise is enough for its price: of that noise nobody else knows anything. Where the
+        talliers add it, the honest ones of them.
         """
         if self.traits.has_local_noise:
             return 1
+        if self.dishonest_talliers is not None:
+            return self.talliers - self.dishonest_talliers
         return self.agents - self.colluding_agents - self.max_dropouts
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """Who adds the noise."""
+        return "agents" if self.dishonest_talliers is None else "talliers"
+
+    @property
+    def noise_parties(self) -> int:
+        """How many shares of noise are in a sum to which every agent contributed."""
+        return self.agents if self.noise_by == "agents" else self.talliers
+
+    @property
+    def tallier_sigma_grid(self) -> float | None:
+        """Parameter of the noise that each tallier adds to each number, grid units; None where agents add it."""
+        return None if self.noise_by == "agents" else self.share_sigma_grid
 
     @cached_property
     def scale(self) -> int:
@@ -281,7 +323,7 @@ class Task(BaseModel):
         if self.release == "winner":
             self._check_winner_fits(scale, per_share)
             return scale
-        largest = self.agents * (most_votes_in_a_sum(self) * scale + noise_reach(per_share * scale))
+        largest = self.agents * most_votes_in_a_sum(self) * scale + self.noise_parties * noise_reach(per_share * scale)
         if largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"with grid_scale {scale} a sum could reach {largest:.3g} grid units; the limit is {MAX_GRID_SUM:.3g}. "
@@ -298,12 +340,14 @@ class Task(BaseModel):
             scale = vector_scale(dimension=entries, sensitivity=moved, share_sigma=per_share)
         if self.release == "histogram":
             return scale
+        # Where talliers add the noise, each agent's part of the room has so many shares of it, rounded up.
+        shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         room = MAX_WINNER_WIDTH // self.agents
         if self.traits.records_choose:
             # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
-            largest = min(_largest_scale(room // 2, 0, per_share), _largest_scale(room, 1, per_share))
+            largest = min(_largest_scale(room // 2, 0, per_share, shares), _largest_scale(room, 1, per_share, shares))
         else:
-            largest = _largest_scale(room, self.k, per_share)
+            largest = _largest_scale(room, self.k, per_share, shares)
         least = math.ceil(MIN_SHARE_SIGMA_GRID / per_share)
         # Division and multiplication round apart: the product must reach the minimum too.
         if per_share * least < MIN_SHARE_SIGMA_GRID:
@@ -314,7 +358,7 @@ class Task(BaseModel):
         # Counts of reverse-knn are clipped at what fits; at one vote at the least.
         is_clipped = self.traits.records_choose
         votes = 1 if is_clipped else self.k
-        width = self.agents * (votes * scale + 2 * noise_reach(per_share * scale))
+        width = self.agents * votes * scale + self.noise_parties * 2 * noise_reach(per_share * scale)
         if width > MAX_WINNER_WIDTH:
             # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
             changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
@@ -328,7 +372,7 @@ class Task(BaseModel):
 
     @property
     def noise_reach(self) -> int:
-        """The largest magnitude of one agent's noise on one count, in grid units."""
+        """The largest magnitude of one party's noise on one count, in grid units."""
         return noise_reach(self.share_sigma_grid)
 
     @cached_property
@@ -343,7 +387,9 @@ class Task(BaseModel):
         """
         if self.release != "winner" or not self.traits.records_choose:
             return None
-        fits = (MAX_WINNER_WIDTH // self.agents - 2 * self.noise_reach) // self.scale
+        # Of the room of one agent; where talliers add the noise, as `_default_scale` divides it.
+        shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
+        fits = (MAX_WINNER_WIDTH // self.agents - shares * 2 * self.noise_reach) // self.scale
         return min([fits, *(cap for cap in (self.max_agent_records, self.ballot_radius) if cap is not None)])
 
     @cached_property
@@ -351,33 +397,38 @@ class Task(BaseModel):
         """What talliers need to find the winners; None where the histogram is released.
 
         The range holds for every sum: of at most all N agents, each with 0 to M votes in a cell, M = k or
-        `vote_clip`, and noise within its reach, whoever drops out.
+        `vote_clip`, and noise within its reach of each that adds some, whoever drops out.
         """
         if self.release != "winner":
             return None
         most_votes = self.vote_clip or self.k
         return WinnerTerms(
             scale=self.scale,
-            lowest=-self.agents * self.noise_reach,
-            highest=self.agents * (most_votes * self.scale + self.noise_reach),
+            lowest=-self.noise_parties * self.noise_reach,
+            highest=self.agents * most_votes * self.scale + self.noise_parties * self.noise_reach,
             row_total=self.k if self.traits.rows_have_a_total else None,
             threshold=None if self.abstain_below is None else self.abstain_below * self.scale,
         )
 
     @property
     def share_sigma_grid(self) -> float:
-        """Standard deviation of one agent's noise share, in grid units: S * sigma / sqrt(h)."""
+        """Standard deviation of one party's noise share, in grid units: S * sigma / sqrt(h)."""
         return self.scale * self.sigma_votes / math.sqrt(self.noise_contributors)
 
     @property
     def total_sigma_votes(self) -> float:
         """Standard deviation of the noise actually in a sum to which every agent contributed: sigma * sqrt(N / h).
 
-        Sigma where each agent's own noise is in what it answers.
+        Sigma where each agent's own noise is in what it answers; sigma * sqrt(3 / h) where the talliers add it.
         """
+        return self.sum_sigma_votes(self.agents)
+
+    def sum_sigma_votes(self, contributors: int) -> float:
+        """The same of a sum over so many agents."""
         if self.traits.has_local_noise:
             return self.sigma_votes
-        return self.sigma_votes * math.sqrt(self.agents / self.noise_contributors)
+        parties = contributors if self.noise_by == "agents" else self.talliers
+        return self.sigma_votes * math.sqrt(parties / self.noise_contributors)
 
     @cached_property
     def digest(self) -> str:
@@ -393,17 +444,18 @@ class Task(BaseModel):
         return hashlib.sha256(b"labeler-task/1\n" + canonical.encode()).hexdigest()
 
 
-def _largest_scale(room: int, votes: int, per_share: float) -> int:
+def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:
     """The largest scale, at least 1, at which so many votes and the reach of the noise to both sides fit into a room.
 
     Args:
         room: grid units.
         votes: of one agent in a cell.
         per_share: standard deviation of a noise share, votes.
+        shares: how many shares of noise the room has to hold.
     """
     # What fits but for rounding, and the few steps that rounding makes of it.
-    scale = math.floor(room / (votes + 2 * NOISE_TAIL_CUT * per_share)) + 1
-    while scale > 1 and votes * scale + 2 * noise_reach(per_share * scale) > room:
+    scale = math.floor(room / (votes + shares * 2 * NOISE_TAIL_CUT * per_share)) + 1
+    while scale > 1 and votes * scale + shares * 2 * noise_reach(per_share * scale) > room:
         scale -= 1
     return scale
 

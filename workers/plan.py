@@ -12,6 +12,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect
 from labeler.methods import Method, ReleaseKind
+from labeler.noise_choice import noise_choices
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
@@ -45,6 +46,8 @@ class PlanRequest:
     level: StatedLevel
     training: Training | None = None
     records_per_person: int | None = None
+    dishonest_talliers: Literal[1, 2] | None = None
+    """Of three talliers; given, the plan chooses who adds the noise (labeler.noise_choice). Else the agents do."""
     records: int | None = None
     """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
     ballot_radius: int | Literal["auto"] | None = None
@@ -74,7 +77,15 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
+        **_choices(task, request.dishonest_talliers),
     }
+
+
+def _choices(task: Task, dishonest_talliers: int | None) -> dict[str, Any]:
+    if dishonest_talliers is None:
+        return {}
+    found = noise_choices(task.model_dump(exclude={"dishonest_talliers"}), dishonest_talliers)
+    return {"noise_choices": [one.to_json() for one in found]}
 
 
 def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
@@ -136,30 +147,32 @@ def solve_request(request: PlanRequest) -> Task:
         raise InvalidSetting("--solve sigma finds the noise, so do not give --sigma as well")
     if request.solve != "sigma" and request.sigma is None:
         raise InvalidSetting("give the noise as --sigma, or a price as --epsilon together with --solve sigma")
-    task = parse_task(
-        {
-            "name": "plan",
-            "classes": [f"class {number}" for number in range(request.classes)],
-            "method": request.method,
-            "k": request.k,
-            "sigma_votes": 1.0 if request.sigma is None else request.sigma,
-            "delta": request.delta,
-            "max_queries": request.queries,
-            "release": request.release,
-            "agents": request.agents,
-            "colluding_agents": resolve_colluding_agents(
-                request.colluding_agents,
-                agents=request.agents,
-                max_dropouts=request.max_dropouts,
-                method=request.method,
-            ),
-            "max_dropouts": request.max_dropouts,
-            "max_agent_records": request.max_agent_records,
-            "ballot_radius": request.ballot_radius,
-            "training": request.training,
-            "records_per_person": request.records_per_person,
-        }
-    )
+    fields: dict[str, Any] = {
+        "name": "plan",
+        "classes": [f"class {number}" for number in range(request.classes)],
+        "method": request.method,
+        "k": request.k,
+        "sigma_votes": 1.0 if request.sigma is None else request.sigma,
+        "delta": request.delta,
+        "max_queries": request.queries,
+        "release": request.release,
+        "agents": request.agents,
+        "colluding_agents": resolve_colluding_agents(
+            request.colluding_agents,
+            agents=request.agents,
+            max_dropouts=request.max_dropouts,
+            method=request.method,
+        ),
+        "max_dropouts": request.max_dropouts,
+        "max_agent_records": request.max_agent_records,
+        "ballot_radius": request.ballot_radius,
+        "training": request.training,
+        "records_per_person": request.records_per_person,
+    }
+    if request.dishonest_talliers is None:
+        task = parse_task(fields)
+    else:
+        task = noise_choices(fields, request.dishonest_talliers)[0].task
     if request.epsilon is None:
         return task
     found: dict[str, float | int]

@@ -259,6 +259,14 @@ class TallierMemory:
     # The same for what a caller knows from `load`, many rounds in one transaction, without looking again. Where it is
     # mistaken, the rules of the tables refuse.
 
+    def noise_key(self, round_digest: str) -> bytes:
+        """What this tallier's noise in a round is drawn from, where talliers add it (labeler.tallier_noise).
+
+        The key under which the round's shares lie: durable before the first share is, the same after a crash, and
+        erased once the sum is durable with its noise in it. Whoever has lost it has no shares to add noise to.
+        """
+        return self._keys.draw(_shares_key(round_digest))
+
     def knows(self, round_digest: str) -> bool:
         """Whether a round was ever opened here."""
         with self._database.read() as connection:

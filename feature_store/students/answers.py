@@ -91,7 +91,7 @@ class NoisyAnswers:
     ) -> NoisyAnswers:
         """The answers of a task's release; with fewer contributors than agents there is less noise in it."""
         present = task.agents if contributors is None else contributors
-        noise = task.sigma_votes * math.sqrt(present / task.noise_contributors)
+        noise = task.sum_sigma_votes(present)
         return cls(
             features=features,
             labels=labels,

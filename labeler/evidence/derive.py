@@ -219,6 +219,8 @@ def _mechanism(task: Task) -> Mechanism:
     traits = METHODS[task.method]
     unit = "votes" if traits.counts else "times what one record can change"
     whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
+    if task.dishonest_talliers is not None:
+        whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
     stated = price(task)
     return Mechanism(
         system=traits.system,

@@ -45,6 +45,7 @@ MAX_ENTRIES = (MAX_MESSAGE_BYTES - 64 * 1024) // 8
 MAX_SENTENCE_CHARACTERS = 2000
 
 _MAX_TERM = 2**62
+_NOISE = "tallier_sigma_grid"
 _FEATURE_SCALE = 2048
 
 
@@ -318,19 +319,29 @@ def check_shape(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
 def round_fields(round: Round) -> dict[str, Any]:
     """A round as JSON, as `round_from` reads it."""
     content = {name: getattr(round, name) for name in names_of(_RoundHead)}
-    return content if round.terms is None else content | {"terms": asdict(round.terms)}
+    if round.terms is not None:
+        content["terms"] = asdict(round.terms)
+    if round.tallier_sigma_grid is not None:
+        content[_NOISE] = round.tallier_sigma_grid
+    return content
 
 
 def round_from(content: object) -> Round:
     """A round out of a body; everything else is a ProtocolViolation."""
     items = check_mapping(content, "a round")
-    if items.keys() - {"terms"} != set(names_of(_RoundHead)):
+    if items.keys() - {"terms", _NOISE} != set(names_of(_RoundHead)):
         raise ProtocolViolation(
-            f"a round must have the fields {', '.join(sorted(names_of(_RoundHead)))}, and terms where the winner is "
-            "released"
+            f"a round must have the fields {', '.join(sorted(names_of(_RoundHead)))}, terms where the winner is "
+            f"released, and {_NOISE} where the talliers add the noise"
         )
     terms = _terms(items.pop("terms")) if "terms" in items else None
-    return Round(**vars(_RoundHead(**items)), terms=terms)
+    sigma = items.pop(_NOISE) if _NOISE in items else None
+    if sigma is not None and type(sigma) is not float:
+        raise ProtocolViolation(f"{_NOISE} of a round must be a number with a decimal point")
+    try:
+        return Round(**vars(_RoundHead(**items)), terms=terms, tallier_sigma_grid=sigma)
+    except InvalidSetting as error:
+        raise ProtocolViolation(str(error)) from None
 
 
 def _terms(content: object) -> WinnerTerms:

@@ -18,8 +18,10 @@ def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) 
     Where rows have a total (top-k votes, one vote of a model), each query is bounded by itself. Squared by votes, a
     change of 1 is one vote that arrives or leaves. One of 2 in which no count moves by more than one vote is one vote
     here and one there: a vote that moves, since no record adds two votes to a row. More votes at once, or reverse-knn,
-    whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose
-    guarantee is too large, or its delta too small, for the bounds that winners have (`labeler.accounting.integer`).
+    whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose noise the
+    talliers add: a dishonest one may add any number, and an answer is no threshold on the changed count any more where
+    the sum wraps around in the field (`labeler.tallier_noise`). So does a task whose guarantee is too large, or its
+    delta too small, for the bounds that winners have (`labeler.accounting.integer`).
 
     Args:
         task: what is asked.
@@ -30,6 +32,7 @@ def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) 
     one = summed_votes(task, level, 1)
     if (
         not task.traits.rows_have_a_total
+        or task.dishonest_talliers is not None
         or task.delta < LEAST_DELTA_OF_WINNERS
         or one is None
         or one.largest_change != 1

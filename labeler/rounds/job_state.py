@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from labeler.rounds.effects import JobState, Party, Patience, RoundState, Said
-from labeler.tally import Round
+from labeler.tally import Round, round_with
 from labeler.task import Task
 
 
@@ -126,8 +126,7 @@ class JobRun:
 
     def round_value(self, one: RoundRun) -> Round:
         """A round as messages name it."""
-        of = self.task
-        return Round(of.digest, one.batch_digest, one.num_queries, of.num_classes, of.quorum, of.winner_terms)
+        return round_with(self.task, one.batch_digest, one.num_queries)
 
 
 @dataclass

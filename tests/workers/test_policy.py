@@ -102,7 +102,7 @@ def test_every_field_is_documented_and_every_documented_field_exists(name: str) 
     assert set(re.findall(r"^\| `(\w+)`", rows, flags=re.M)) == set(TABLES[name].model_fields)
     # Without a bound for a person, or votes for life, a policy says what it said before there could be any.
     optional = {field for field, info in TABLES[name].model_fields.items() if not info.is_required()}
-    assert optional <= {"person_epsilon", "life_epsilon"}
+    assert optional <= {"person_epsilon", "life_epsilon", "max_noise_talliers"}
 
 
 def test_every_table_is_documented() -> None:
@@ -183,6 +183,8 @@ def test_what_the_policy_allows_passes() -> None:
     check(policy(allow__approval=True), ask(), is_approved=True)
     check(policy(allow__tasks=[ask().task.digest]), ask())
     check(policy(allow__max_noise_contributors=1), ask(colluding_agents=2))
+    check(policy(allow__max_noise_talliers=2), ask(dishonest_talliers=1))
+    check(policy(allow__max_noise_talliers=1, allow__max_noise_contributors=1), ask(dishonest_talliers=2))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,13 @@ def test_what_the_policy_allows_passes() -> None:
             "allow.max_noise_contributors: the site's policy allows noise divided among 2 agents, and noise divided "
             "among 3 was asked for",
         ),
+        (
+            {},
+            lambda: ask(dishonest_talliers=2),
+            "allow.max_noise_talliers: the site's policy allows no task whose noise the talliers add, and noise "
+            "divided among 1 talliers was asked for",
+        ),
+        ({"allow__max_noise_talliers": 1}, lambda: ask(dishonest_talliers=1), "allow.max_noise_talliers"),
         ({}, lambda: ask(agents=2000), "and noise divided among 2000 was asked for"),
         ({}, lambda: ask(agents=2000, colluding_agents=1990, max_dropouts=6), "and noise divided among 4 was asked"),
         ({"talliers": {}}, ask, "talliers: the site's policy allows none, and tallier-0"),

@@ -26,10 +26,12 @@ from labeler.errors import JournalBehind
 from labeler.messages import Message
 from labeler.messages.rounds import OpenRound, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
+from labeler.noise import DiscreteGaussian
 from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
+from labeler.tallier_noise import noise_source
 from labeler.tally import AggregateShare, Round
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
@@ -505,6 +507,15 @@ def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path
     for agent in AGENTS:
         table.share(agent, round)
     table.sum(round, AGENTS)
+    killed_at(table, tmp_path, point)
+    table.through(lambda: table.sum(round, AGENTS))
+    for aggregate in table.sums(1):
+        assert aggregate.contributors == set(AGENTS)
+        assert np.array_equal(aggregate.words, expected_words(table, round, "abc"))
+
+
+def killed_at(table: Table, tmp_path: Path, point: str) -> None:
+    """Run it as a process of its own until it dies at a step."""
     fault = tmp_path / "fault"
     fault.write_text(point)
     code = (
@@ -519,10 +530,62 @@ def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path
         check=False,
     )
     assert died.returncode == -signal.SIGKILL
+
+
+# The talliers' noise (labeler.tallier_noise).
+
+
+def noisy(number: int = 0) -> Round:
+    return Round("a" * 64, f"{number:064x}", num_queries=2, num_classes=3, quorum=2, tallier_sigma_grid=1600.0)
+
+
+def with_noise(table: Table, round: Round, agents: str, key: bytes) -> np.ndarray:
+    source = noise_source(key, round.digest, agents, is_seeded=False)
+    drawn = DiscreteGaussian(1600.0).sample(source, (2, 3))
+    return expected_words(table, round, agents) + drawn.view(np.uint64)
+
+
+def test_its_noise_is_drawn_once_for_one_set_of_agents_and_sent_again_bit_for_bit(table: Table) -> None:
+    round = noisy()
+    table.open(round)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through()
+    key = keys_in(table.home / "erasable")[round.digest + ".shares"]
+    table.through(lambda: table.sum(round, ("a", "b")))
+    assert round.digest + ".shares" not in keys_in(table.home / "erasable")
+    # Another set, more agents, and the same again, in one process and after restarts.
+    for asked in (("a", "c"), ("a", "b", "c"), ("a", "b")):
+        table.through(lambda asked=asked: table.sum(round, asked))
+    sent = [table.relay.keys.open(message) for message in table.relay.received("aggregate-share")]
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+    (first, _) = table.sums(2)
+    assert first.contributors == {"a", "b"}
+    assert np.array_equal(first.words, with_noise(table, round, "ab", key))
+    assert not np.array_equal(first.words, expected_words(table, round, "ab"))
+
+
+@pytest.mark.parametrize("point", ["tallier.fixed", pytest.param("tallier.summed", marks=pytest.mark.long)])
+def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn(
+    table: Table, tmp_path: Path, point: str
+) -> None:
+    round = noisy()
+    table.open(round, expires_at=1e11 - 1)
+    for agent in AGENTS:
+        table.share(agent, round)
+    table.through()
+    key = keys_in(table.home / "erasable")[round.digest + ".shares"]
+    table.sum(round, AGENTS)
+    killed_at(table, tmp_path, point)
+    assert table.relay.received("aggregate-share") == []
+    with open_database(table.home / "journal.db", read_only=True) as database:
+        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
+    assert kept.aggregate is not None
     table.through(lambda: table.sum(round, AGENTS))
-    for aggregate in table.sums(1):
-        assert aggregate.contributors == set(AGENTS)
-        assert np.array_equal(aggregate.words, expected_words(table, round, "abc"))
+    found = table.sums(1)
+    for aggregate in found:
+        assert np.array_equal(aggregate.words, with_noise(table, round, "abc", key))
 
 
 def test_a_tallier_that_came_back_from_a_backup_serves_nothing_until_a_person_gives_its_rounds_up(

@@ -95,7 +95,8 @@ class AllowTable(_Table):
         tasks: digests of the tasks, or "any".
         methods: ways of voting.
         releases: what may be opened. Whoever holds the keys of all talliers can read an agent's noised ballots in a
-            round of the histogram, and of a winner round of knn the ballots themselves, whose noise is shared apart.
+            round of the histogram, and the ballots themselves of a winner round of knn, whose noise is shared apart,
+            and of every round whose noise the talliers add.
         max_queries_per_day: most queries answered in any 24 hours.
         max_noise_contributors: among how many agents, this one included, a task may divide its noise (its h, see
             `Task.noise_contributors`). A task is charged for noise of standard deviation sigma that nobody can
@@ -106,6 +107,11 @@ class AllowTable(_Table):
             nobody's noise but its own. With more it trusts that at least one tallier sums none but real agents
             (`[agents]` in tallier.toml), of whom no more than the task's `colluding_agents` collude: then g >= h in
             every sum. So name no more than the agents known to be real and honest.
+        max_noise_talliers: among how many talliers a task whose noise they add (`Task.dishonest_talliers`) may divide
+            it; 0, unless the file says otherwise, refuses such tasks: the agent adds no noise then, and only the
+            talliers stand between its votes and the release. With 1 the site trusts that one of its three talliers is
+            honest, as it does for its shares anyway; with 2, that two are. The true mu is at most the charged one times
+            sqrt(max_noise_talliers) as long as one is.
         approval: whether a person has to approve each task before it is answered.
         person_epsilon: the most that one task may cost one person whose records are here, all of them together, at the
             policy's delta; None where that is not bounded. With a bound, tasks that state no price for a person
@@ -119,6 +125,7 @@ class AllowTable(_Table):
     max_queries_per_day: Annotated[int, Field(ge=0)]
     max_noise_contributors: Annotated[int, Field(ge=1)]
     approval: bool
+    max_noise_talliers: Annotated[int, Field(ge=0, le=2)] = 0
     person_epsilon: PositiveFinite | None = None
 
 
@@ -182,12 +189,7 @@ class Policy(_Table):
             raise _refusal(
                 "budget.delta", f"winners only at {LEAST_DELTA_OF_WINNERS:g} or more", f"{self.budget.delta:g}"
             )
-        if task.noise_contributors > allow.max_noise_contributors:
-            raise _refusal(
-                "allow.max_noise_contributors",
-                f"noise divided among {allow.max_noise_contributors} agents",
-                f"noise divided among {task.noise_contributors}",
-            )
+        self._check_noise(task)
         self._check_life(task)
         self._check_person(task)
         self._check_recipients(ask)
@@ -211,6 +213,23 @@ class Policy(_Table):
         if task.life.budget_nano > most:
             raise _refusal(
                 "budget.life_epsilon", f"votes for life of {most} nano-units a record", str(task.life.budget_nano)
+            )
+
+    def _check_noise(self, task: Task) -> None:
+        divided, allow = task.noise_contributors, self.allow
+        if task.noise_by == "talliers":
+            if divided > allow.max_noise_talliers:
+                allowed = f"noise divided among {allow.max_noise_talliers} talliers"
+                raise _refusal(
+                    "allow.max_noise_talliers",
+                    allowed if allow.max_noise_talliers else "no task whose noise the talliers add",
+                    f"noise divided among {divided} talliers",
+                )
+        elif divided > allow.max_noise_contributors:
+            raise _refusal(
+                "allow.max_noise_contributors",
+                f"noise divided among {allow.max_noise_contributors} agents",
+                f"noise divided among {divided}",
             )
 
     def _check_person(self, task: Task) -> None:
@@ -319,6 +338,8 @@ def policy_toml(policy: Policy) -> str:
         f"releases = {toml_value(allow.releases)}",
         f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
         f"max_noise_contributors = {toml_value(allow.max_noise_contributors)}",
+        # Said where it is not the default: a version that does not know it reads every other file.
+        *([f"max_noise_talliers = {toml_value(allow.max_noise_talliers)}"] if allow.max_noise_talliers else []),
         f"approval = {toml_value(allow.approval)}",
         *([] if allow.person_epsilon is None else [f"person_epsilon = {toml_value(allow.person_epsilon)}"]),
         "",

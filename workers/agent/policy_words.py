@@ -25,6 +25,9 @@ def policy_in_words(policy: Policy) -> list[str]:
         if allow.max_noise_contributors == 1
         else f"It counts on {allow.max_noise_contributors} agents, itself among them, to add their part of the noise.",
     ]
+    if allow.max_noise_talliers:
+        honest = "one of the three talliers" if allow.max_noise_talliers == 1 else "two of the three talliers"
+        lines.append(f"The talliers may add the noise in its place: it counts on {honest} to be honest.")
     if allow.person_epsilon is not None:
         lines.append(
             f"One task may cost one person, with all their records here, at most epsilon {allow.person_epsilon:g}."

@@ -203,6 +203,7 @@ def _described(task: Task, names: Mapping[str, list[str]]) -> dict[str, Any]:
         "colluding_agents": task.colluding_agents,
         "holds_against": cost.holds_against,
         "noise_contributors": task.noise_contributors,
+        "noise_by": task.noise_by,
         "sigma_votes": task.sigma_votes,
         "instance_epsilon": cost.instance.to_json()["epsilon"],
         "person_epsilon": None if cost.person is None else cost.person.to_json()["epsilon"],

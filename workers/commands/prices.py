@@ -34,6 +34,12 @@ def plan(
         ),
     ] = None,
     max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
+    dishonest_talliers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2, help="How many of three talliers may be dishonest: has the plan choose who adds the noise."
+        ),
+    ] = None,
     classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
     max_agent_records: Annotated[
         int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
@@ -72,6 +78,8 @@ def plan(
 
     `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
 
+    `labeler plan --method knn --queries 206 --sigma 25 --colluding-agents 2 --dishonest-talliers 1`
+
     `labeler plan --method reverse-knn --queries 20 --sigma 8 --records-per-person 2 --agents 3`
 
     `labeler plan --method reverse-knn --queries 20 --ballot-radius 60 --sigma 280 --agents 100`
@@ -91,6 +99,7 @@ def plan(
         agents=agents,
         colluding_agents=colluding_agents,
         max_dropouts=max_dropouts,
+        dishonest_talliers=cast(Any, dishonest_talliers),
         classes=classes,
         max_agent_records=max_agent_records,
         release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
@@ -126,6 +135,20 @@ def _current(method: str) -> str:
     return "ensemble"
 
 
+def _print_choices(console: Console, result: dict[str, Any]) -> None:
+    """Who adds the noise, and what it would be if others did."""
+    choices = result.get("noise_choices", [])
+    for one, begins in zip(choices, ("Chosen: noise by", "Not chosen: by"), strict=False):
+        who = (
+            f"{result['agents']} agents, {result['colluding_agents']} colluding"
+            if one["noise_by"] == "agents"
+            else f"3 talliers, {one['dishonest_talliers']} dishonest (dishonest_talliers in the task)"
+        )
+        console.print(
+            f"{begins} {who}: {one['variance']:.4g} sigma^2 in the sum, a deviation of {one['total_sigma_votes']:.4g}."
+        )
+
+
 _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}
 
 
@@ -140,7 +163,7 @@ def _print_plan(result: dict[str, Any]) -> None:
     rows: list[tuple[str, str | None]] = [("epsilon, exact (guaranteed)", None)]
     rows.append(("as computed in the papers", "as_in_paper"))
     factors = result["noise_factors"]
-    if factors["total"] > 1:
+    if factors["total"] > 1 and result["noise_by"] == "agents":
         rows.append(("with the papers' shares", "as_in_paper_shares"))
     for name, key in rows:
         levels = result if key is None else result[key]
@@ -156,14 +179,15 @@ def _print_plan(result: dict[str, Any]) -> None:
     added = (
         "each agent adds all of it to what it learnt"
         if traits.has_local_noise
-        else f"each agent adds noise of {result['noise_share_sigma']:.4g}{' votes' * traits.counts}, the sum carries "
-        f"{result['total_sigma_votes']:.4g}"
+        else f"each {result['noise_by'].removesuffix('s')} adds noise of {result['noise_share_sigma']:.4g}"
+        f"{' votes' * traits.counts}, the sum carries {result['total_sigma_votes']:.4g}"
     )
     console.print(
         f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
     )
     console.print(result["holds_against"])
-    if factors["total"] > 1:
+    _print_choices(console, result)
+    if factors["total"] > 1 and result["noise_by"] == "agents":
         console.print(
             f"The sum carries {factors['total']:.4g} times sigma, so that the price holds: "
             f"{factors['collusion']:.4g} for the {result['colluding_agents']} of {result['agents']} agents that may "

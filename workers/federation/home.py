@@ -265,6 +265,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
             releases=("histogram", "winner"),
             max_queries_per_day=MAX_QUERIES_PER_DAY,
             max_noise_contributors=len(agents),
+            max_noise_talliers=2,
             approval=False,
         ),
         talliers=pins,

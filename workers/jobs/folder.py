@@ -94,17 +94,20 @@ class JobFolder:
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
-    def rounds(self, agents: Sequence[str], *, secrets: Mapping[str, bytes] | None = None) -> KeptRounds:
-        """What the agents keep of the batches that are not released yet.
+    def rounds(
+        self, agents: Sequence[str], *, talliers: Sequence[str] = (), secrets: Mapping[str, bytes] | None = None
+    ) -> KeptRounds:
+        """What the parties keep of the batches that are not released yet.
 
         Args:
             agents: their ids.
-            secrets: the key of every round, by agent, of a job that is seeded.
+            talliers: of those that draw noise; none where the agents add it.
+            secrets: the key of every round, by agent and by such a tallier, of a job that is seeded.
 
         Raises:
             BadData: an earlier version's secret is damaged.
         """
-        return KeptRounds(self.state, agents, secrets=secrets)
+        return KeptRounds(self.state, agents, talliers=talliers, secrets=secrets)
 
     def destroy_secrets(self) -> None:
         """Erase every key there is, and what older versions kept: their noise secrets and models."""

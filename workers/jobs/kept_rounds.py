@@ -1,6 +1,7 @@
-"""What the agents of one job keep of a round between its keys and its release: of all of them together, in few syncs.
+"""What the parties of one job keep of a round between its keys and its release: of all of them together, in few syncs.
 
-    .job/keys/             a key of each agent for each round; many rounds are drawn at once (feature_store.erasable)
+    .job/keys/             a key of each agent for each round; many rounds are drawn at once (feature_store.erasable);
+                           of each tallier, too, where talliers add the noise (labeler.tallier_noise)
     .job/answers/ROUND     what each agent answered, encrypted under its key; written once, when all have answered
 
 The rules are those of `labeler.answered`: keys are durable before anything is computed with them, the answers of a
@@ -37,14 +38,23 @@ class KeptRounds:
     Args:
         state: folder of the job's state; private to its owner.
         agents: ids of all agents.
-        secrets: the key of every round, by agent, of a job that is seeded.
+        talliers: names of those that draw noise; none where the agents add it.
+        secrets: the key of every round, by agent and by tallier that draws noise, of a job that is seeded.
 
     Raises:
         BadData: an earlier version's secret is damaged.
     """
 
-    def __init__(self, state: Path, agents: Sequence[str], *, secrets: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        agents: Sequence[str],
+        *,
+        talliers: Sequence[str] = (),
+        secrets: Mapping[str, bytes] | None = None,
+    ) -> None:
         self._agents = tuple(sorted(agents))
+        self._talliers = tuple(talliers)
         self._keys = KeyFolder(state / KEYS_FOLDER)
         self._answers = state / ANSWERS_FOLDER
         self._earlier = {agent: state / EARLIER_FOLDER / agent for agent in self._agents}
@@ -62,7 +72,7 @@ class KeptRounds:
     def begin(self, rounds: Sequence[str]) -> None:
         """Draw the keys of rounds, as many of the first ones as are drawn at once, durably before this returns."""
         at_once = rounds[: max(1, _KEYS_AT_ONCE // len(self._agents))]
-        drawn = [agent for agent in self._agents if agent not in self._secrets]
+        drawn = [name for name in (*self._agents, *self._talliers) if name not in self._secrets]
         wanted = [
             _name(agent, one) for one in at_once for agent in drawn if one not in self._earlier_keys.get(agent, {})
         ]
@@ -73,6 +83,20 @@ class KeptRounds:
         """The key of each agent that has one."""
         found = {agent: self._key(agent, round_digest) for agent in self._agents}
         return {agent: key for agent, key in found.items() if key is not None}
+
+    def tallier_key(self, tallier: str, round_digest: str) -> bytes:
+        """What a tallier draws its noise of a round from.
+
+        Raises:
+            BadData: it is gone. Other noise around the same votes would be a second answer.
+        """
+        key = self._key(tallier, round_digest)
+        if key is None:
+            raise BadData(
+                f"the key of {tallier} for a batch that was charged is gone, so its noise cannot be replayed; start "
+                "again in an empty folder, which is charged anew"
+            )
+        return key
 
     def answers(self, round_digest: str) -> dict[str, Bodies] | None:
         """What each agent had answered: one body per tallier; None where the answers were not stored.
@@ -102,7 +126,7 @@ class KeptRounds:
 
     def erase(self, rounds: Sequence[str]) -> None:
         """Forget keys and answers of rounds whose releases are stored; what is left of the answers opens nowhere."""
-        self._keys.erase_all([_name(agent, one) for one in rounds for agent in self._agents])
+        self._keys.erase_all([_name(party, one) for one in rounds for party in (*self._agents, *self._talliers)])
         for agent, keys in self._earlier_keys.items():
             KeyFolder(self._earlier[agent]).erase_all([one for one in rounds if keys.pop(one, None) is not None])
         for one in rounds:

@@ -26,7 +26,7 @@ from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundsInMemory
 from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
-from workers.jobs.parties import RunParties
+from workers.jobs.parties import RunParties, tallier_names
 from workers.jobs.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.jobs.publishing import publish
 from workers.jobs.rounds import run_rounds
@@ -85,21 +85,31 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
     """Run every round that has not been opened yet, and give back what all of them opened."""
     with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
-        kept = folder.rounds(names, secrets=_secrets(prepared, names))
+        noisy = tallier_names(prepared.task) if prepared.task.noise_by == "talliers" else []
+        kept = folder.rounds(names, talliers=noisy, secrets=_secrets(prepared, [*names, *noisy]))
+        is_seeded = prepared.job.seed is not None
         agents = [
             Agent(
                 agent_id,
                 shard,
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
                 rounds=RoundsInMemory(),  # the keys are given to it, and what it answers is kept, by `RunParties`
-                is_seeded=prepared.job.seed is not None,
+                is_seeded=is_seeded,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
         engine = _winner_engine(prepared)
-        parties = RunParties(prepared.task, prepared.batches, agents, kept, winner_engine=engine, progress=progress)
+        parties = RunParties(
+            prepared.task,
+            prepared.batches,
+            agents,
+            kept,
+            is_seeded=is_seeded,
+            winner_engine=engine,
+            progress=progress,
+        )
         job = journal.begin(_order(prepared, names), parties.agent_keys, folder.earlier(prepared.batches))
         folder.forget_earlier()
         rounds = journal.rounds(job.job_id)
@@ -110,7 +120,6 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             opened = sum(one.state == "opened" for one in run.rounds)
             progress("Batches labelled", opened, len(prepared.batches))
 
-        is_seeded = prepared.job.seed is not None
         run_rounds(journal, job, prepared.queries.features, parties, is_seeded=is_seeded, on_step=count)
         folder.destroy_secrets()
         return _answered(journal, job.job_id)
@@ -158,7 +167,7 @@ def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
 
 
 def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
-    """The key of every round where the job is seeded; by agent."""
+    """The key of every round where the job is seeded; by party."""
     if prepared.job.seed is None:
         return {}
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}

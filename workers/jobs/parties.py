@@ -48,6 +48,7 @@ class RunParties:
         batches: the questions of each round, by its number.
         agents: those that take part.
         kept: the keys and answers of their rounds.
+        is_seeded: those keys came from a known seed.
         winner_engine: how the talliers find the winner of each query; None puts their sums together in this process.
         progress: told how many agents have answered.
     """
@@ -61,6 +62,7 @@ class RunParties:
         agents: Sequence[Agent],
         kept: KeptRounds,
         *,
+        is_seeded: bool,
         winner_engine: WinnerEngine | None,
         progress: ProgressCallback,
     ) -> None:
@@ -69,9 +71,9 @@ class RunParties:
         self._agents = {agent.agent_id: agent for agent in agents}
         self._kept = kept
         self._progress = progress
-        names = [f"tallier-{number}" for number in range(task.talliers)]
+        names = tallier_names(task)
         self._keys = tuple(TallierKey(one, _instead_of_key("seal", one), _instead_of_key("sign", one)) for one in names)
-        self._talliers = RunTalliers(task, names, winner_engine)
+        self._talliers = RunTalliers(task, names, winner_engine, noise_key=kept.tallier_key, is_seeded=is_seeded)
         self._sent: list[tuple[JobRun, Send, Head]] = []
         now = now_utc()
         self._enrolled = tuple(
@@ -199,6 +201,11 @@ class RunParties:
                 "again in an empty folder, which is charged anew"
             )
         return found
+
+
+def tallier_names(task: Task) -> list[str]:
+    """Names of the talliers of a run."""
+    return [f"tallier-{number}" for number in range(task.talliers)]
 
 
 def _step(

@@ -2,24 +2,26 @@
 
 They are in memory only (labeler.rounds.tallier says what has to be durable, and why). What a tallier holds of a round
 is what the agents have stored of it, durably and before a tallier has any of it; so a run that goes on hands it over
-again, and the sum is the same.
+again, and the sum is the same. So is the noise, where talliers add it: its key lies beside the agents'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from feature_store.journal.chain import Head
 from labeler.messages.rounds import OpenRound, SumRequest
 from labeler.messages.shares import aggregate_to_bytes, winner_to_bytes
+from labeler.randomness import ByteSource
 from labeler.release import WinnerEngine, open_winner
 from labeler.rounds import tallier as machine
 from labeler.rounds.effects import HoldingsCame, SumCame
 from labeler.rounds.job_state import JobRun
 from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound
 from labeler.sharing import ShareVector
+from labeler.tallier_noise import noise_source
 from labeler.tally import AggregateShare, InputShare, add_shares, misfit_of
 from labeler.task import Task
 from labeler.wellformed import BallotShare
@@ -52,12 +54,24 @@ class RunTalliers:
         task: of all rounds.
         names: of the talliers, in order.
         engine: how they find the winner of each query; None puts their sums together in this process.
+        noise_key: (tallier, digest of a round): what it draws its noise of the round from, where talliers add it.
+        is_seeded: such keys came from a known seed.
     """
 
-    def __init__(self, task: Task, names: Sequence[str], engine: WinnerEngine | None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        names: Sequence[str],
+        engine: WinnerEngine | None,
+        *,
+        noise_key: Callable[[str, str], bytes],
+        is_seeded: bool,
+    ) -> None:
         self._task = task
         self._names = tuple(names)
         self._engine = engine
+        self._noise_key = noise_key
+        self._is_seeded = is_seeded
         self._desks: dict[int, list[_Desk]] = {}
 
     def knows(self, number: int) -> bool:
@@ -116,11 +130,12 @@ class RunTalliers:
         """
         desks = self._desks[number]
         request = SumRequest(contributors=job.rounds[number].contributors, ledger_seq=head.seq, ledger_hash=head.hash)
-        for desk in desks:
+        for name, desk in zip(self._names, desks, strict=True):
             for effect in _step(desk, machine.SumAsked(request, Site())):
                 if isinstance(effect, machine.Add):
                     held = {agent: desk.shares[agent] for agent in effect.contributors}
-                    desk.aggregate = add_shares(desk.opening.tallier, desk.opening.round, held)
+                    noise = self._noise(name, desk.state.round_digest, effect.contributors)
+                    desk.aggregate = add_shares(desk.opening.tallier, desk.opening.round, held, noise=noise)
                     desk.shares.clear()
                     _step(desk, machine.Added())
         answers = self._answers([desk.aggregate for desk in desks if desk.aggregate is not None])
@@ -140,6 +155,12 @@ class RunTalliers:
     def forget(self, number: int) -> None:
         """A round is opened; nobody misses anything of it."""
         self._desks.pop(number, None)
+
+    def _noise(self, name: str, round_digest: str, contributors: frozenset[str]) -> ByteSource | None:
+        if self._task.noise_by == "agents":
+            return None
+        key = self._noise_key(name, round_digest)
+        return noise_source(key, round_digest, contributors, is_seeded=self._is_seeded)
 
     def _answers(self, sums: Sequence[AggregateShare]) -> list[bytes]:
         if self._task.release == "histogram":

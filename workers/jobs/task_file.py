@@ -51,6 +51,7 @@ class TaskTable(_Table):
         training: how agents train, for methods whose price depends on it: the table `[task.training]`.
         abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
         talliers: 2 or 3 parties that hold one share each; the winner needs 3.
+        dishonest_talliers: where the three talliers add the noise, how many of them may be dishonest.
         grid_scale: grid units per vote; chosen when absent.
         classes: public class names in label order; taken from the shards' manifests when absent.
     """
@@ -70,6 +71,7 @@ class TaskTable(_Table):
     training: Training | None = None
     abstain_below: int | None = None
     talliers: Literal[2, 3] = 3
+    dishonest_talliers: Literal[1, 2] | None = None
     grid_scale: int | None = None
     classes: tuple[str, ...] | None = None
 
@@ -172,6 +174,7 @@ class TaskFile(_Table):
                 agents=agents,
                 max_dropouts=self.task.max_dropouts,
                 method=self.task.method,
+                dishonest_talliers=self.task.dishonest_talliers,
             ),
         }
         if self.task.epsilon is not None:

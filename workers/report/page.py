@@ -185,7 +185,7 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
         ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),
         ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
-        ("Talliers", str(task.talliers)),
+        ("Talliers", words.talliers(task)),
         ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.max_queries:,}"),
         ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
         ("Proof for one image", report.privacy.instance.method),

@@ -52,6 +52,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
             **_person(report.privacy),
             "colluding_agents": task.colluding_agents,
             "holds_against": report.holds_against,
+            **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
             "breakdown": [
                 {
                     "name": row.name,

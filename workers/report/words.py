@@ -131,6 +131,34 @@ def neighbors(task: Task) -> str:
     return f", k = {task.k:,}" if task.traits.has_k else ""
 
 
+def talliers(task: Task) -> str:
+    """How many talliers there are, and what they add."""
+    if task.dishonest_talliers is None:
+        return str(task.talliers)
+    return f"{task.talliers}, who add the noise; {task.dishonest_talliers} may be dishonest"
+
+
+def _noise_of_talliers(task: Task, unit: str) -> tuple[str, ...]:
+    dishonest = task.dishonest_talliers or 0
+    missing = (
+        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
+        "nothing is opened."
+        if task.max_dropouts
+        else "No agent may fail to answer: if one is missing, nothing is opened."
+    )
+    share = task.sigma_votes / math.sqrt(task.noise_contributors)
+    return (
+        f"The three talliers hide the sum under noise, each with a standard deviation of {say_number(share)} {unit}; "
+        f"agents add none. The price counts on {say_number(task.sigma_votes)} votes of noise that nobody can subtract.",
+        f"However many agents collude, they know none of it. {'One' if dishonest == 1 else 'Two'} of the three "
+        "talliers may pool what they know with whoever attacks; noise that an attacker knows does not count.",
+        missing,
+        "That caution is paid for in accuracy, not in epsilon: a sum carries "
+        f"{say_number(task.total_sigma_votes)} votes of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
+        "what is counted on.",
+    )
+
+
 def noise_in_words(task: Task) -> tuple[str, ...]:
     """What the noise is made of, and what caution about colluding or missing agents costs."""
     if task.traits.has_local_noise:
@@ -140,6 +168,8 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
     unit = "votes per class of a question" if task.traits.counts else "times what one record can change"
+    if task.noise_by == "talliers":
+        return _noise_of_talliers(task, unit)
     hidden, everyone = task.noise_contributors, task.agents
     share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
     lines = [

@@ -23,6 +23,7 @@ def run_round(
     *,
     post_charge: Callable[[frozenset[str]], object] = lambda _: None,
     winner_engine: WinnerEngine | None = None,
+    tallier_keys: Sequence[bytes] | None = None,
 ) -> Release:
     """Ask every agent, add up at the talliers, open what the task releases.
 
@@ -32,6 +33,7 @@ def run_round(
         agents: those that take part; each keeps what it answers.
         post_charge: told the contributors, after the talliers agreed and before they open.
         winner_engine: how the talliers find the winner of each query; None adds the sums up in this process.
+        tallier_keys: what each tallier draws its noise from, where talliers add it; drawn where absent.
 
     Raises:
         QuorumNotReached: too few agents; nothing was opened.
@@ -39,7 +41,8 @@ def run_round(
         ProtocolViolation: ballots do not sum to what the task allows; nothing was opened, and the charge stands.
     """
     round = round_of(task, batch)
-    talliers = [Tallier(index, round) for index in range(task.talliers)]
+    keys: Sequence[bytes | None] = tallier_keys or [None] * task.talliers
+    talliers = [Tallier(index, round, noise_key=keys[index]) for index in range(task.talliers)]
     for agent in agents:
         for tallier, share in zip(talliers, agent.answer(task, batch), strict=True):
             tallier.receive(share)

@@ -11,6 +11,7 @@ whose rules it states a second time, in other words.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -23,7 +24,9 @@ from labeler.errors import (
     QuorumNotReached,
     WrongDigest,
 )
+from labeler.randomness import KEY_BYTES
 from labeler.sharing import ShareVector
+from labeler.tallier_noise import noise_source
 from labeler.tally import MAX_TALLIERS, AggregateShare, InputShare, Round, add_shares, misfit_of
 from labeler.wellformed import BallotShare
 
@@ -34,16 +37,20 @@ class Tallier:
     Args:
         index: which tallier this is, from 0.
         round: the round it sums.
+        noise_key: what it draws its noise from, in a round in which talliers add it; drawn where absent.
+        is_seeded: the key came from a known seed.
 
     Raises:
         InvalidSetting: the index is not 0, 1 or 2.
     """
 
-    def __init__(self, index: int, round: Round) -> None:
+    def __init__(self, index: int, round: Round, *, noise_key: bytes | None = None, is_seeded: bool = False) -> None:
         if not 0 <= index < MAX_TALLIERS:
             raise InvalidSetting(f"the index of a tallier must lie between 0 and {MAX_TALLIERS - 1}, found {index}")
         self._index = index
         self._round = round
+        self._noise_key = secrets.token_bytes(KEY_BYTES) if noise_key is None else noise_key
+        self._is_seeded = is_seeded
         self._shares: dict[str, ShareVector | BallotShare] = {}
         self._sharing_ids: dict[str, bytes] = {}
         self._fingerprints: dict[str, bytes] = {}
@@ -150,7 +157,11 @@ class Tallier:
                 f"tallier {self._index} holds no share of {len(missing)} of the {len(wanted)} agents to sum, "
                 f"among them {min(missing)!r}; agree on the contributors again"
             )
-        self._aggregate = add_shares(self._index, self._round, {agent: self._shares[agent] for agent in wanted})
+        noise = None
+        if self._round.tallier_sigma_grid is not None:
+            noise = noise_source(self._noise_key, self._round.digest, wanted, is_seeded=self._is_seeded)
+        shares = {agent: self._shares[agent] for agent in wanted}
+        self._aggregate = add_shares(self._index, self._round, shares, noise=noise)
         # Single shares have served; agreeing again, after a crash elsewhere, must find the set that was summed.
         self._shares.clear()
         self._sharing_ids = {agent: self._sharing_ids[agent] for agent in sorted(wanted)}

@@ -47,6 +47,7 @@ from labeler.messages.shares import (
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, Site, TallierEvent, TallierRound
 from labeler.sharing import ShareVector
+from labeler.tallier_noise import noise_source
 from labeler.tally import add_shares, misfit_of
 from labeler.wellformed import BallotShare
 from labeler.winner import Winner
@@ -322,7 +323,13 @@ class TallierDesk:
             raise ProtocolViolation("a round that is unknown is not summed")
         held = self._shares.pop(digest, {})
         try:
-            aggregate = add_shares(opening.tallier, opening.round, {agent: held[agent] for agent in contributors})
+            noise = None
+            if opening.round.tallier_sigma_grid is not None:
+                # A function of what is durable: killed before the sum is, this tallier draws the same again.
+                key = self._memory.noise_key(digest)
+                noise = noise_source(key, digest, contributors, is_seeded=False)
+            shares = {agent: held[agent] for agent in contributors}
+            aggregate = add_shares(opening.tallier, opening.round, shares, noise=noise)
         except LabelerError:
             self._forget_memory()  # which says already that it was summed
             raise

@@ -14,7 +14,7 @@ import pytest
 import workers.jobs.preparation
 from feature_store import key_slots
 from feature_store.driving import stepping
-from feature_store.erasable import keys_in, lock_away
+from feature_store.erasable import KeyFolder, keys_in, lock_away
 from feature_store.faults import listening
 from feature_store.shard import Shard
 from labeler.errors import BadData
@@ -166,14 +166,18 @@ class Stopped(BaseException):
 @pytest.fixture
 def job(
     tmp_path: Path, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], LabellingJob]:
+) -> Callable[..., LabellingJob]:
     monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 4)
     shards = tuple(make_shard(f"agent-{number}", seed=number).path for number in range(2))
     public = make_shard("public", records=8, seed=9, public=True).path
     task = {"name": "t", "method": "knn", "k": 3, "sigma_votes": 5.0, "delta": 1e-5, "colluding_agents": 0}
-    file = TaskFile(task=TaskTable.model_validate(task))
     assert len(CLASSES) == 3
-    return lambda name: LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+
+    def made(name: str, **changes: Any) -> LabellingJob:
+        file = TaskFile(task=TaskTable.model_validate(task | changes))
+        return LabellingJob(file=file, shards=shards, queries=public, out=tmp_path / name, engine="numpy")
+
+    return made
 
 
 def do(one: LabellingJob, opened: dict[str, Any]) -> list[Release]:
@@ -193,11 +197,14 @@ def do(one: LabellingJob, opened: dict[str, Any]) -> list[Release]:
         return [done.release for done in label(prepared, folder) if done.release is not None]
 
 
+@pytest.mark.parametrize(
+    "noise", [{}, pytest.param({"dishonest_talliers": 1}, marks=pytest.mark.long)], ids=["agents", "talliers"]
+)
 def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
-    job: Callable[[str], LabellingJob],
+    job: Callable[..., LabellingJob], noise: dict[str, Any]
 ) -> None:
     for stop_at in itertools.count(1):
-        one, moments, opened = job(f"job-{stop_at}"), itertools.count(1), {}
+        one, moments, opened = job(f"job-{stop_at}", **noise), itertools.count(1), {}
 
         def die(_: str, moments: Any = moments, stop_at: int = stop_at) -> None:
             if next(moments) == stop_at:
@@ -222,8 +229,31 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
     assert stop_at > 25, "there are more moments than that between two effects of a job"
 
 
+def test_a_run_whose_talliers_keys_of_noise_are_gone_is_refused_and_never_noised_anew(
+    job: Callable[..., LabellingJob],
+) -> None:
+    one, opened = job("job", dishonest_talliers=1), {}
+
+    def die(*_: object) -> None:
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched, open_job_folder(one.out) as folder:
+        patched.setattr(stepping, "open_histogram", die)
+        prepared = prepare(one, folder)
+        folder.begin(prepared.plan())
+        with pytest.raises(Stopped):
+            label(prepared, folder)
+    keys = KeyFolder(one.out / ".job" / "keys")
+    mine = [name for name in keys.names() if name.startswith("tallier-1.")]
+    assert len(mine) == 2, "one for each round"
+    keys.erase_all(mine)
+    with pytest.raises(BadData, match="the key of tallier-1 for a batch that was charged is gone"):
+        do(one, opened)
+    assert opened == {}
+
+
 def test_a_run_of_one_small_batch_needs_few_syncs_and_commits(
-    job: Callable[[str], LabellingJob], monkeypatch: pytest.MonkeyPatch
+    job: Callable[..., LabellingJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten syncs of files, however many agents there are; and the journal's commits: the job, who is asked, whose
     shares are summed, the charge, the release."""

@@ -97,7 +97,8 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
     caps = job_charges(task, batches)
     order = Order("job", task, template.agents, batches, caps, len(asked), "all", None, 0)
     state.chmod(0o700)
-    parties = RunParties(task, batches, agents, KeptRounds(state, template.agents), winner_engine=None, progress=silent)
+    kept = KeptRounds(state, template.agents)
+    parties = RunParties(task, batches, agents, kept, is_seeded=False, winner_engine=None, progress=silent)
     with open_run_journal(state) as journal:
         job = journal.begin(order, parties.agent_keys, {})
         run_rounds(journal, job, asked, parties, is_seeded=False)

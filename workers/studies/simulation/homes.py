@@ -105,6 +105,7 @@ class Template:
                     "releases": ["histogram", "winner"],
                     "max_queries_per_day": 10_000,
                     "max_noise_contributors": 100,
+                    "max_noise_talliers": 2,
                     "approval": False,
                 },
                 "talliers": {name: self.keys[name].public.seal_key for name in self.talliers},
