@@ -97,6 +97,7 @@ def embed_source(
     key: SiteKey | Path | None = None,
     scanned: Progress | None = None,
     part_size: int | None = None,
+    max_records: int | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     loader: Loader | None = None,
     embedder: Embedder | None = None,
@@ -126,6 +127,8 @@ def embed_source(
             `out`, which is made where there is none. Private shards only.
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
         part_size: records in each file of features, or a few more to fill whole pages; one file of all where absent.
+        max_records: a public bound on the records of a private shard, declared in advance and kept by it: more are
+            refused. Tasks whose models need half the noise where it is kept name it (labeler.training).
         random_bytes: source of record ids and row order; the operating system's except in simulations.
         loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
             None. Such images are compared by their features alone.
@@ -136,7 +139,7 @@ def embed_source(
             person.
         IdenticalImages: private images are there more than once. Found by their bytes before anything is embedded; by
             their features at the end, when the same call with another `duplicates` has nothing left to compute.
-        InvalidSetting: a setting out of bounds, or `out` holds something else.
+        InvalidSetting: a setting out of bounds, or `out` holds something else; there are more records than declared.
         OutputInUse: another process is writing it.
     """
     if (batch_size is not None and batch_size < 1) or (threads is not None and threads < 1):
@@ -181,7 +184,7 @@ def embed_source(
     people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
     job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
-        return _report_finished(path, job, images, notes, policy)
+        return _report_finished(path, job, images, notes, policy, max_records)
     with ShardWriter(
         path,
         classes=names,
@@ -192,6 +195,7 @@ def embed_source(
         job=job,
         site_key=None if public else digester.name,
         part_records=part_size,
+        max_records=max_records,
         random_bytes=random_bytes,
     ) as writer:
         resumed_from = writer.position
@@ -279,13 +283,18 @@ def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public
 
 
 def _report_finished(
-    path: Path, job: str, images: ImageSource, notes: tuple[str, ...], policy: Duplicates
+    path: Path, job: str, images: ImageSource, notes: tuple[str, ...], policy: Duplicates, max_records: int | None
 ) -> EmbedReport:
     shard = Shard.open(path)
     if shard.job != job:
         raise InvalidSetting(
             f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
             "people; choose another output, or delete it first"
+        )
+    if max_records not in (None, shard.max_records):
+        raise InvalidSetting(
+            f"{path.name!r} exists already, and was not declared to hold at most {max_records} records; embed into "
+            "another output, or delete it first"
         )
     same = find_same_images(shard, rows=shard.rows)
     if same and policy == "keep-first":

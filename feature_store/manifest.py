@@ -46,6 +46,8 @@ class Manifest(BaseModel):
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
         part_records: rows in each part but the last, which has the rest; None where features are one file.
+        max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
+            nothing was declared.
         site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
     """
 
@@ -63,9 +65,12 @@ class Manifest(BaseModel):
     deleted: tuple[int, ...] = ()
     site_key: str | None = None
     part_records: Annotated[int, Field(ge=1)] | None = None
+    max_records: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _check_format(self) -> Manifest:
+        if self.max_records is not None and (self.role != "private" or self.records > self.max_records):
+            raise ValueError("a bound on records is kept by private shards, and by all of them that state one")
         if (self.format == "labeler-shard/1") != (self.part_records is None):
             raise ValueError("features are in parts in format 2, and in no other")
         return self
@@ -123,7 +128,7 @@ def sum_file(path: Path) -> FileSum:
 
 def _canonical(manifest: Manifest) -> bytes:
     fields = manifest.model_dump(mode="json")
-    for name in ("site_key", "part_records"):
+    for name in ("site_key", "part_records", "max_records"):
         # Came later: a shard without it has the version, and the checksum, that it always had.
         if fields[name] is None:
             del fields[name]

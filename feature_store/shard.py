@@ -128,6 +128,11 @@ class Shard:
         return self.persons is not None
 
     @property
+    def max_records(self) -> int | None:
+        """A public bound on how many records it holds, declared when it was set up; None where nothing was declared."""
+        return self._manifest.max_records
+
+    @property
     def site_key(self) -> str | None:
         """Name of the key that its digests are under; those of two shards compare only where it is the same."""
         return self._manifest.site_key

@@ -74,6 +74,7 @@ class ShardWriter:
         site_key: name of the key that digests of persons and images are under; needed where there are any.
         part_records: write the features in parts of so many records, or a few more so that a part fills whole pages;
             in one file where absent. What a record is, its id and its row do not depend on it.
+        max_records: a public bound on the records of a private shard, which it keeps: `finish` refuses more.
         random_bytes: source of record ids and of the order of private rows.
 
     Attributes:
@@ -93,6 +94,7 @@ class ShardWriter:
         job: str = "",
         site_key: str | None = None,
         part_records: int | None = None,
+        max_records: int | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.path = Path(path)
@@ -106,6 +108,7 @@ class ShardWriter:
         self._job = job
         self._site_key = site_key
         self._part_records = None if part_records is None else rows_to_an_edge(part_records, dimension)
+        self._max_records = max_records
         self._random_bytes = random_bytes
         self._work = self.path.with_name(f".{self.path.name}.writing")
         self._sizes = dict.fromkeys(_PARTS, 0)
@@ -115,6 +118,8 @@ class ShardWriter:
             raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {dimension}")
         if part_records is not None and part_records < 1:
             raise InvalidSetting(f"a part of a shard needs at least 1 record, found {part_records}")
+        if max_records is not None and (public or max_records < 1):
+            raise InvalidSetting(f"a private shard keeps a bound of at least 1 record; found {max_records}")
         self._refuse_existing()
 
     def __enter__(self) -> Self:
@@ -231,6 +236,12 @@ class ShardWriter:
             raise BadData(
                 f"nothing to keep: shard {self.path.name!r} would be empty; check the source, and the skipped images"
             )
+        if self._max_records is not None and len(kept) > self._max_records:
+            raise InvalidSetting(
+                f"shard {self.path.name!r} would hold {len(kept)} records, and was declared to hold at most "
+                f"{self._max_records} (--max-records), which tasks count on; take some out, or declare a larger bound: "
+                "nothing is embedded anew. Choose it in advance, in round numbers: whoever sees it should learn nothing"
+            )
         final = self._work / "final"
         if final.exists():
             shutil.rmtree(final)
@@ -262,6 +273,7 @@ class ShardWriter:
             job=self._job,
             site_key=self._site_key if has_digests else None,
             part_records=self._part_records,
+            max_records=self._max_records,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
         )
         for file in final.iterdir():

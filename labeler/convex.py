@@ -10,7 +10,9 @@ to be refused, or be seen to be refused, for the size of a private set.
 
 **Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
 one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
-records: L/n. So one bound serves both neighbouring relations, at every size.
+records: L/n. So one bound serves both neighbouring relations, at every size. (Where the sum is always divided by n, one
+record added or removed changes it by L/n; which needs a public bound on |D|: `labeler.descent`, "With a public
+denominator".)
 
 **Fact 2, a gradient step is a contraction.** For 0 < a <= 2/(b + 2 lambda) the step T(w) = w - a grad F(w) satisfies
 |T(w) - T(v)| <= (1 - a lambda) |w - v|. Proof: F - (lambda/2)|.|^2 is convex and b-smooth, so its gradient g is
@@ -71,7 +73,8 @@ class LinearTerms:
 
         w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
 
-    on all records at once, where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
+    (with `max_records`, F_D always divided by n, and a = 2 / (b max_records/n + 2 lambda)) on all records at once,
+    where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
     This is the projected SGD of Kirschte et al. with the whole local set as its batch: no record has a place in an
     order, so nothing but D and these terms decides the weights, and how many steps are made does not depend on D.
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
@@ -83,7 +86,11 @@ class LinearTerms:
     2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regulariser that does not happen. It is
     attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
 
-    **User level**: |w| <= min(R, L/lambda) for softmax, min(sqrt(K) R, L/lambda) for the svm.
+    **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
+    same module's proof; for tasks in which no cap makes one record replace another.
+
+    **User level**: |w| <= min(R, r L/lambda) for softmax, min(sqrt(K) R, r L/lambda) for the svm; r = max_records / n,
+    1 without that bound.
 
     Attributes:
         learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
@@ -93,6 +100,7 @@ class LinearTerms:
         radius: R, of the whole softmax model, or of each class of the svm.
         iterations: how many steps.
         min_records: n; a user with fewer records takes part as above, with a smaller model.
+        max_records: n_max, the most records a user may have, as a public fact; None where there is none.
 
     Raises:
         InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
@@ -108,12 +116,15 @@ class LinearTerms:
     radius: float
     iterations: int
     min_records: int
+    max_records: int | None = None
 
     def __post_init__(self) -> None:
         if self.learner not in get_args(Learner):
             raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
         check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
         check_count(iterations=self.iterations, min_records=self.min_records)
+        if self.max_records is not None:
+            check_count(max_records=self.max_records)
         _check_classes(self.num_classes)
         _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
@@ -132,8 +143,9 @@ class LinearTerms:
         """L of the whole model at every point that descent can reach, facts 3 and 4."""
         if self.learner == "svm":
             return math.sqrt(self.num_classes) * self.clip_norm
-        # Descent with gradients of norm sqrt(2) c stays within sqrt(2) c / lambda, wherever R is.
-        reached = min(self.radius, math.sqrt(2) * self.clip_norm / self.regularisation)
+        # Descent with gradients of norm sqrt(2) c stays within r sqrt(2) c / lambda, wherever R is.
+        crowding = 1.0 if self.max_records is None else self.max_records / self.min_records
+        reached = min(self.radius, crowding * math.sqrt(2) * self.clip_norm / self.regularisation)
         return softmax_lipschitz(clip_norm=self.clip_norm, radius=reached, num_classes=self.num_classes)
 
     @property
@@ -153,6 +165,7 @@ class LinearTerms:
             iterations=self.iterations,
             radius=self.radius,
             balls=1 if self.learner == "softmax" else self.num_classes,
+            most=self.max_records,
         )
 
     @property
@@ -169,7 +182,7 @@ class LinearTerms:
     def sensitivity(self) -> float:
         """Bound on the distance of the weights of one user on neighbouring sets, instance level, rounding included.
 
-        One record added, removed or replaced; for every number of records, also below `min_records`.
+        One record added, removed or, without `max_records`, replaced; for every number, also below `min_records`.
         """
         return self.descent.sensitivity
 

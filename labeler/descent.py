@@ -14,7 +14,8 @@ beside the records, in D and in n. From w = 0, `iterations` times, on all record
     w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
 
 where project cuts to a ball, or to a product of balls, of radius min(R, L/lambda). No record has a place in an order:
-nothing but D and the public terms decides the weights.
+nothing but D and the public terms decides the weights. Where a public bound on |D| is kept the denominator is public,
+which halves the sensitivity: see "With a public denominator".
 
 **Sensitivity: 2L / (n lambda)**, one record added, removed or *replaced*, for every number of steps. By facts 1 and 2
 of `labeler.convex`, one record moves a gradient by at most 2L/n, and a step moves no two points further apart than by
@@ -30,7 +31,22 @@ for life, so the cut looks at no record; but where it binds, a record that leave
 replaced. The bound is the one for replacing, so it holds whether the cut binds or not, and a person's m records move
 the weights by at most m times as much.
 
-**Norm.** |w| <= L / lambda, by |w_{t+1}| <= (1 - a lambda) |w_t| + a L; and at most the projection's radius.
+**With a public denominator: L / (n lambda)**, one record added or removed. Here it is a **public fact** that
+|D| <= n_max (`most`): the site declares it, and its import refuses what would be more, so that no set in question is
+larger, no cut ever binds, and no record takes the place of another. Then N = n whatever |D| is, and with r = n_max / n
+
+    F_D(w) = (1/n) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        a = 2 / (r b + 2 lambda),
+
+projected onto radii of min(R, r L/lambda). Neighbours' gradients differ by one summand, (1/n) grad loss(w; z), of norm
+at most L/n at every w: lambda is not divided, and w whole, with the weight that carries the intercept, is regularised,
+so that the rest cancels. F without its quadratic part is convex and smooth with constant b |D| / n <= r b, so that by
+fact 2 every step contracts by 1 - a lambda on every set there can be; with a step for b alone, a set larger than n
+could be thrown apart. Hence d_{t+1} <= (1 - a lambda) d_t + a L/n and d_t <= L / (n lambda), converged or not. A record
+that is *replaced* is one removed and one added: twice that. So where a cut may bind (a cap on a person's records), the
+mechanism with N = max(|D|, n) and its price are used instead.
+
+**Norm.** |w| <= L / lambda, by |w_{t+1}| <= (1 - a lambda) |w_t| + a L; and at most the projection's radius. With a
+public denominator gradients of the sum divided by n have norm at most r L: |w| <= r L / lambda.
 
 **Rounding.** Weights are computed in double precision, u = 2^-53, in an order of summation that is not ours to choose,
 but for this: records are read in blocks of at most BLOCK_ROWS, whose sums are added up, so that no number is the sum
@@ -41,7 +57,9 @@ sums over records by u DEPTH L; update and projection by u DEPTH |w|/a. As in th
 lambda, a share of n e / L of the bound. Features that are computed anew, and round differently when another record is
 gone, count the same way: twice as much, if no row is off by more than 2 DEPTH u c = 2^-34 c. Four times the share, one
 of them to spare, is included. Where rows may be off by more, by rho c, that is `feature_rounding`: a gradient moves by
-at most rho L (1 + b/lambda), a share of n rho (1 + b/lambda) / 2 of the bound; n rho (1 + b/lambda) is included.
+at most rho L (1 + b/lambda), a share of n rho (1 + b/lambda) / 2 of the bound; n rho (1 + b/lambda) is included. With a
+public denominator all this holds with r L for L and r b for b, of a bound that is half: twice the shares, with n_max
+for n.
 Public terms for which all this would be more than a hundredth of the bound are refused: before anybody pays.
 
 References:
@@ -54,7 +72,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, PrivacyRefusal
 
 DEPTH = 2**18
 """Most rounded numbers that any number of a training is the sum of: what the margin for rounding is proved for."""
@@ -84,15 +102,17 @@ class Descent:
         lipschitz: L, the longest gradient of one record's loss at every point that can be reached.
         smoothness: b, of one record's loss without the regulariser.
         regularisation: lambda.
-        least: n, what a mean is taken over at least, public examples included.
+        least: n, what a mean is taken over at least, public examples included; with `most`, always.
         columns: K, scores per row.
         iterations: how many steps.
         radius: R of each ball that is projected onto; infinite for none but |w| <= L/lambda.
         balls: of how many balls the model is a product.
         feature_rounding: rho, by how much of c a row may depend on what was computed with it; 0 for at most 2^-34.
+        most: n_max, public examples included, where it is a public fact that there are no more, and no cut can bind;
+            None where there is no such fact, and a record may be replaced.
 
     Raises:
-        InvalidSetting: numbers for which double precision proves nothing.
+        InvalidSetting: numbers for which double precision proves nothing, or fewer records at most than at least.
     """
 
     lipschitz: float
@@ -104,9 +124,15 @@ class Descent:
     radius: float = math.inf
     balls: int = 1
     feature_rounding: float = 0.0
+    most: int | None = None
 
     def __post_init__(self) -> None:
         radius = min(self.radius, _LARGEST)
+        if self.most is not None and not self.least <= self.most <= MOST_RECORDS + MOST_PUBLIC_ROWS:
+            raise InvalidSetting(
+                f"a bound on records is at least the {self.least} that a mean is taken over, and at most "
+                f"{MOST_RECORDS + MOST_PUBLIC_ROWS}, for which rounding is bounded; found {self.most}"
+            )
         for number in (self.lipschitz, self.regularisation, radius, self.lipschitz / self.regularisation):
             if not _LEAST <= number <= _LARGEST:
                 raise InvalidSetting(
@@ -124,30 +150,60 @@ class Descent:
     @property
     def learning_rate(self) -> float:
         """a, the longest step that is a contraction."""
-        return 2 / (self.smoothness + 2 * self.regularisation)
+        return 2 / (self.crowding * self.smoothness + 2 * self.regularisation)
 
     @property
     def reach(self) -> float:
         """The radius that is projected onto."""
-        return min(self.radius, self.lipschitz / self.regularisation)
+        return min(self.radius, self.crowding * self.lipschitz / self.regularisation)
+
+    @property
+    def crowding(self) -> float:
+        """r = n_max / n, by which the sum of losses may exceed a mean; 1 where it always is a mean."""
+        return 1.0 if self.most is None else self.most / self.least
+
+    @property
+    def changes(self) -> int:
+        """How many records' gradients one neighbour changes: 1 where a record comes or goes, 2 where it is replaced."""
+        return 2 if self.most is None else 1
+
+    def denominator(self, rows: int) -> int:
+        """What the sum of losses of so many rows, public ones included, is divided by.
+
+        Raises:
+            PrivacyRefusal: there are more than the public bound, of which nothing is proved. Whoever answers after a
+                charge has to see to it before; how many there are is not told.
+        """
+        if self.most is None:
+            return max(rows, self.least)
+        if rows > self.most:
+            raise PrivacyRefusal(
+                f"there are more records than the {self.most} that were declared to be the most; nothing is proved of "
+                "such a set, so nothing is trained on it"
+            )
+        return self.least
 
     @property
     def rounding_margin(self) -> float:
         """Share of the bound that covers double precision."""
-        condition = (self.smoothness + 2 * self.regularisation) / self.regularisation
-        sums = 4 * self.least * 2.0**-53 * DEPTH * math.sqrt(self.columns) * (2 + 1.5 * condition)
-        return sums + self.least * self.feature_rounding * (1 + self.smoothness / self.regularisation)
+        condition = self.crowding * self.smoothness / self.regularisation
+        rows = 2 / self.changes * (self.least if self.most is None else self.most)
+        sums = 4 * rows * 2.0**-53 * DEPTH * math.sqrt(self.columns) * (2 + 1.5 * (condition + 2))
+        return sums + rows * self.feature_rounding * (1 + condition)
 
     @property
     def largest_norm(self) -> float:
         """Bound on the norm of all weights, rounding included."""
-        whole = min(math.sqrt(self.balls) * self.radius, self.lipschitz / self.regularisation)
+        whole = min(math.sqrt(self.balls) * self.radius, self.crowding * self.lipschitz / self.regularisation)
         return whole * (1 + self.rounding_margin)
 
     @property
     def sensitivity(self) -> float:
-        """Bound on the distance of the weights on neighbouring sets, rounding included; for every number of records."""
-        exact = 2 * self.lipschitz / (self.least * self.regularisation)
+        """Bound on the distance of the weights on neighbouring sets, rounding included; for every number of records.
+
+        With `most`, for every number up to it, one record added or removed; else also for one replaced.
+        """
+        exact = self.changes * self.lipschitz / (self.least * self.regularisation)
         return min(exact * (1 + self.rounding_margin), 2 * self.largest_norm)
 
 

@@ -28,6 +28,11 @@ apart; heads that are still on their way are as well protected, and a little les
 are public examples beside them, counted in the mean and in its least number n + m. A private record's gradient is
 -x / (1 + exp(b.x)), of norm at most L = c, a negative's x / (1 + exp(-b.x)), too; b = c^2/4.
 
+**With `max_records`**, n_max, a public bound that every site keeps, both sums are divided by n and n + m whatever |D|
+is, and one record added or removed moves the head by at most **sqrt(2) c / (lambda n)** and the scores by at most
+**c / (lambda' (n + m))**: half the noise. `labeler.descent` has the proof ("With a public denominator"); negatives are
+public rows, so that the scores' r is (n_max + m) / (n + m), the head's n_max / n.
+
 Steps are made until a head is within a millionth of its length of the minimiser, and at most MOST_STEPS: a function
 of c, lambda and the loss alone. Rows of features may round differently when a record is gone, by FEATURE_ROUNDING of
 c; this and the rounding of the steps are in `Descent.rounding_margin`, which is part of either sensitivity. Terms for
@@ -39,8 +44,8 @@ the `VectorSum` of one agent with noise of standard deviation 1: rounding to the
 certified bound are that module's. The composition of both releases is thereby exact: mu^2 adds, where the paper adds
 epsilons.
 
-**A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda' (`labeler.descent`). These bound what becomes zero
-with the client, the agent level: finite, and large.
+**A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda', each times its r (`labeler.descent`). These
+bound what becomes zero with the client, the agent level: finite, and large.
 
 References:
     Hoech, Rischke, Mueller, Samek 2022, "FedAUXfdp", Theorem 1 (2 sqrt(C) / (lambda n), c = 1) and algorithm 1.
@@ -87,6 +92,7 @@ class LocalHeadTerms:
         head_regularisation: lambda.
         score_regularisation: lambda'.
         clip_norm: c.
+        max_records: n_max, the most records a client may have, as a public fact; None where there is none.
 
     Raises:
         InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
@@ -103,6 +109,7 @@ class LocalHeadTerms:
     head_regularisation: float = 0.01
     score_regularisation: float = 0.01
     clip_norm: float = 1.0
+    max_records: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
@@ -130,6 +137,8 @@ class LocalHeadTerms:
             raise InvalidSetting(
                 f"rounding is bounded for at most {MOST_PUBLIC_ROWS} public negatives, found {self.num_negatives}"
             )
+        if self.max_records is not None and (type(self.max_records) is not int or self.max_records < 1):
+            raise InvalidSetting(f"max_records of local heads must be a whole number, found {self.max_records!r}")
         _ = self.mechanism  # Refuses numbers that no grid serves.
 
     @property
@@ -141,8 +150,9 @@ class LocalHeadTerms:
             regularisation=self.head_regularisation,
             least=self.min_records,
             columns=self.num_classes,
-            iterations=steps_to_converge(self.clip_norm**2 / 2, self.head_regularisation, most=MOST_STEPS),
+            iterations=self._steps(self.clip_norm**2 / 2, self.head_regularisation, public=0),
             feature_rounding=FEATURE_ROUNDING,
+            most=self.max_records,
         )
 
     @property
@@ -154,9 +164,15 @@ class LocalHeadTerms:
             regularisation=self.score_regularisation,
             least=self.min_records + self.num_negatives,
             columns=1,
-            iterations=steps_to_converge(self.clip_norm**2 / 4, self.score_regularisation, most=MOST_STEPS),
+            iterations=self._steps(self.clip_norm**2 / 4, self.score_regularisation, public=self.num_negatives),
             feature_rounding=FEATURE_ROUNDING,
+            most=None if self.max_records is None else self.max_records + self.num_negatives,
         )
+
+    def _steps(self, smoothness: float, regularisation: float, *, public: int) -> int:
+        most = self.min_records if self.max_records is None else self.max_records
+        crowding = (most + public) / (self.min_records + public)
+        return steps_to_converge(crowding * smoothness, regularisation, most=MOST_STEPS)
 
     @property
     def head_sensitivity(self) -> float:

@@ -34,7 +34,7 @@ from labeler.accounting.lifetime import vote_nano
 from labeler.accounting.renyi import papers_epsilon
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import integer_event, summed_votes
+from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
 from labeler.noise import DiscreteGaussian
 from labeler.tallier_noise import NoiseBy
 from labeler.task import Level, StatedLevel, Task
@@ -187,6 +187,7 @@ class Price:
         person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
         records_per_person: that bound, m.
         life: what the guarantee for one record is of, where it is of everything that is ever asked.
+        one_record: for methods that train, which bound on what a record changes the price is for, in words.
     """
 
     instance: PrivacyStatement
@@ -208,6 +209,7 @@ class Price:
     person: PrivacyStatement | None = None
     records_per_person: int | None = None
     life: LifePrice | None = None
+    one_record: str | None = None
 
     def statement(self, level: Level) -> PrivacyStatement:
         """The guarantee at one of the levels that ledgers account for."""
@@ -241,6 +243,7 @@ class Price:
             **({} if self.life is None else {"life": self.life.to_json()}),
             "noise_by": self.noise_by,
             **({} if self.dishonest_talliers is None else {"dishonest_talliers": self.dishonest_talliers}),
+            **({} if self.one_record is None else {"one_record": self.one_record}),
         }
 
     def _person(self) -> dict[str, Any]:
@@ -298,6 +301,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
         life=_life_price(task),
+        one_record=one_record_in_words(task),
     )
 
 

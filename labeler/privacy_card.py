@@ -58,10 +58,16 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "max_dropouts": task.max_dropouts,
         **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
+        # Only where a record changes half of it: every other card is as it always was.
+        **({} if price.one_record is None or not _keeps_a_bound(task) else {"one_record": price.one_record}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
         "task_digest": task.digest,
     }
+
+
+def _keeps_a_bound(task: Task) -> bool:
+    return task.training is not None and task.training.max_records is not None
 
 
 def guarantee(price: Price) -> dict[str, Any]:
@@ -111,6 +117,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         f"* {card['agents']} agents, of whom {card['colluding_agents']} may collude, {card['max_dropouts']} drop out",
         *_talliers_in_words(card),
         *_person_in_words(card),
+        *([f"* {card['one_record']}"] if "one_record" in card else []),
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])

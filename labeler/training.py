@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from labeler.descent import MOST_RECORDS
 
 
 class Training(BaseModel):
@@ -13,6 +15,10 @@ class Training(BaseModel):
     Attributes:
         min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
             so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
+        max_records: n_max, a public bound on the records of every agent, which its site has declared when it embedded
+            them and keeps (`labeler embed --max-records`): agents whose shards do not keep it refuse the task. Then one
+            record moves a model by half as much, and half the noise gives the same price (labeler.descent); not where
+            the task caps the records of a person. None: nobody keeps a bound.
         regularisation: lambda of the mean loss + lambda/2 |weights|^2.
         clip_norm: c; features are cut to this L2 norm, whatever a record holds.
         learner: blind-average: "softmax", or "svm" with one class against the rest.
@@ -28,8 +34,26 @@ class Training(BaseModel):
     min_records: Annotated[int, Field(ge=1, le=2**40)]
     regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
     clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    max_records: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
     learner: Literal["softmax", "svm"] = "softmax"
     radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
+
+    @model_validator(mode="after")
+    def _check(self) -> Training:
+        if self.max_records is not None and self.max_records < self.min_records:
+            raise ValueError(
+                f"training.max_records must be at least the min_records {self.min_records} that a mean is taken over, "
+                f"found {self.max_records}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A task without it is written, and hashed, as it was before there was this field.
+        fields: dict[str, Any] = dump(self)
+        if self.max_records is None:
+            fields.pop("max_records", None)
+        return fields

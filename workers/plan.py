@@ -127,14 +127,14 @@ def _public_features(public: Path) -> NDArray[np.int16]:
     return features
 
 
-def training_from(min_records: int, regularisation: float) -> Training:
+def training_from(min_records: int, max_records: int | None, regularisation: float) -> Training:
     """How agents train, with defaults for what moves the price little.
 
     Raises:
         InvalidSetting: a number is out of bounds.
     """
     try:
-        return Training(min_records=min_records, regularisation=regularisation)
+        return Training(min_records=min_records, max_records=max_records, regularisation=regularisation)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, "training")) from None
 

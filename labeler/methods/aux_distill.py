@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from labeler.errors import PrivacyRefusal
-from labeler.methods.sensitivity import training_of
+from labeler.methods.sensitivity import kept_bound, training_of
 from labeler.methods.terms import BoundedNumbers, MethodTraits
 from labeler.setting import Setting
 
@@ -44,6 +44,7 @@ def head_terms(setting: Setting) -> LocalHeadTerms:
         head_regularisation=training.regularisation,
         score_regularisation=training.regularisation,
         clip_norm=training.clip_norm,
+        max_records=kept_bound(setting),
     )
 
 

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import training_of
+from labeler.methods.sensitivity import kept_bound, training_of
 from labeler.methods.terms import BoundedNumbers, MethodTraits
 from labeler.setting import Setting
 
@@ -48,6 +48,7 @@ def linear_terms(setting: Setting) -> LinearTerms:
         radius=training.radius,
         iterations=training.iterations,
         min_records=training.min_records,
+        max_records=kept_bound(setting),
     )
 
 

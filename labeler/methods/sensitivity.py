@@ -32,7 +32,8 @@ A method whose traits state nothing has no price: whatever it is, it is refused,
 other. Whether a record is among them depends on its person's records alone.
 *Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the
 person's next record in: what the agent answers with changes by at most one **replacement**, for which every method's
-bound at instance level must hold. For numbers both sensitivities do (`labeler.convex`, fact 1).
+bound at instance level must hold. For numbers both sensitivities do (`labeler.convex`, fact 1): with a cap per person,
+models are trained and priced for replacing, whatever bound on all records sites keep (`kept_bound`).
 *Person level.* When all records of a person leave, at most m of those answered with leave, and no other
 person's record enters: what the agent answers with changes by a removal of at most m records, and by no
 replacement. For numbers these are m removals one after the other, each within the sensitivity whatever the others are,
@@ -148,6 +149,35 @@ def training_of(setting: Setting) -> Training:
     if setting.training is None:
         raise InvalidSetting(f"a task of method {setting.method} does not say how agents train")
     return setting.training
+
+
+def kept_bound(setting: Setting) -> int | None:
+    """n_max: the public bound on every agent's records by which one that leaves lets nobody in, and moves a model half
+    as far (`labeler.descent`, "With a public denominator").
+
+    None where the task names no bound that sites keep, and where it caps the records of a person: such a cap may bind,
+    so that one record replaces another, and the price is that of replacing for everybody.
+    """
+    training = training_of(setting)
+    return None if setting.a_record_may_be_replaced else training.max_records
+
+
+def one_record_in_words(task: Asked) -> str | None:
+    """Which of two bounds on what one record changes a price is for; None where agents train nothing it is about."""
+    if task.training is None:
+        return None
+    most = kept_bound(task)
+    if most is not None:
+        return (
+            "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "
+            f"keeps at most {most} records, as it declared when it embedded them"
+        )
+    why = (
+        "records_per_person may let one record replace another"
+        if task.training.max_records is not None
+        else "no bound on records is kept; where every site keeps one (training.max_records), half the noise would do"
+    )
+    return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
 
 
 def answer_sum(task: Asked) -> VectorSum:

@@ -32,7 +32,7 @@ from workers.voting.aux_distill import check_negatives
 from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import NO_PERSONS, Records, select_records
+from workers.voting.records import NO_PERSONS, Records, check_bound, select_records
 from workers.voting.ways import WAYS, Means
 
 Seal = Callable[[int, bytes], bytes]
@@ -305,7 +305,7 @@ class Agent:
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
             PrivacyRefusal: the sizes do not belong to the task, or it bounds records of one person and the shard does
-                not know whose they are.
+                not know whose they are, or it counts on a bound on records that the shard does not keep.
             Unavailable: it searches in a cluster, of which a part is lost.
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
@@ -314,6 +314,7 @@ class Agent:
             if self._spends is None:
                 raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
             self._spends.check(None if self._shard.image_digests is None else self._shard.site_key)
+        check_bound(task, self._shard)
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:

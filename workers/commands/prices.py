@@ -54,6 +54,10 @@ def plan(
     min_records: Annotated[
         int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
     ] = None,
+    max_records: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --min-records: most records of any agent, a bound that every site keeps."),
+    ] = None,
     regularisation: Annotated[
         float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
     ] = 0.01,
@@ -88,7 +92,11 @@ def plan(
 
     For blind-average --queries is one more than the features have numbers: the rows of the model.
     """
+    from labeler.errors import InvalidSetting
     from workers.plan import PlanRequest, make_plan, training_from
+
+    if max_records is not None and min_records is None:
+        raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
 
     request = PlanRequest(
         method=one_of("method", _current(method), METHOD_NAMES),
@@ -108,7 +116,7 @@ def plan(
         level=one_of("level", level, ("instance", "person", "agent")),
         records_per_person=records_per_person,
         ballot_radius=_radius(ballot_radius),
-        training=None if min_records is None else training_from(min_records, regularisation),
+        training=None if min_records is None else training_from(min_records, max_records, regularisation),
         records=records,
     )
     result = make_plan(request, public=queries_shard)
@@ -186,6 +194,9 @@ def _print_plan(result: dict[str, Any]) -> None:
         f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
     )
     console.print(result["holds_against"])
+    if "one_record" in result:
+        said = result["one_record"]
+        console.print(f"{said[0].upper()}{said[1:]}.")
     _print_choices(console, result)
     if factors["total"] > 1 and result["noise_by"] == "agents":
         console.print(

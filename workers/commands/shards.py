@@ -74,6 +74,10 @@ def embed(
     part_size: Annotated[
         int | None, typer.Option(min=1, help="Records in each file of features. Default: one file of all.")
     ] = None,
+    max_records: Annotated[
+        int | None,
+        typer.Option(min=1, help="Declare that the site never holds more private images; more are refused."),
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Embed by Ray, on all processors and GPUs of this machine.")
     ] = False,
@@ -89,6 +93,9 @@ def embed(
 
     Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
     people are kept as digests under the site's key; back the key up, and use one for all shards of a site.
+
+    A bound on records (--max-records) is public: choose it in round numbers before you count. Tasks that train models
+    (blind-average, aux-distill) need half the noise where every site keeps one.
 
     Examples:
 
@@ -130,6 +137,7 @@ def embed(
                 duplicates=policy,
                 key=site_key,
                 part_size=part_size,
+                max_records=max_records,
                 ray=ray_address or ("" if ray else None),
                 progress=progress,
             )

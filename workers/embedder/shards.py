@@ -39,6 +39,7 @@ def embed_images(
     duplicates: Duplicates | None = None,
     key: Path | None = None,
     part_size: int | None = None,
+    max_records: int | None = None,
     ray: str | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def embed_images(
             duplicates=duplicates,
             key=key,
             part_size=part_size,
+            max_records=max_records,
             scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
             progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
             embedder=embedder,

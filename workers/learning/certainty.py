@@ -26,7 +26,8 @@ def fit_certainty(
 ) -> Array:
     """The certainty head without noise, shape (terms.score_dimension,): private.
 
-    The mean is over the client's records, at least `terms.min_records` of them, and the negatives.
+    The mean is over the client's records, at least `terms.min_records` of them, and the negatives; with
+    `terms.max_records` both numbers are public.
 
     Args:
         records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
@@ -45,7 +46,7 @@ def fit_certainty(
         terms.score_descent,
         blocks,
         logistic_slopes,
-        counts=float(max(num_records, terms.min_records) + terms.num_negatives),
+        counts=float(terms.score_descent.denominator(num_records + terms.num_negatives)),
         shape=(terms.score_dimension, 1),
         ball_axes=(0, 1),
         numbers=(num_records + terms.num_negatives) * terms.score_dimension,

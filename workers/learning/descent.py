@@ -103,8 +103,7 @@ def descend(
         terms: the mechanism.
         blocks: all rows.
         slopes: of the loss.
-        counts: what the sum of losses is divided by: records and public rows, at least `terms.least`; per model where
-            there are several.
+        counts: what the sum of losses is divided by, `terms.denominator` of all rows; per model of several.
         shape: of the weights, (..., d, columns).
         ball_axes: of the weights over which a norm is cut to `terms.reach`.
         numbers: of all rows together, by which it is seen whether a device is worth it.

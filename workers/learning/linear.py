@@ -49,6 +49,7 @@ def train_linear(
     Raises:
         BadData: a feature is not finite, a label is no class, or shapes do not fit.
         InvalidSetting: more weights than the proof's margin for rounding covers. Never for a number of records.
+        PrivacyRefusal: more records than the terms' public bound, which whoever answers with them keeps.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise BadData(f"records are rows with one label each, found shapes {features.shape} and {labels.shape}")
@@ -76,7 +77,7 @@ def train_rows(records: Rows, *, terms: LinearTerms, engine: str = "numpy") -> N
         terms.descent,
         kept(blocks, numbers=records.count * (records.dimension + 1 + terms.num_classes)),
         _SLOPES[terms.learner],
-        counts=float(max(records.count, terms.min_records)),
+        counts=float(terms.descent.denominator(records.count)),
         shape=(1, records.dimension + 1, terms.num_classes),
         ball_axes=_ball_axes(terms),
         numbers=records.count * (records.dimension + 1),
@@ -107,18 +108,18 @@ def train_users(
         As for train_linear.
     """
     users, records, dimension = _check(features, labels, terms)
-    weights = np.empty((users, dimension + 1, terms.num_classes))
+    weights, descent = np.empty((users, dimension + 1, terms.num_classes)), terms.descent
     group = max(1, _NUMBERS_AT_ONCE // max(1, records * (dimension + 1)))
     at_once = block_rows(min(group, users) * (dimension + 1 + terms.num_classes))
     for start in range(0, users, group):
         part = slice(start, start + group)
-        counts = np.maximum((labels[part] != NO_RECORD).sum(axis=1), terms.min_records)
+        counts = np.array([descent.denominator(int(own)) for own in (labels[part] != NO_RECORD).sum(axis=1)])
         blocks = [
             (_augmented(features[part, some], terms), _truth(labels[part, some], terms))
             for some in (slice(row, row + at_once) for row in range(0, records, at_once))
         ]
         weights[part] = descend(
-            terms.descent,
+            descent,
             lambda blocks=blocks: blocks,  # type: ignore[misc]  # a default binds what a loop changes
             _SLOPES[terms.learner],
             counts=counts[:, None, None].astype(np.float64),

@@ -231,7 +231,7 @@ def fit_rows(
         terms.head_descent,
         blocks,
         softmax_slopes,
-        counts=float(max(records.count, terms.min_records)),
+        counts=float(terms.head_descent.denominator(records.count)),
         shape=(terms.head_dimension, terms.num_classes),
         ball_axes=(0, 1),
         numbers=records.count * terms.head_dimension,

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
-from labeler.descent import MOST_RECORDS
 from labeler.local_heads import LocalHeadTerms
 from labeler.methods.aux_distill import head_terms
 from labeler.randomness import ByteSource
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.voting.model_store import ModelStore
-from workers.voting.records import FEATURE_ONE, Records
+from workers.voting.records import FEATURE_ONE, Records, most_trained
 
 if TYPE_CHECKING:
     from workers.learning.public_map import PublicMap
@@ -59,7 +58,7 @@ def soft_ballots(
 
         terms, queries = head_terms(task), _queries(batch)
         fitted = fit_rows(
-            records.trainable(MOST_RECORDS),
+            records.trainable(most_trained(task)),
             queries[::NEGATIVES_EVERY],
             terms=terms,
             maps=_maps(batch, terms),

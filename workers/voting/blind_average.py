@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
-from labeler.descent import MOST_RECORDS
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.task import Task
 from workers.learning.linear import train_rows
 from workers.voting.model_store import ModelStore
-from workers.voting.records import Records
+from workers.voting.records import Records, most_trained
 
 
 def weight_ballots(
@@ -33,7 +32,7 @@ def weight_ballots(
 
     def train() -> NDArray[np.int64]:
         terms = linear_terms(task)
-        weights = train_rows(records.trainable(MOST_RECORDS), terms=terms, engine=engine)
+        weights = train_rows(records.trainable(most_trained(task)), terms=terms, engine=engine)
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
     return models.once(records.version, f"blind-average {task.digest}", train).reshape(len(batch), task.num_classes)

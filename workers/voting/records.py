@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.shard import Shard
+from labeler.descent import MOST_RECORDS
 from labeler.errors import PrivacyRefusal
+from labeler.methods.sensitivity import kept_bound
+from labeler.task import Task
 from workers.learning.descent import Rows
 
 FEATURE_ONE = np.float32(2048)
@@ -127,6 +130,33 @@ def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
         chosen[np.flatnonzero(chosen)] = kept
     rows = None if chosen.all() else np.flatnonzero(chosen)
     return Records(shard.features, shard.record_ids, shard.labels, shard.version, records_per_person, rows)
+
+
+def most_trained(task: Task) -> int:
+    """How many records an agent trains with at most.
+
+    Where the task counts on a bound that sites keep, that bound; no shard that an agent answers such a task from
+    holds more (`check_bound`), so that it never binds.
+    """
+    return kept_bound(task) or MOST_RECORDS
+
+
+def check_bound(task: Task, shard: Shard) -> None:
+    """Refuse a task that counts on a bound on records which this shard was not declared to keep.
+
+    From what was declared alone, whatever the shard holds: said before anything is charged.
+
+    Raises:
+        PrivacyRefusal: nothing was declared, or more than the task allows.
+    """
+    most = None if task.training is None else kept_bound(task)
+    if most is None or (shard.max_records is not None and shard.max_records <= most):
+        return
+    kept = "nothing was declared of this shard" if shard.max_records is None else f"this one keeps {shard.max_records}"
+    raise PrivacyRefusal(
+        f"the task counts on shards that keep a public bound of at most {most} records (training.max_records), and "
+        f"{kept}; embed it again with --max-records, or ask for a task without that bound"
+    )
 
 
 def first_of_each_person(persons: NDArray[np.int64], record_ids: NDArray[np.int64], most: int) -> NDArray[np.bool_]:

@@ -15,7 +15,9 @@ other public images and other noise. As in the paper, this choice is not paid fo
 
 **Terms.** lambda is so large that every margin stays below 1 - h (|w x| <= c^2 / lambda < 0.9). There a hinge is a
 line, the svm of a user is the mean of its signed records, and the average of all users' is the svm of all records,
-whoever holds which: the condition of the paper's theorem 14, as a number. The softmax is cut to a short norm, which
+whoever holds which: the condition of the paper's theorem 14, as a number. "a bound is kept": every user has at most
+RECORDS, as a public fact, so that one that leaves lets nobody in, and moves a model half as far (`labeler.descent`);
+the same learner, the same models, half the noise. The softmax is cut to a short norm, which
 shortens its gradients (fact 4 of `labeler.convex`). "large models" has the lambda that serves one trusted place best at
 an epsilon of 1 and above.
 """
@@ -64,6 +66,9 @@ TERMS: Final[dict[Learner, LinearTerms]] = {
     "svm": LinearTerms("svm", 10, regularisation=1.2, clip_norm=1, radius=1, iterations=60, min_records=RECORDS),
 }
 LARGE_MODELS = replace(TERMS["softmax"], regularisation=0.005, radius=100.0, iterations=100)
+KEPT = "a bound is kept"
+"""Of rows whose users, or whose one place, keep a public bound on their records, here exactly as many as there are."""
+
 USER_LEVEL: Final[dict[Learner, LinearTerms]] = {
     "softmax": replace(TERMS["softmax"], radius=0.05),
     "svm": replace(TERMS["svm"], radius=0.05),
@@ -150,9 +155,25 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
             (_central(f"{name}, one trusted place", terms), epsilons),
             (Setting(f"DP-Helmet {name}, one class per user", terms, one_class=True), (*epsilons, NON_IID_EPSILON)),
         ]
+        kept = replace(terms, max_records=RECORDS)
+        settings += [
+            (Setting(f"DP-Helmet {name}, {KEPT}", kept), epsilons),
+            (_central(f"{name}, one trusted place, {KEPT}", kept), epsilons),
+            (Setting(f"DP-Helmet {name}, one class per user, {KEPT}", kept, one_class=True), epsilons),
+        ]
         if full:
             settings += [
                 (Setting(f"DP-Helmet {name}, {users} users", terms, users=users), epsilons) for users in (100, 300)
+            ]
+            settings += [
+                (Setting(f"DP-Helmet {name}, {users} users, {KEPT}", kept, users=users), epsilons)
+                for users in (100, 300)
+            ]
+            settings += [
+                (
+                    Setting(f"DP-Helmet {name}, {KEPT} with twice the room", replace(terms, max_records=2 * RECORDS)),
+                    epsilons[:1],
+                )
             ]
             settings += [
                 (Setting(f"DP-Helmet {name}, t = {t:g}", terms, honest_fraction=t), (0.36,)) for t in (0.25, 1.0)
@@ -173,14 +194,18 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
 
 def _central(method: str, terms: LinearTerms) -> Setting:
     records = USERS * RECORDS
-    return Setting(method, replace(terms, min_records=records), users=1, records=records, honest_fraction=1.0)
+    return Setting(method, _all_in_one(terms, records), users=1, records=records, honest_fraction=1.0)
+
+
+def _all_in_one(terms: LinearTerms, records: int) -> LinearTerms:
+    return replace(terms, min_records=records, max_records=None if terms.max_records is None else records)
 
 
 def _smaller(setting: Setting) -> Setting:
     if setting.users > 1:
         return replace(setting, users=200)
     records = 200 * RECORDS
-    return replace(setting, records=records, terms=replace(setting.terms, min_records=records))
+    return replace(setting, records=records, terms=_all_in_one(setting.terms, records))
 
 
 def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequence[int]) -> Cell:

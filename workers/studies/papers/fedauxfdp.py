@@ -14,6 +14,10 @@ paper's lambda of 0.01. "centred": they see the features less the mean of the pu
 principal axes of these, under a lambda of 0.1. Certainty heads, which are fitted against the negatives anyway, are
 centred in both.
 
+**A bound is kept.** Every client holds at most its 2,000 records, as a public fact, so that one that leaves lets nobody
+in: half the noise (`labeler.local_heads`). Clients hold exactly as many, so that the heads are the same, and only the
+noise differs.
+
 **What to expect.** Seen as in the paper, clients of one class ruin an average of heads and a mean of answers, and
 certainty saves them: the order of table 2. Centred, no method is ruined and all end within a few points of each
 other.
@@ -89,8 +93,18 @@ class View:
         return plain_map(negatives.shape[1]) if self.axes is None else fit_public_map(negatives, dimensions=self.axes)
 
 
+KEPT = "a bound is kept"
 AS_IN_PAPER = View("features as in the paper", None, 0.01, 1.0)
 CENTRED = View("features centred", AXES, 0.1, 3.0)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row: a method under epsilon (None: without noise), and whether clients keep a public bound on their records."""
+
+    method: str
+    epsilon: float | None
+    is_kept: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +148,9 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     def cell(view: View, alpha: float) -> Cell:
         epsilons = EPSILONS if full and alpha == ALPHAS[0] else (EPSILON,)
         without = METHODS if full else (FEDAUX,)
-        wanted = [(method, None) for method in without] + [(method, one) for one in epsilons for method in METHODS]
+        wanted = [Wanted(method, None, is_kept=False) for method in without] + [
+            Wanted(method, one, is_kept) for is_kept in (False, True) for one in epsilons for method in METHODS
+        ]
         seeds = SEEDS if full else SEEDS[:1]
         return Cell(
             f"{view} alpha {alpha} {wanted} seeds {seeds}",
@@ -149,18 +165,18 @@ def _measure_all(
     data: DataSet,
     view: View,
     alpha: float,
-    wanted: Sequence[tuple[str, float | None]],
+    wanted: Sequence[Wanted],
     seeds: Sequence[int],
     progress: ProgressCallback,
 ) -> list[BenchRow]:
-    found: dict[tuple[str, float | None], list[Measured]] = {}
+    found: dict[Wanted, list[Measured]] = {}
     for done, seed in enumerate(seeds):
         progress(f"{view.name}, alpha {alpha}", done, len(seeds))
         world = make_world(data, view, alpha, seed)
-        for method, epsilon in wanted:
-            found.setdefault((method, epsilon), []).append(measure(world, method, epsilon))
+        for one in wanted:
+            found.setdefault(one, []).append(measure(world, one.method, one.epsilon, is_kept=one.is_kept))
     progress(f"{view.name}, alpha {alpha}", len(seeds), len(seeds))
-    return [_row(view, alpha, seeds, method, measured) for (method, _), measured in found.items()]
+    return [_row(view, alpha, seeds, one, measured) for one, measured in found.items()]
 
 
 def make_world(data: DataSet, view: View, alpha: float, seed: int) -> World:
@@ -205,11 +221,13 @@ class Measured:
     seconds: float
 
 
-def measure(world: World, method: str, epsilon: float | None) -> Measured:
+def measure(world: World, method: str, epsilon: float | None, *, is_kept: bool = False) -> Measured:
     """Release every client's heads under epsilon (None: without noise) and do what the method does with them."""
     started = time.perf_counter()
     share = SCORES_SHARE if method == FEDAUX else 0.0
-    terms = None if epsilon is None else solve_noise(world.terms, epsilon=epsilon, delta=DELTA, scores_share=share)
+    # Every client holds as many records as a mean divides by: the heads that are fitted are those of a kept bound, too.
+    asked = replace(world.terms, max_records=world.terms.min_records) if is_kept else world.terms
+    terms = None if epsilon is None else solve_noise(asked, epsilon=epsilon, delta=DELTA, scores_share=share)
     heads = [_released(world, client, share > 0, terms) for client in range(len(world.fitted))]
     test, truth = world.data.test.inputs, world.data.test.labels
     label_accuracy = None
@@ -243,7 +261,8 @@ def _percent(predicted: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     return 100 * float((predicted == truth).mean())
 
 
-def _row(view: View, alpha: float, seeds: Sequence[int], method: str, measured: Sequence[Measured]) -> BenchRow:
+def _row(view: View, alpha: float, seeds: Sequence[int], wanted: Wanted, measured: Sequence[Measured]) -> BenchRow:
+    method = wanted.method
     accuracies = [one.accuracy for one in measured]
     labels = [one.label_accuracy for one in measured if one.label_accuracy is not None]
     terms = measured[0].terms
@@ -255,7 +274,7 @@ def _row(view: View, alpha: float, seeds: Sequence[int], method: str, measured: 
         "public": f"{PUBLIC:,} of the 50,000 training images, without labels; {NEGATIVES:,} of them negatives",
         "axes": view.axes,
         "head_lambda": view.regularisation,
-        "neighbours": "one record replaced, added or removed",
+        "neighbours": f"one record {'' if wanted.is_kept else 'replaced, '}added or removed",
         "noise": "seeded discrete Gaussian, local",
     }
     if method != FEDAVG:
@@ -272,7 +291,7 @@ def _row(view: View, alpha: float, seeds: Sequence[int], method: str, measured: 
         }
     return BenchRow(
         case=f"CIFAR-10, 20 clients, Dirichlet {alpha}",
-        method=f"{method}, {view.name}",
+        method=f"{method}, {view.name}" + f", {KEPT}" * wanted.is_kept,
         metric="test accuracy, %",
         value=float(np.mean(accuracies)),
         sd=float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,

@@ -35,9 +35,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> DataSet:
 
 def test_the_table_has_every_method_alpha_and_epsilon_with_its_price(small: DataSet, tmp_path: Path) -> None:
     rows = run_cells("fedauxfdp", fedauxfdp.cells(tmp_path, full=False), code=fedauxfdp.__name__)
-    assert len(rows) == 2 * (3 + 1)
+    assert len(rows) == 2 * (2 * 3 + 1)
     private = [row for row in rows if row.epsilon is not None]
-    assert len(private) == 6
+    assert len(private) == 12
+    # The same price, half of the noise: sigma is in units of what a record changes.
+    assert sum(row.method.endswith(fedauxfdp.KEPT) for row in private) == 6
     for row in private:
         assert row.epsilon is not None
         assert 0.98 * 0.6 < row.epsilon <= 0.6
@@ -51,7 +53,7 @@ def test_the_table_has_every_method_alpha_and_epsilon_with_its_price(small: Data
 def test_the_full_table_measures_both_views_four_alphas_and_the_curve(tmp_path: Path) -> None:
     keys = [cell.key for cell in fedauxfdp.cells(tmp_path, full=True)]
     assert len(keys) == len(set(keys)) == 8
-    assert sum("'FedAUXfdp', 2.0" in key for key in keys) == 2
+    assert sum("'FedAUXfdp', epsilon=2.0" in key for key in keys) == 2
 
 
 def test_certainty_saves_one_class_clients_where_the_mean_of_answers_does_not(small: DataSet) -> None:

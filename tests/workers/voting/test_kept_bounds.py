@@ -1,0 +1,142 @@
+"""A public bound on records: declared when images are embedded, kept by the import, and asked for by tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feature_store.manifest import MANIFEST_NAME, Manifest, write_manifest
+from feature_store.query_selection import model_rows
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.batch import QueryBatch
+from labeler.budget import Account
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods.blind_average import weight_sum
+from labeler.task import Task, parse_task
+from workers.agent.agent import Agent
+from workers.agent.ledger import InMemoryLedger
+from workers.embedder.shards import embed_images
+
+DIMENSION, CLASSES = 4, ("ill", "well")
+
+
+def _shard(path: Path, count: int, *, max_records: int | None = None) -> Shard:
+    random = np.random.default_rng(1)
+    features, labels = random.normal(size=(50, DIMENSION))[:count], (np.arange(count) % 2).astype(np.int16)
+    with ShardWriter(
+        path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, max_records=max_records
+    ) as writer:
+        writer.append(features, labels, [str(row) for row in range(count)])
+        writer.finish()
+    return Shard.open(path)
+
+
+def _task(method: str = "blind-average", **changes: Any) -> Task:
+    training = {"min_records": 20, "max_records": 40, "regularisation": 0.5, "dimension": 2}
+    fields = {
+        "name": "t", "classes": CLASSES, "method": method, "sigma_votes": 30.0, "delta": 1e-4, "agents": 1,
+        "max_queries": DIMENSION + 1 if method == "blind-average" else 15, "backbone_fingerprint": "f",
+        "training": training,
+    }  # fmt: skip
+    return parse_task(fields | changes)
+
+
+def _agent(shard: Shard) -> tuple[Agent, InMemoryLedger]:
+    ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+    return Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy"), ledger
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(8)
+    for label in CLASSES:
+        (tmp_path / "scans" / label).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "scans" / label / f"{number}.png")
+    return tmp_path / "scans"
+
+
+def test_an_import_beyond_the_declared_bound_is_refused_and_a_larger_one_embeds_nothing_anew(
+    scans: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a.shard"
+    with pytest.raises(InvalidSetting, match="at most 5") as refusal:
+        embed_images(scans, "pixels:4", out, classes=CLASSES, max_records=5)
+    assert "--max-records" in str(refusal.value)
+    assert not out.exists()
+    result = embed_images(scans, "pixels:4", out, classes=CLASSES, max_records=6)
+    assert (result["records"], result["resumed_from"]) == (6, 6)
+    assert Shard.open(out).max_records == 6
+    again = embed_images(scans, "pixels:4", out, classes=CLASSES, max_records=6)
+    assert again["records"] == 6
+    with pytest.raises(InvalidSetting, match="not declared to hold at most 7"):
+        embed_images(scans, "pixels:4", out, classes=CLASSES, max_records=7)
+
+
+def test_a_manifest_that_breaks_its_own_bound_is_no_manifest(tmp_path: Path) -> None:
+    shard = _shard(tmp_path / "a", 6, max_records=6)
+    fields = json.loads((shard.path / MANIFEST_NAME).read_text())
+    del fields["sha256"]
+    with pytest.raises(ValueError, match="bound on records"):
+        Manifest.model_validate(fields | {"max_records": 5})
+    with pytest.raises(InvalidSetting, match="private shard"):
+        ShardWriter(tmp_path / "b", classes=(), fingerprint="f", dimension=4, public=True, max_records=5)
+
+
+def test_a_deletion_keeps_the_bound_and_a_shard_without_one_has_the_version_it_had(tmp_path: Path) -> None:
+    shard = _shard(tmp_path / "a", 6, max_records=9)
+    shard.delete(shard.record_ids[:2].copy())
+    assert Shard.open(tmp_path / "a").max_records == 9
+    plain = _shard(tmp_path / "b", 6)
+    assert plain.max_records is None
+    assert "max_records" not in json.loads((plain.path / MANIFEST_NAME).read_text())
+    write_manifest(plain.path, plain._manifest)
+    assert Shard.open(plain.path).version == plain.version
+
+
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+@pytest.mark.parametrize("declared", [None, 41, 100])
+def test_an_agent_whose_site_keeps_no_such_bound_refuses_before_it_is_charged(
+    tmp_path: Path, method: str, declared: int | None
+) -> None:
+    """Whatever the shard holds: in the same words with one record and with many."""
+    said = set()
+    for count in (1, 30):
+        agent, ledger = _agent(_shard(tmp_path / str(count), count, max_records=declared))
+        task = _task(method)
+        with pytest.raises(PrivacyRefusal, match="at most 40 records") as refusal:
+            agent.check_task(task, (task.max_queries,))
+        said.add(str(refusal.value))
+        assert ledger.accounts["instance"].spent == 0
+    assert len(said) == 1
+    assert ("nothing was declared" if declared is None else f"keeps {declared}") in said.pop()
+
+
+@pytest.mark.parametrize("declared", [25, 40])
+def test_an_agent_whose_site_keeps_the_bound_answers_and_one_record_moves_its_answer_by_one_unit(
+    tmp_path: Path, declared: int
+) -> None:
+    task = _task()
+    answers = []
+    for count in (24, 25):
+        agent, _ = _agent(_shard(tmp_path / str(count), count, max_records=declared))
+        agent.check(task, QueryBatch(model_rows(DIMENSION)))
+        answers.append(agent.ballots(task, QueryBatch(model_rows(DIMENSION))))
+    event = weight_sum(task).event("instance")
+    change = answers[0] - answers[1]
+    assert 0 < int((change * change).sum()) <= event.squared_sensitivity
+    assert np.abs(change).max() <= event.largest_change
+
+
+def test_a_cap_per_person_needs_no_bound_since_it_is_priced_without_one(tmp_path: Path) -> None:
+    task = _task(records_per_person=2)
+    agent, _ = _agent(_shard(tmp_path / "a", 30))
+    with pytest.raises(PrivacyRefusal, match="whose records it holds"):
+        agent.check_task(task, (task.max_queries,))
