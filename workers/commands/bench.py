@@ -34,6 +34,7 @@ BENCHES: Final = (
     "winner-delay",
     "scale",
     "thousand-agents",
+    "rivals",
     "simulate",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")

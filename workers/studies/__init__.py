@@ -129,6 +129,12 @@ def _thousand_agents(data: Path | None, full: bool, progress: ProgressCallback) 
     return bench_thousand_agents(data=data, full=full, progress=progress)
 
 
+def _rivals(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.rivals.office import bench_rivals
+
+    return bench_rivals(data=data, full=full, progress=progress)
+
+
 def run_schedules(
     *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
 ) -> list[BenchRow]:
@@ -156,6 +162,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "winner-delay": _winner_delay,
     "scale": _scale,
     "thousand-agents": _thousand_agents,
+    "rivals": _rivals,
     "simulate": _simulate,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
