@@ -46,6 +46,10 @@ Loader = Callable[[int], Generator[list[Loaded]]]
 Embedder = Callable[[Callable[[int], Loaded], range], Generator[Embedded]]
 """Loads images with what it is given, a function that can be sent elsewhere, and embeds them, in order."""
 
+CHECKPOINT = 32
+"""Images between two checkpoints of a backbone that takes one at a time: a checkpoint is half a dozen syncs of a disk,
+however little was computed."""
+
 _PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
 """Of public images digests are only compared, and not kept."""
 
@@ -116,7 +120,7 @@ def embed_source(
         public: whether these are public images. Their labels, if any, are truth for scoring and never leave for
             a vote; those outside `classes` become unknown.
         batch_size: images between two checkpoints, rounded up to whole forward passes of the backbone; one pass when
-            None.
+            None, or `CHECKPOINT` images where a pass takes one.
         progress: called after every batch with (images done, images in all).
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes; as many as there are cores when None.
@@ -164,7 +168,7 @@ def embed_source(
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
     path = Path(out)
-    passes = -(-(batch_size or 1) // backbone.batch_size)
+    passes = -(-(batch_size or (CHECKPOINT if backbone.batch_size == 1 else 1)) // backbone.batch_size)
 
     digester = _PUBLIC_KEY if public else _site_key(path, key)
     sent = partial(load_image, images, transform=backbone.transform, keep_thumbnail=keep_thumbnails)

@@ -58,6 +58,15 @@ def test_every_image_is_embedded_and_labelled_by_name(photos: Path, tmp_path: Pa
     assert by_source(shard) == {name: (row.tobytes(), place[name.split("/")[0]]) for name, row in rows}
 
 
+def test_a_backbone_that_takes_one_image_at_a_time_still_has_one_checkpoint_for_many(
+    photos: Path, tmp_path: Path
+) -> None:
+    done: list[int] = []
+    assert PixelBackbone(size=4).batch_size == 1
+    embed_source(photos, PixelBackbone(size=4), tmp_path / "out", progress=lambda images, _: done.append(images))
+    assert done == [30]
+
+
 def test_a_class_list_taken_from_the_source_is_noted(photos: Path, tmp_path: Path) -> None:
     report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
     assert report.classes == ("cat", "dog", "owl")

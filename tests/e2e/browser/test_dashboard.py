@@ -25,6 +25,7 @@ from api.client import Client
 from api.coordinator.thumbnails import SIDE
 from api.schema import JobView, Selection, TaskRequest
 from labeler.errors import LabelerError
+from tests.forked_command import ForkedCommand
 
 OpenPage = Callable[..., Any]
 pytestmark = pytest.mark.slow
@@ -54,16 +55,8 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("dashboard")
-    command = [sys.executable, "-m", "workers.cli", "up", "--home", str(folder / "home"), "--json"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--agents", "3", "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    assert process.stdout is not None
+    command = ("up", "--home", folder / "home", "--json", "--agents", 3, "--port", 0)
+    process = ForkedCommand(*command, errors=folder / "log")
     try:
         line = process.stdout.readline()
         assert line, (folder / "log").read_text()
@@ -72,7 +65,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

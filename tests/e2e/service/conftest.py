@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -18,10 +17,10 @@ from sklearn.datasets import load_digits
 
 from api.client import Client
 from tests.e2e.conftest import SharedFederations
+from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
-from workers.federation.tied_command import tied_command
 from workers.homes.settings_file import COORDINATOR_FILE, set_line
 
 START_S = 90.0
@@ -43,7 +42,7 @@ class Service:
     token: str
     home: Path
     faults: Path
-    process: subprocess.Popen[str]
+    process: ForkedCommand
 
     def client(self, *, token: str | None = None) -> Client:
         return Client(self.url, token or self.token)
@@ -56,7 +55,7 @@ class Service:
 StartService = Callable[..., Service]
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: ForkedCommand) -> None:
     """End a process that was started here, in peace if it does so within a minute."""
     process.send_signal(signal.SIGTERM)
     try:
@@ -64,8 +63,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    process.stdout.close()
 
 
 @contextmanager
@@ -87,22 +85,12 @@ def running(
         settings = federation.coordinator / COORDINATOR_FILE
         set_line(settings, "journal", journal)
         settings.write_text(f"{settings.read_text()}\n{more}")
-    faults = home.parent / f"{home.name}.fault"
-    command = tied_command("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
-    environment = os.environ | {"LABELER_FAULTS": str(faults), "OMP_NUM_THREADS": "1"}
-    with (home.parent / f"{home.name}.log").open("w") as errors:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-    assert process.stdout is not None
+    faults, log = home.parent / f"{home.name}.fault", home.parent / f"{home.name}.log"
+    command = ("up", "--home", home, "--agents", agents, "--port", 0, "--json", *arguments)
+    process = ForkedCommand(*command, errors=log, environment={"LABELER_FAULTS": str(faults)})
     try:
         line = process.stdout.readline()
-        assert line, (home.parent / f"{home.name}.log").read_text()
+        assert line, log.read_text()
         told = json.loads(line)
         yield Service(told["url"], told["token"], home, faults, process)
     finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,8 @@ import redis
 
 from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
-from tests.e2e.service.conftest import Service
+from tests.e2e.service.conftest import Service, stop
+from tests.forked_command import ForkedCommand
 from workers.agent.site import site_budget
 
 Account = tuple[str, str]
@@ -108,25 +107,11 @@ def redis_of(service: Service) -> Iterator[Any]:
         yield store
 
 
-def run_labeler(*arguments: object) -> tuple[int, str]:
-    """A command as a process of its own, to its end: exit code, and what it said on standard error, on one line."""
-    command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return ended.returncode, " ".join(ended.stderr.split())
-
-
 @contextmanager
-def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+def started(log: Path, *arguments: object) -> Iterator[ForkedCommand]:
     """A role as a process of its own, until the block ends."""
-    with log.open("ab") as output:
-        command = [sys.executable, "-m", "workers.cli", *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = ForkedCommand(*arguments, errors=log, is_heard=False)
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)

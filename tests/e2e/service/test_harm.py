@@ -22,13 +22,13 @@ from tests.e2e.service.harm import (
     policy,
     posted,
     redis_of,
-    run_labeler,
     spent_at,
     spent_at_sites,
     started,
     submit,
     without_policy,
 )
+from tests.forked_command import run_forked
 from workers.homes.journals import backup_home
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -70,7 +70,7 @@ def test_redis_that_may_evict_is_refused_at_the_start_and_named_while_running(
     with redis_of(harmed) as store:
         store.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            code, said = run_labeler("serve", "--home", tmp_path / "copy", "--port", 0)
+            code, said = run_forked("serve", "--home", tmp_path / "copy", "--port", 0)
             ready = client.readiness()
         finally:
             store.config_set("maxmemory-policy", "noeviction")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import sys
 import threading
 import tomllib
@@ -20,6 +19,7 @@ from api.form_body import FormBody, Part
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.e2e.service.test_readme_service import block, run, spent
+from tests.forked_command import run_forked
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
 from workers.homes.settings_file import set_line
@@ -30,12 +30,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 def journal_of(service: Service) -> str:
     settings = tomllib.loads((service.home / "coordinator" / "coordinator.toml").read_text())
     return str(settings["journal"])
-
-
-def serve(home: Path) -> subprocess.CompletedProcess[str]:
-    """A coordinator that is expected to refuse; it ends by itself."""
-    command = [sys.executable, "-m", "workers.cli", "serve", "--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_python_script_of_the_readme_runs_on_postgresql(on_postgresql: Service, tmp_path: Path) -> None:
@@ -84,16 +78,16 @@ def test_a_second_coordinator_is_refused_and_an_upload_under_way_at_the_first_su
         wait_until(lambda: any((home / "incoming").glob("*/*")), what="the beginning of the upload")
         begun = sorted((home / "incoming").glob("*/*"))
 
-        refused = serve(home)
-        assert refused.returncode == 75, refused.stderr
-        assert "another coordinator runs on the home" in " ".join(refused.stderr.split())
+        code, said = run_forked("serve", "--home", home, "--host", "127.0.0.1", "--port", 0)
+        assert code == 75, said
+        assert "another coordinator runs on the home" in said
 
         other = make_federation(new_folder(tmp_path / "other"), Plan(agents=2)).coordinator
         set_line(other / "coordinator.toml", "journal", journal_of(on_postgresql))
-        refused = serve(other)
-        assert refused.returncode == 75, refused.stderr
-        assert "another process holds the journal" in " ".join(refused.stderr.split())
-        assert "password" not in refused.stderr
+        code, said = run_forked("serve", "--home", other, "--host", "127.0.0.1", "--port", 0)
+        assert code == 75, said
+        assert "another process holds the journal" in said
+        assert "password" not in said
 
         assert sorted((home / "incoming").glob("*/*")) == begun
         upload.finish()

@@ -21,7 +21,8 @@ from api.client_http import ServiceProblem
 from feature_store.journal.anchor import Anchor
 from labeler.errors import JournalBehind
 from tests.e2e.service.conftest import running, wait_until
-from tests.e2e.service.harm import new_task, run_labeler, spent_at, started, submit
+from tests.e2e.service.harm import new_task, spent_at, started, submit
+from tests.forked_command import run_forked
 from workers.federation.redis_server import RedisServer
 from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
 
@@ -131,7 +132,7 @@ def test_a_journal_that_cannot_be_trusted_is_not_served_and_said_why(
     stopped: Stopped, copy: Path, labeler: Any, harm: Any, sentence: str
 ) -> None:
     harm(copy, stopped.older)
-    code, said = run_labeler("serve", "--home", copy, "--port", 0)
+    code, said = run_forked("serve", "--home", copy, "--port", 0)
     assert code == 1
     assert re.search(sentence, said), said
     verified = labeler("journal", "verify", "--home", copy)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +19,10 @@ from api.schema import JobView
 from labeler.batch import QueryBatch
 from labeler.errors import LabelerError
 from tests.e2e.service.conftest import Service, running, stop, wait_until
-from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, posted, run_labeler, submit
+from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, posted, submit
 from tests.e2e.service.test_crash_matrix import Thief, expected_release
 from tests.e2e.service.test_postgresql import journal_of
+from tests.forked_command import ForkedCommand, run_forked
 from tests.postgres_server import PostgresServer
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
@@ -44,13 +43,9 @@ def service(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFa
 @contextmanager
 def another(service: Service) -> Iterator[str]:
     """A second coordinator of the same home; its URL."""
-    command = [sys.executable, "-m", "workers.cli", "serve", "--home", str(service.home / "coordinator"), "--port", "0"]
     log = service.home.parent / "another.log"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [*command, "--json"], stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-    assert process.stdout is not None
+    command = ("serve", "--home", service.home / "coordinator", "--port", 0, "--json")
+    process = ForkedCommand(*command, errors=log)
     try:
         line = process.stdout.readline()
         assert line, log.read_text()
@@ -152,7 +147,7 @@ def test_one_that_shares_with_nobody_is_refused_beside_them(service: Service) ->
     settings.rename(settings.with_suffix(".kept"))
     try:
         alone.rename(settings)
-        code, said = run_labeler("serve", "--home", service.home / "coordinator", "--port", 0)
+        code, said = run_forked("serve", "--home", service.home / "coordinator", "--port", 0)
     finally:
         settings.with_suffix(".kept").rename(settings)
     assert code == 75
@@ -165,6 +160,6 @@ def test_coordinators_side_by_side_need_postgresql(tmp_path: Path) -> None:
     home = make_federation(place, Plan(agents=2)).coordinator
     settings = home / "coordinator.toml"
     settings.write_text(f"{settings.read_text()}\n{SETTINGS}")
-    code, said = run_labeler("serve", "--home", home, "--port", 0)
+    code, said = run_forked("serve", "--home", home, "--port", 0)
     assert code == 2
     assert "share a journal in PostgreSQL" in said

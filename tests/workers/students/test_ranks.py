@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -77,18 +80,34 @@ def _wrapper(script: Path) -> str:
     return str(wrapper)
 
 
+def in_forks(count: int, out: Path) -> list[int | None]:
+    """Tune in so many processes, told of each other as torchrun tells them; how each ended.
+
+    Forks, which have loaded torch and timm already: what `run_in_ranks` starts is looked at by the other tests.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    forks = [context.Process(target=_tune_as, args=(rank, count, port, out)) for rank in range(count)]
+    for one in forks:
+        one.start()
+    for one in forks:
+        one.join()
+    return [one.exitcode for one in forks]
+
+
+def _tune_as(rank: int, count: int, port: int, out: Path) -> None:
+    told = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in told.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)
+    tune(out)
+
+
 def test_two_processes_tune_the_network_that_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight and statistic of the normalisations; gradients, normalisation and uneven batches go into them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    tune(tmp_path / "one.safetensors")
-    torch.set_num_threads(threads)
-    script = tmp_path / "tune.py"
-    script.write_text(
-        f"import sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n"
-        f"from pathlib import Path\nfrom test_ranks import tune\ntune(Path({str(tmp_path / 'two.safetensors')!r}))\n"
-    )
-    assert in_two_processes(script, monkeypatch) == 0
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert in_forks(1, tmp_path / "one.safetensors") == [0]
+    assert in_forks(2, tmp_path / "two.safetensors") == [0, 0]
     one, two = load_file(tmp_path / "one.safetensors"), load_file(tmp_path / "two.safetensors")
     assert list(one) == list(two)
     for name, tensor in one.items():
