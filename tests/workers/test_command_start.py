@@ -89,6 +89,13 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
         assert " ".join(first.split()) == CATALOGUE[name].summary, name
 
 
+def test_commands_are_read_once_however_often_a_process_uses_them() -> None:
+    """Read again, a group would have every command twice, and the hundredth call would take a hundred times as long."""
+    once, again = load_commands(["agent"])["agent"], load_commands()["agent"]
+    assert again is once
+    assert len({id(one.callback) for one in once.commands.values()}) == len(once.commands)
+
+
 def test_every_room_of_commands_is_in_the_catalogue_with_all_it_has() -> None:
     import typer
 

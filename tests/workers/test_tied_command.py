@@ -52,13 +52,13 @@ def test_a_federation_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
             end = time.monotonic() + 90
             while len(programs(home)) < 3:
                 assert time.monotonic() < end, "the federation did not begin to start"
-                time.sleep(0.02)
+                time.sleep(0.1)
         finally:
             bench.kill()
     started = programs(home) | {child}
     while left := alive(started):
         assert time.monotonic() < end, f"{left} of {started} outlived the bench that started them"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def test_a_tied_command_is_the_command(tmp_path: Path) -> None:

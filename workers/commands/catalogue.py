@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -114,9 +115,17 @@ def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
     """Commands by their names, each with all of its options; every command where no names are given."""
     found: dict[str, Any] = {}
     for module in dict.fromkeys(CATALOGUE[name].module for name in names):
-        room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
-        import_module(f"workers.commands.{module}").register(room)
-        found |= typer.main.get_group(room).commands
+        found |= _commands_of(module)
+    return {name: found[name] for name in names}
+
+
+@cache
+def _commands_of(module: str) -> dict[str, Any]:
+    """The commands of a module. Read once in a process: a group of commands takes those of each reading beside those
+    of the one before."""
+    room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+    import_module(f"workers.commands.{module}").register(room)
+    found: dict[str, Any] = typer.main.get_group(room).commands
     for command in found.values():
         word_errors_of(command)
-    return {name: found[name] for name in names}
+    return found
