@@ -125,7 +125,7 @@ def _commands_of(module: str) -> dict[str, Any]:
     of the one before."""
     room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
     import_module(f"workers.commands.{module}").register(room)
-    found: dict[str, Any] = typer.main.get_group(room).commands
+    found = dict(typer.main.get_group(room).commands)
     for command in found.values():
         word_errors_of(command)
     return found
