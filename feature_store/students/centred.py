@@ -37,14 +37,18 @@ class CentredLearner:
     """Learns `Prototypes` from a release; see the module.
 
     Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
+        projection: see `half_whitened`.
+        rows: shape (num_images, reduced), the public images on these axes.
     """
 
-    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
-        self._projection = half_whitened(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
-        self._rows = self._projection(public_features)
+    def __init__(self, projection: Projection, rows: NDArray[np.float64]) -> None:
+        self._projection, self._rows = projection, rows
+
+    @classmethod
+    def of(cls, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> CentredLearner:
+        """Fit the axes on public features, shape (num_images, dimension); `seed` is the decomposition's."""
+        axes = half_whitened(public_features, dimensions=most_axes(num_classes), seed=seed)
+        return cls(axes, axes(public_features))
 
     def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Prototypes:
         """Fit to a release.
@@ -73,12 +77,22 @@ def released_counts(answers: NoisyAnswers) -> NDArray[np.float64]:
     return counts
 
 
+def noise_of_counts(answers: NoisyAnswers) -> float:
+    """Standard deviation of the noise in `released_counts`, in votes: none is known in winners."""
+    return 0.0 if answers.noisy_votes is None else answers.total_sigma_votes
+
+
 def group_means(rows: NDArray[np.float64], assignment: NDArray[np.integer], groups: int) -> NDArray[np.float64]:
     """Mean row of the images of each question, shape (groups, reduced); zeros for a question without images."""
     sums = np.zeros((groups, rows.shape[1]))
     np.add.at(sums, assignment, rows)
     means: NDArray[np.float64] = sums / np.maximum(np.bincount(assignment, minlength=groups), 1)[:, None]
     return means
+
+
+def most_axes(num_classes: int) -> int:
+    """How many public axes are kept."""
+    return min(max(40, 4 * num_classes), 256)
 
 
 def half_whitened(public_features: NDArray[np.generic], *, dimensions: int, seed: int) -> Projection:

@@ -40,7 +40,12 @@ _DRAWS = 6
 
 
 def choose(
-    ladder: Mapping[str, Predict], answers: NoisyAnswers, assignment: NDArray[np.integer], *, seed: int
+    ladder: Mapping[str, Predict],
+    answers: NoisyAnswers,
+    assignment: NDArray[np.integer],
+    *,
+    seed: int,
+    least_gain: float = LEAST_GAIN,
 ) -> tuple[str, dict[str, float]]:
     """Return the chosen rung and the estimated share of votes that contradict each.
 
@@ -49,6 +54,7 @@ def choose(
         answers: the whole release.
         assignment: shape (num_images,), the query that stands for each public image.
         seed: of the splits.
+        least_gain: by which share of its contradicted votes a richer rung must be better.
     """
     if answers.noisy_votes is None:
         errors, spread = _errors_of_winners(ladder, answers, assignment, seed)
@@ -58,7 +64,7 @@ def choose(
     chosen = names[0]
     for name in names[1:]:
         gain = errors[chosen] - errors[name]
-        if gain > max(LEAST_GAIN * errors[chosen], LEAST_STANDARD_ERRORS * spread(chosen, name)):
+        if gain > max(least_gain * errors[chosen], LEAST_STANDARD_ERRORS * spread(chosen, name)):
             chosen = name
     return chosen, errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,26 +16,49 @@ from numpy.typing import NDArray
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
 from feature_store.students.calibration import fit_temperature, sharpened
 from feature_store.students.centred import CentredLearner
-from feature_store.students.choice import Predict, choose
+from feature_store.students.choice import LEAST_GAIN, Predict, choose
+from feature_store.students.discriminant import DiscriminantLearner
 from feature_store.students.linear_probe import LinearLearner, LinearProbe
+from feature_store.students.matched import Matched, MatchedLearner
 from feature_store.students.projection import Projection, unit_rows
 from feature_store.students.prototypes import PrototypeLearner, Prototypes
 from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
 
-Model = Prototypes | LinearProbe | Spreading
+Model = Prototypes | Matched | LinearProbe | Spreading
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
-StudentKind = Literal["auto", "centred", "prototypes", "linear-probe", "spreading"]
+Fit = Callable[[NoisyAnswers], Model]
+StudentKind = Literal[
+    "planned", "auto", "matched", "centred", "discriminant", "prototypes", "linear-probe", "spreading"
+]
 
 _LEARNERS: dict[str, type[Learner]] = {
     "prototypes": PrototypeLearner,
     "linear-probe": LinearLearner,
     "spreading": SpreadingLearner,
 }
-"""From the simplest to the richest: the ladder of feature_store.students.choice."""
+"""Those that learn from what the release says about each image, from the simplest to the richest."""
+
+_READERS: dict[str, Callable[..., CentredLearner | MatchedLearner | DiscriminantLearner]] = {
+    "matched": MatchedLearner,
+    "centred": CentredLearner.of,
+    "discriminant": DiscriminantLearner,
+}
+"""Those that read the noisy counts themselves, rather than what they say about each image."""
+
+_LADDERS: dict[str, tuple[str, ...]] = {
+    "planned": ("matched", "discriminant", "linear-probe", "spreading"),
+    "auto": tuple(_LEARNERS),
+}
+"""Kinds that let released votes decide (feature_store.students.choice), from the least sensitive to noise on."""
+
+PLANNED_GAIN = 0.05
+"""Gain of a rung of `planned`: the kinds of it are alike simple, so that hardly more than noise is asked of a gain."""
 
 _MODELS: dict[str, type[Model]] = {
+    "matched": Matched,
     "centred": Prototypes,
+    "discriminant": LinearProbe,
     "prototypes": Prototypes,
     "linear-probe": LinearProbe,
     "spreading": Spreading,
@@ -131,8 +154,9 @@ def fit_student(
     Each public image takes the soft labels of the query that stands for it; an unanswered query says nothing.
 
     Args:
-        kind: `auto` lets released votes decide between the three older kinds (see feature_store.students.choice);
-            `centred` reads the counts themselves (see feature_store.students.centred).
+        kind: `planned` reads the counts themselves (`matched`, `discriminant`) and lets released votes decide whether
+            a richer student is needed; `auto` is what decided before there was `planned`, kept so that jobs of then
+            give the same labels again. Any other names one kind; see its module.
         answers: the release.
         public_features: shape (num_images, dimension), the public images, asked about or not. Images
             the student will be judged on do not belong here.
@@ -149,25 +173,37 @@ def fit_student(
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     check_features(public_features, "public")
     assignment = assignment_of(answers, public_features)
-    if kind == "centred":
-        centred = CentredLearner(public_features, num_classes=num_classes, seed=seed)
-        student = Student(kind, centred.learn(answers, _standing(answers, assignment)))
-        return _calibrated(student, answers, public_features, assignment)
-    kinds = list(_LEARNERS) if kind == "auto" else [kind]
-    learners = {name: _LEARNERS[name](public_features, num_classes=num_classes, seed=seed) for name in kinds}
-    if kind != "auto":
-        return _calibrated(
-            Student(kind, _fit(learners[kind], answers, assignment)), answers, public_features, assignment
-        )
+    ladder = _LADDERS.get(kind, (kind,))
+    fits = {name: _fitting(name, answers, public_features, assignment, seed) for name in ladder}
+    chosen, compared = kind, {}
+    if kind in _LADDERS:
 
-    def predictor(learner: Learner) -> Predict:
-        return lambda seen: np.asarray(_fit(learner, seen, assignment).predict_proba(public_features).argmax(axis=1))
+        def predictor(fit: Fit) -> Predict:
+            return lambda seen: np.asarray(fit(seen).predict_proba(public_features).argmax(axis=1))
 
-    ladder = {name: predictor(learner) for name, learner in learners.items()}
-    chosen, errors = choose(ladder, answers, assignment, seed=seed)
-    compared = {name: error for name, error in errors.items() if math.isfinite(error)}
-    student = Student(chosen, _fit(learners[chosen], answers, assignment), compared)
+        rungs = {name: predictor(fit) for name, fit in fits.items()}
+        least = LEAST_GAIN if kind == "auto" else PLANNED_GAIN
+        chosen, errors = choose(rungs, answers, assignment, seed=seed, least_gain=least)
+        compared = {name: error for name, error in errors.items() if math.isfinite(error)}
+    student = Student(chosen, fits[chosen](answers), compared)
     return _calibrated(student, answers, public_features, assignment)
+
+
+def _fitting(
+    name: str,
+    answers: NoisyAnswers,
+    features: NDArray[np.generic],
+    assignment: NDArray[np.int64],
+    seed: int,
+) -> Fit:
+    """How a student of a kind learns from a release about these images; what is public is prepared once."""
+    if not answers.answered[assignment].any():
+        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+    if name in _READERS:
+        reader = _READERS[name](features, num_classes=answers.num_classes, seed=seed)
+        return lambda seen: reader.learn(seen, assignment)
+    learner = _LEARNERS[name](features, num_classes=answers.num_classes, seed=seed)
+    return lambda seen: learner.fit(soft_labels(seen)[assignment], seen.answered[assignment].astype(np.float64))
 
 
 def _calibrated(
@@ -175,17 +211,6 @@ def _calibrated(
 ) -> Student:
     said = student.model.predict_proba(features)
     return replace(student, temperature=fit_temperature(student.kind, said, answers, assignment))
-
-
-def _fit(learner: Learner, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
-    weights = answers.answered[_standing(answers, assignment)].astype(np.float64)
-    return learner.fit(soft_labels(answers)[assignment], weights)
-
-
-def _standing(answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
-    if not answers.answered[assignment].any():
-        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
-    return assignment
 
 
 def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:

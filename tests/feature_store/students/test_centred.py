@@ -60,7 +60,7 @@ def test_records_that_a_class_has_more_of_everywhere_move_no_prototype() -> None
     shift[2] = 1000.0
     sizes = np.bincount(answers.assignment, minlength=CLASSES) / len(public)
     more = dataclasses.replace(answers, noisy_votes=answers.noisy_votes + sizes[:, None] * shift * CLASSES)
-    learner = CentredLearner(public, num_classes=CLASSES, seed=0)
+    learner = CentredLearner.of(public, num_classes=CLASSES, seed=0)
     # Rows are of unit length after centring, so that the weighted mean of their groups is small and not nothing.
     rows = half_whitened(public, dimensions=40, seed=0)(public)
     common = sizes @ group_means(rows, answers.assignment, CLASSES)

@@ -19,7 +19,16 @@ from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, StudentKind, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
 
-KINDS: list[StudentKind] = ["auto", "centred", "prototypes", "linear-probe", "spreading"]
+KINDS: list[StudentKind] = [
+    "planned",
+    "auto",
+    "matched",
+    "centred",
+    "discriminant",
+    "prototypes",
+    "linear-probe",
+    "spreading",
+]
 CLASSES = 5
 
 
