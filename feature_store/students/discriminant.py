@@ -94,4 +94,5 @@ def _votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.f
     mean = max(float(sums.mean()), float(np.sqrt(noise)), _LEAST)
     between = max(float(((sums - mean) ** 2).mean()) - noise, 0.0)
     kept = between / max(between + noise, _LEAST)
-    return np.maximum(mean + kept * (sums - mean), _LEAST_SHARE * mean)
+    votes: NDArray[np.float64] = np.maximum(mean + kept * (sums - mean), _LEAST_SHARE * mean)
+    return votes

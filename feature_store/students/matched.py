@@ -54,11 +54,11 @@ class Matched:
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Class probabilities, shape (n, num_classes)."""
         rows = self.projection(features)
-        found: NDArray[np.float64] = sum(
-            softmax(CONCENTRATION * rows @ prototypes.T) @ chances
-            for prototypes, chances in zip(self.prototypes, self.chances, strict=True)
-        )  # type: ignore[assignment]
-        return found / found.sum(axis=1, keepdims=True)
+        found = np.zeros((len(rows), self.chances.shape[2]))
+        for prototypes, chances in zip(self.prototypes, self.chances, strict=True):
+            found += softmax(CONCENTRATION * rows @ prototypes.T) @ chances
+        probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
+        return probabilities
 
 
 class MatchedLearner:
@@ -110,8 +110,9 @@ class MatchedLearner:
         # Votes of one class: below the noise of a sum over all coordinates the total is unknown.
         each = max(float(counts.sum()), sigma * np.sqrt(counts.size), 1.0) / answers.num_classes
         variance = sigma**2 + (MISFIT * each) ** 2
-        fit: NDArray[np.float64] = each * shares.T @ counts - (each * shares).T ** 2 @ np.full((len(counts), 1), 0.5)
-        return fit / variance
+        lost = 0.5 * each**2 * (shares**2).sum(axis=0)
+        odds: NDArray[np.float64] = (each * shares.T @ counts - lost[:, None]) / variance
+        return odds
 
 
 def refined(rows: NDArray[np.float64], prototypes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -173,9 +173,10 @@ def fit_student(
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     check_features(public_features, "public")
     assignment = assignment_of(answers, public_features)
+    chosen: str = kind
+    compared: dict[str, float] = {}
     ladder = _LADDERS.get(kind, (kind,))
     fits = {name: _fitting(name, answers, public_features, assignment, seed) for name in ladder}
-    chosen, compared = kind, {}
     if kind in _LADDERS:
 
         def predictor(fit: Fit) -> Predict:
