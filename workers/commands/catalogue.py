@@ -87,6 +87,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "evidence": Entry(
         "evidence", "Write signed evidence of what was asked and what it cost, from a verified journal; or verify it."
     ),
+    "audit": Entry("audit", "Attack a task's real pipeline, and say how much of its promise the attacks prove."),
     "doctor": Entry(
         "doctor", "Check that this machine is ready, computes exactly, and how fast it is; say what to do."
     ),

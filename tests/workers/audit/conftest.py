@@ -1,0 +1,51 @@
+"""Small tasks, and natural records without a meaning, for audits that take seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from feature_store.quantize import quantize
+from labeler.task import Task, parse_task
+from workers.audit.adversaries import Surroundings
+
+
+def audited_task(**changes: object) -> Task:
+    fields: dict[str, object] = {
+        "name": "audit",
+        "classes": ("a", "b", "c"),
+        "method": "knn",
+        "k": 3,
+        "sigma_votes": 2.0,
+        "delta": 1e-4,
+        "max_queries": 8,
+        "agents": 2,
+        "colluding_agents": 1,
+        "backbone_fingerprint": "audit",
+    }
+    return parse_task(fields | changes)
+
+
+def natural_records(count: int = 120, dimension: int = 64) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    rng = np.random.default_rng(5)
+    return quantize(rng.normal(size=(count, dimension))), rng.integers(0, 3, count).astype(np.int16)
+
+
+@pytest.fixture
+def around(tmp_path: Path):
+    """Makes surroundings of a task, seeded."""
+
+    def make(task: Task, **changes: object) -> Surroundings:
+        features, labels = natural_records()
+        fields = {
+            "task": task, "level": "instance", "features": features, "labels": labels, "view": "release",
+            "folder": tmp_path / f"scene-{len(list(tmp_path.iterdir()))}", "seed": 0, "noise_seed": 1,
+        }  # fmt: skip
+        fields |= changes
+        fields["folder"].mkdir(parents=True)
+        return Surroundings(**fields)
+
+    return make

@@ -1,0 +1,211 @@
+"""Who attacks: the adversaries of Chadha et al. (ICML 2024, Auditing private prediction), and whoever is added here.
+
+| | questions as they come | questions of its choice |
+|---|---|---|
+| natural records | `natural` | `natural-chosen` |
+| records of its choice | `poisoned` | `poisoned-chosen` |
+
+Each knows every record but the canary, and what the task's colluding agents know; each asks again beyond what was paid
+for. **To add one**, write an `Adversary` whose `prepare` gives an `Attack`, and add it to `ADVERSARIES`: an attack may
+live through as many jobs as it likes in one trial. It is then a row of every audit of a task it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.quantize import quantize
+from labeler.errors import InvalidSetting
+from labeler.setting import StatedLevel
+from labeler.task import Task
+from workers.audit.observers import KnownVotes, Observer, OpenedNumbers, StudentNumbers, learn
+from workers.audit.pipeline import Pipeline, Seen
+from workers.audit.poison import dimension_of, model_queries, poisoned
+from workers.audit.worlds import Records, Scene, Worlds
+
+View = Literal["release", "student"]
+"""What is looked at: what was opened, or the labels of a student that learnt from it."""
+
+LEARNING_RUNS: Final = 60
+"""Of each world, where an observer has to learn; they are not counted."""
+
+_NATURAL_RECORDS: Final = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What an attack is prepared from.
+
+    Attributes:
+        task: the task; its fingerprint is that of the audit's records.
+        level: "instance" or "person": what a canary is.
+        features, labels: natural records, quantised.
+        view: what the adversary looks at.
+        folder: empty, for its files.
+        seed: of everything public; the same for the same audit.
+        noise_seed: of all noise; None draws it as the product does.
+    """
+
+    task: Task
+    level: StatedLevel
+    features: NDArray[np.int16]
+    labels: NDArray[np.int16]
+    view: View
+    folder: Path
+    seed: int
+    noise_seed: int | None
+
+    def rng(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose])
+
+
+class Attack(Protocol):
+    """One adversary, ready."""
+
+    def trial(self, number: int, *, present: bool) -> float:
+        """One independent life of the task, with the canary or without; a score above zero says that it was there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """An entry of the registry.
+
+    Attributes:
+        name: on the command line.
+        sentence: for people.
+        prepare: makes its attack.
+        takes: whether it has an attack on a task. Votes for life are a promise about all jobs of an image, which one
+            life of one task does not reach: an adversary for them brings jobs of its own.
+    """
+
+    name: str
+    sentence: str
+    prepare: Callable[[Surroundings], Attack]
+    takes: Callable[[Task], bool] = lambda task: task.life is None
+
+
+class SceneAttack:
+    """Lives of one scene, scored by an observer that was made before the first counted run."""
+
+    def __init__(self, scene: Scene, around: Surroundings) -> None:
+        self.scene, self._around = scene, around
+        self.worlds = Worlds(scene, around.folder)
+        self.pipeline = Pipeline(scene.task, scene.batch)
+        self._observer = self._made_observer()
+
+    def trial(self, number: int, *, present: bool) -> float:
+        """See Attack."""
+        return self._observer.score(self.life(f"run {number}", present=present))
+
+    def life(self, name: str, *, present: bool) -> Seen:
+        """One life of the task."""
+        canaries = range(len(self.scene.canaries)) if present else ()
+        return self.pipeline.run(
+            self.worlds.with_canaries(canaries), seed=noise_seed(self._around, f"{name} {present}")
+        )
+
+    def _made_observer(self) -> Observer:
+        task, canary = self.scene.task, self.scene.canaries[0]
+        if self._around.view == "release" and not task.traits.has_local_noise:
+            sums = [self.pipeline.expected(self.worlds.with_canaries(present)) for present in ((), (0,))]
+            return KnownVotes(task, *sums)
+        opened = self._around.view == "release"
+        numbers = OpenedNumbers() if opened else StudentNumbers(task, self.scene.queries, canary.features)
+        seen = [
+            [self.life(f"learning {number}", present=present) for number in range(LEARNING_RUNS)]
+            for present in (False, True)
+        ]
+        return learn(numbers, *seen)
+
+
+def noise_seed(around: Surroundings, name: str) -> str | None:
+    """Of one run; None where noise is drawn as the product does."""
+    return None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name}"
+
+
+def natural(around: Surroundings, *, chosen: bool) -> Scene:
+    """Natural records at every agent, one of them the canary; natural questions, or all that help about the canary."""
+    task, rng = around.task, around.rng(1)
+    features, labels = fitted(around)
+    each = max(1, min(_NATURAL_RECORDS, len(labels) // (2 * task.agents)))
+    order = rng.permutation(len(labels))
+    canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
+    copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
+    agents = tuple(Records(features[rows], labels[rows]) for rows in np.array_split(private, task.agents))
+    if task.traits.asks_for_a_model:
+        queries = model_queries(features.shape[1])
+    else:
+        queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
+    if chosen and not task.traits.asks_for_a_model:
+        about = min(task.k, task.max_queries) if task.traits.records_choose else task.max_queries
+        place = np.arange(task.max_queries)[:about]
+        if task.traits.learns_from_queries:
+            place = place[place % 5 != 0]
+        queries[place] = features[canary[0]]
+    unit = Records(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
+    return Scene(task, around.level, agents=agents, canaries=(unit,), queries=queries, apart=task.traits.counts)
+
+
+def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+    """The natural records in the task's classes and, where it asks for another, its dimension: a random public map."""
+    features, labels = around.features, around.labels % around.task.num_classes
+    wanted = dimension_of(around.task)
+    if wanted != features.shape[1] and around.task.training is not None:
+        along = around.rng(2).normal(size=(features.shape[1], wanted))
+        features = quantize(features.astype(np.float64) @ along)
+    return features, labels.astype(np.int16)
+
+
+def _poisoned(around: Surroundings) -> Scene:
+    task = around.task
+    queries = None
+    if not task.traits.asks_for_a_model:
+        features, _ = fitted(around)
+        queries = features[
+            around.rng(3).choice(len(features), size=task.max_queries, replace=len(features) < task.max_queries)
+        ]
+        if queries.shape[1] != dimension_of(task):
+            raise InvalidSetting(
+                f"natural questions have {queries.shape[1]} numbers, records made up {dimension_of(task)}"
+            )
+    return poisoned(task, around.level, canaries=1, rng=around.rng(4), queries=queries)
+
+
+STRONGEST: Final = "poisoned-chosen"
+"""Of whom more is proved than of any other: what an audit is judged by."""
+
+ADVERSARIES: Final[dict[str, Adversary]] = {
+    one.name: one
+    for one in (
+        Adversary(
+            "natural",
+            "real records, one of them the canary; questions as they come",
+            lambda around: SceneAttack(natural(around, chosen=False), around),
+        ),
+        Adversary(
+            "natural-chosen",
+            "real records; it asks about the canary again and again",
+            lambda around: SceneAttack(natural(around, chosen=True), around),
+        ),
+        Adversary(
+            "poisoned",
+            "every record but the canary is its own, made for questions as they come",
+            lambda around: SceneAttack(_poisoned(around), around),
+        ),
+        Adversary(
+            STRONGEST,
+            "every record but the canary and every question is its own",
+            lambda around: SceneAttack(
+                poisoned(around.task, around.level, canaries=1, rng=around.rng(5), queries=None), around
+            ),
+        ),
+    )
+}
+"""Every adversary, by name, from the weakest on."""

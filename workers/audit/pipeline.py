@@ -1,0 +1,195 @@
+"""One life of a task, whole: every run of an audit is a job as `labeler run` does it, in a journal of its own.
+
+Nothing of a round is written here again: the coordinator's driver over its journal, the agents' and the talliers'
+machines, the index, the votes, the integer noise, the secret shares and the opening are the product's. What an
+adversary adds is what the promise allows for: of the task's agents `max_dropouts` are not there, and
+`colluding_agents`, or dishonest ones of the talliers that add it, tell their noise; and it asks for more than was paid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.shard import Shard
+from labeler.answered import IN_PROCESS
+from labeler.batch import QueryBatch
+from labeler.batching import round_charges
+from labeler.budget import Account
+from labeler.contribution import on_grid
+from labeler.errors import LabelerError, ProtocolViolation
+from labeler.noise import DiscreteGaussian
+from labeler.randomness import KEY_BYTES, os_source, seeded_source
+from labeler.release import Release
+from labeler.sharing import ShareVector, unshard
+from labeler.tallier_noise import noise_source
+from labeler.tally import round_of
+from labeler.task import Task
+from labeler.wellformed import BallotShare
+from workers.agent.agent import Agent, as_it_is, shares_of
+from workers.agent.ledger import InMemoryLedger
+from workers.agent.round_store import RoundsInMemory
+from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.parties import RunParties, tallier_names
+from workers.jobs.rounds import run_rounds
+from workers.jobs.run_journal import Order, open_run_journal
+from workers.progress import silent
+
+_MORE_LIVES: Final = 5
+"""How often it asks for more than was paid for: once for questions beyond the task's, then for them again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an adversary sees of one life of a task.
+
+    Attributes:
+        releases: what was opened: of the task, and of whatever was answered beyond it (which must be nothing).
+        known_noise: noise of colluding agents in each, votes, shape (num_queries, num_classes); zeros without them.
+    """
+
+    releases: tuple[Release, ...]
+    known_noise: tuple[NDArray[np.float64], ...] = field(repr=False)
+
+
+class Pipeline:
+    """Runs a task among shards.
+
+    Args:
+        task: the task.
+        batch: all its questions.
+        engine: index engine of the agents.
+    """
+
+    def __init__(self, task: Task, batch: QueryBatch, *, engine: str = "numpy") -> None:
+        self._task, self._batch, self._engine = task, batch, engine
+        self._charges = round_charges(task, len(batch))
+        self._enrolled = tuple(f"agent-{number:04d}" for number in range(1, task.agents + 1))
+        self._names = self._enrolled[: task.quorum]
+        self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
+
+    def run(self, shards: Sequence[Shard], *, seed: str | None) -> Seen:
+        """One life of the task: its job, and an attempt at another one that nobody has paid for.
+
+        Args:
+            shards: of the task's agents; the last `max_dropouts` are not there.
+            seed: of all noise; None draws it as the product does.
+        """
+        keys = {
+            name: (os_source() if seed is None else seeded_source(f"{seed} {name}".encode())).bytes(KEY_BYTES)
+            for name in (*self._names, *self._noisy)
+        }
+        agents = self.agents(shards, is_seeded=seed is not None)
+        asked = [self._batch]
+        seen = [self._job(agents, keys, self._batch, is_seeded=seed is not None)]
+        for batch in self._beyond(agents):
+            with suppress(LabelerError):
+                seen.append(self._job(agents, keys, batch, is_seeded=seed is not None))
+                asked.append(batch)
+        return Seen(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
+
+    def agents(self, shards: Sequence[Shard], *, is_seeded: bool) -> list[Agent]:
+        """Agents whose accounts hold what the task costs, and no more."""
+        return [
+            Agent(
+                name,
+                shard,
+                ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
+                rounds=RoundsInMemory(),
+                is_seeded=is_seeded,
+                engine=self._engine,
+            )
+            for name, shard in zip(self._names, shards, strict=False)
+        ]
+
+    def expected(self, shards: Sequence[Shard]) -> NDArray[np.float64]:
+        """What all agents put in together without noise, in the unit of what is opened; shape (queries, classes)."""
+        agents = self.agents(shards, is_seeded=True)
+        task = self._task
+        sums = sum(
+            on_grid(one, task) if task.traits.counts else one
+            for one in (agent.ballots(task, self._batch, bytes(KEY_BYTES)) for agent in agents)
+        )
+        return np.asarray(sums, dtype=np.float64) / task.scale
+
+    def _beyond(self, agents: Sequence[Agent]) -> list[QueryBatch]:
+        """The task's questions again, as often as the agents let themselves be charged for them: they must refuse."""
+        features = self._batch.features
+        found = []
+        for place in range(min(_MORE_LIVES, features.shape[1])):
+            again = features.copy()
+            again[-1, place] += 1 if again[-1, place] < 0 else -1  # another batch: other noise around the same votes
+            batch = QueryBatch(again, first_query=len(features) if place == 0 else 0)
+            try:
+                for agent in agents:
+                    agent.charge(self._task, self._batch, recipients=IN_PROCESS)
+                    agent.charge(self._task, batch, recipients=IN_PROCESS)
+            except LabelerError:
+                continue
+            found.append(batch)
+        return found
+
+    def _job(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch, *, is_seeded: bool) -> Release:
+        task, folder = self._task, Path(tempfile.mkdtemp(prefix="audit-"))
+        try:
+            with open_run_journal(folder) as journal:
+                kept = KeptRounds(folder, self._names, talliers=self._noisy, secrets=keys)
+                parties = RunParties(
+                    task, [batch], agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
+                )
+                order = Order(
+                    job_id=hashlib.sha256(batch.digest.encode()).hexdigest()[:16],
+                    task=task,
+                    agents=self._enrolled,
+                    batches=(batch,),
+                    caps=self._charges,
+                    images=len(batch),
+                    strategy="all",
+                    count=None,
+                    seed=0,
+                )
+                job = journal.begin(order, parties.agent_keys, {})
+                run_rounds(journal, job, batch.features, parties, is_seeded=is_seeded)
+                release = journal.release(job.job_id, 0)
+        finally:
+            shutil.rmtree(folder)
+        if release is None:
+            raise ProtocolViolation("a job of an audit ended without a release; this is a defect of this program")
+        return release
+
+    def _known_noise(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch) -> NDArray[np.float64]:
+        task = self._task
+        known = np.zeros((len(batch), task.num_classes))
+        if task.traits.has_local_noise:
+            return known  # nobody's noise is in what another says
+        for name in self._noisy[: task.dishonest_talliers or 0]:
+            source = noise_source(keys[name], round_of(task, batch).digest, self._names, is_seeded=True)
+            known += DiscreteGaussian(task.share_sigma_grid).sample(source, known.shape) / task.scale
+        if self._noisy:
+            return known
+        for agent in agents[len(agents) - task.colluding_agents :]:
+            # Under the round's key it comes to the same answer again: so it knows what it put in.
+            bodies = agent.computed(task, batch, key=keys[agent.agent_id], seal=as_it_is).bodies
+            shares = [one.share for one in shares_of(agent.agent_id, round_of(task, batch), bodies)]
+            apart = [one.noise.expand() for one in shares if isinstance(one, BallotShare)]
+            terms = task.winner_terms
+            if apart:
+                known += unshard(apart, field=None if terms is None else terms.field) / task.scale
+                continue
+            whole = unshard(
+                [one.expand() for one in shares if isinstance(one, ShareVector)],
+                field=None if terms is None else terms.field,
+            )
+            own = agent.ballots(task, batch, keys[agent.agent_id])
+            own = on_grid(own, task) if task.traits.counts else own
+            known += (whole - own) / task.scale
+        return known

@@ -1,0 +1,183 @@
+"""Records and questions made so that a canary moves as much as the method lets it: the strongest setting there is.
+
+All an adversary of a promise may do: know and choose every record but the canary, choose the questions, or choose
+records for questions that it does not choose. What the promise is about stays: one canary comes or goes.
+
+Directions are unit vectors of the task's dimension. A record beside a direction has a stated inner product with it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.quantize import quantize
+from labeler.errors import InvalidSetting
+from labeler.methods.sensitivity import training_of
+from labeler.setting import StatedLevel
+from labeler.task import NEGATIVES_EVERY, Task
+from workers.audit.worlds import Records, Scene
+
+DIMENSION = 64
+"""Of made-up features, where the task does not say."""
+
+_NEAREST, _FARTHEST = 0.97, 0.80
+_MOST_COPIES = 200
+
+Directions = NDArray[np.float64]
+
+
+def dimension_of(task: Task) -> int:
+    """How many numbers a feature of this task has; free but for methods that say."""
+    if task.traits.asks_for_a_model:
+        return task.max_queries - 1
+    return max(DIMENSION, training_of(task).dimension) if task.training is not None else DIMENSION
+
+
+def poisoned(
+    task: Task, level: StatedLevel, *, canaries: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
+) -> Scene:
+    """The scene in which canaries move most.
+
+    Args:
+        task: any method's.
+        level: what a canary is: one record, or the records of a person.
+        canaries: how many.
+        rng: public randomness.
+        queries: those that are asked anyway; None lets the adversary choose them.
+    """
+    dimension = dimension_of(task)
+    directions = _directions(canaries, dimension, rng)
+    if task.traits.asks_for_a_model:
+        queries = model_queries(dimension)
+    elif queries is None:
+        queries = _chosen(task, directions, rng)
+    elif not task.traits.records_choose and canaries == 1:
+        # Nearer to all of them than anything on the other side is.
+        mean = queries.astype(np.float64).mean(axis=0)
+        directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
+    elif task.traits.records_choose:
+        own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
+        directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
+    units = tuple(
+        Records(
+            quantize(np.repeat(one[None, :], _records_of(task, level), axis=0)), _labels(_records_of(task, level), 1)
+        )
+        for one in directions
+    )
+    return Scene(
+        task,
+        level,
+        agents=tuple(_background(task, number, directions, rng) for number in range(task.agents)),
+        canaries=units,
+        queries=queries,
+        apart=task.traits.counts and (task.traits.has_k or canaries == 1),
+    )
+
+
+def model_queries(dimension: int) -> NDArray[np.int16]:
+    """What is asked for a linear model: the unit vectors of feature space, and zero."""
+    from feature_store.query_selection import model_rows
+
+    return model_rows(dimension)
+
+
+def most_canaries(task: Task) -> int:
+    """How many canaries can each have numbers of the sum to themselves."""
+    if not task.traits.has_k:
+        return 1
+    most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.records_choose else task.max_queries
+    return min(most, 20 if task.release == "winner" and task.traits.records_choose else 200)
+
+
+def _records_of(task: Task, level: StatedLevel) -> int:
+    """Of one canary. A person has four times as many as may vote, so that a cap that is forgotten shows."""
+    if level == "instance":
+        return 1
+    if task.records_per_person is None:
+        raise InvalidSetting("a person is attacked only where the task has records_per_person, which its price is for")
+    return min(4 * task.records_per_person, _MOST_COPIES)
+
+
+def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directions:
+    if count <= dimension:
+        return np.eye(dimension)[:count]
+    drawn = rng.normal(size=(count, dimension))
+    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+
+def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
+    """As many questions beside each canary as it can answer, and the rest elsewhere."""
+    count, asked = len(directions), task.max_queries
+    if task.traits.records_choose:
+        each = min(task.k, asked // count)
+        elsewhere = -np.abs(rng.normal(size=(asked - count * each, directions.shape[1])))
+        rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
+    else:
+        rows = directions[np.arange(asked) % count]
+        if task.traits.learns_from_queries:
+            rows = rows.copy()
+            rows[::NEGATIVES_EVERY] = rng.normal(size=rows[::NEGATIVES_EVERY].shape)
+    return quantize(rows)
+
+
+def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
+    if task.traits.records_choose:
+        return _level_counts(task, agent, directions)
+    if task.traits.has_k:
+        return _neighbours(task, agent, directions, rng)
+    if task.traits.counts:
+        return _one_sided(agent, directions)
+    return _confident(task, agent, directions)
+
+
+def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
+    """k records beside each direction, of the first two classes, so many of each that one vote decides who wins.
+
+    The farthest at the first agent is of class 0: it is the one that a canary puts out.
+    """
+    agents, k = task.quorum, min(task.k, 1000)
+    near = np.linspace(_NEAREST, _FARTHEST, k) if k > 1 else np.array([_FARTHEST])
+    ones = agents * k // 2
+    # The last agents vote for class 1; one alone does so with its nearest records.
+    labels = (np.arange(agents * k) >= agents * k - ones).astype(np.int16).reshape(agents, k)
+    own = labels[agent] if agent < agents else _labels(k, 0)
+    own = own[::-1] if agents == 1 else own
+    rows = [_beside(direction, near, rng) for direction in directions]
+    return Records(quantize(np.concatenate(rows)), np.tile(own, len(directions)))
+
+
+def _level_counts(task: Task, agent: int, directions: Directions) -> Records:
+    """Where the winner is released, the first two classes far ahead and level at each direction; else one record."""
+    if task.release == "winner" and agent == 0 and task.max_agent_records is None:
+        lead = min(max(1, math.ceil(3 * task.total_sigma_votes)), _MOST_COPIES)
+        each = np.repeat(np.array([0, 1], np.int16), lead)
+        return Records(quantize(np.repeat(directions, len(each), axis=0)), np.tile(each, len(directions)))
+    return Records(quantize(-directions[:1] - 0.01), _labels(1, 0))
+
+
+def _one_sided(agent: int, directions: Directions) -> Records:
+    """The first agent's model knows nothing but class 0, on the other side; the others are level, each of one class."""
+    label = 0 if agent == 0 else agent % 2
+    rows = -np.repeat(directions, 3, axis=0)
+    return Records(quantize(rows), _labels(len(rows), label))
+
+
+def _confident(task: Task, agent: int, directions: Directions) -> Records:
+    """Models that are sure of class 0 where the canary says 1, as far as their penalty lets them."""
+    copies = max(1, min(training_of(task).min_records - 1, _MOST_COPIES)) if agent == 0 else 1
+    rows = np.repeat(directions, copies, axis=0)
+    return Records(quantize(rows), _labels(len(rows), 0))
+
+
+def _beside(direction: NDArray[np.float64], near: NDArray[np.float64], rng: np.random.Generator) -> Directions:
+    across = rng.normal(size=(len(near), len(direction)))
+    across -= (across @ direction)[:, None] * direction
+    across /= np.linalg.norm(across, axis=1, keepdims=True)
+    return np.asarray(near[:, None] * direction + np.sqrt(1 - near[:, None] ** 2) * across)
+
+
+def _labels(count: int, label: int) -> NDArray[np.int16]:
+    return np.full(count, label, np.int16)

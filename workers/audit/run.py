@@ -1,0 +1,274 @@
+"""An audit of a task: every adversary's runs, counted durably, and what they prove.
+
+**Many runs**: each is a whole life of the task, every second one with the canary. **One run**: one life with as many
+canaries as can each have numbers of the sum to themselves, each there by a fair coin; the bound that needs nothing else
+(`one_run_mu`) stands beside the one that counts canaries as runs, because noise of different numbers is independent.
+
+What was counted is appended to a file run by run, so the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.durable import exclusive, replace_file
+from labeler.auditing import Attempt, AuditedLevel, AuditFacts, findings_of
+from labeler.errors import BadData, InvalidSetting
+from labeler.task import Task
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings, View
+from workers.audit.observers import KnownVotes
+from workers.audit.poison import most_canaries, poisoned
+from workers.progress import ProgressCallback, silent
+
+FORMAT: Final = "labeler-audit/1"
+RUNS_FILE: Final = "runs.jsonl"
+REPORT_FILE: Final = "audit.json"
+PAGE_FILE: Final = "audit.html"
+FINGERPRINT: Final = "audit"
+ONE_RUN: Final = "one-run"
+_GUESSED_SHARE: Final = 3
+"""One canary in so many is guessed, those with the clearest scores; fixed before the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What to do.
+
+    Attributes:
+        task: the task.
+        adversaries: names in ADVERSARIES, and ONE_RUN for the one run with many canaries.
+        runs: of each adversary, half of them with the canary.
+        level: what a canary is: one record, or the records of a person.
+        view: what an adversary looks at.
+        confidence: with which everything the audit states holds together.
+        seed: of what is public in it.
+        noise_seed: of all noise; None draws it as the product does.
+        features, labels: natural records.
+    """
+
+    task: Task
+    adversaries: tuple[str, ...]
+    runs: int
+    level: AuditedLevel = "instance"
+    view: View = "release"
+    confidence: float = 0.99
+    seed: int = 0
+    noise_seed: int | None = None
+    features: NDArray[np.int16] = field(repr=False, kw_only=True)
+    labels: NDArray[np.int16] = field(repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.adversaries) - {*ADVERSARIES, ONE_RUN})
+        if not self.adversaries:
+            raise InvalidSetting("no adversary has an attack on this task; see workers.audit.adversaries to add one")
+        if unknown:
+            raise InvalidSetting(
+                f"no adversary is called {', '.join(unknown)}; choose {', '.join([*ADVERSARIES, ONE_RUN])}"
+            )
+        if without := sorted(set(self.adversaries) - set(applicable(self.task, self.adversaries))):
+            raise InvalidSetting(f"{', '.join(without)} has no attack on this task; leave it out")
+        if self.runs < 2:
+            raise InvalidSetting(f"an audit takes at least 2 runs, one of each kind; found {self.runs}")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a folder's runs are of: another audit may not go on with them."""
+        return {
+            "format": FORMAT,
+            "task": self.task.digest,
+            "level": self.level,
+            "view": self.view,
+            "seed": self.seed,
+            "noise_seed": self.noise_seed,
+            "records": len(self.labels),
+        }
+
+
+def applicable(task: Task, names: Sequence[str]) -> tuple[str, ...]:
+    """Of these adversaries, those that have an attack on the task."""
+    fits = {name for name, one in ADVERSARIES.items() if one.takes(task)}
+    if task.traits.has_k and task.life is None and most_canaries(task) > 1:
+        fits.add(ONE_RUN)
+    return tuple(name for name in names if name in fits)
+
+
+def default_adversaries(task: Task) -> tuple[str, ...]:
+    """All that have an attack on the task."""
+    return applicable(task, [*ADVERSARIES, ONE_RUN])
+
+
+def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -> dict[str, Any]:
+    """Do an audit, or what is left of it, and write its document.
+
+    Args:
+        audit: what to do.
+        out: folder of its files; made if missing.
+        progress: told of every run.
+
+    Raises:
+        BadData: the folder belongs to another audit.
+        LabelerError: the task cannot be run.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with exclusive(out / ".lock", f"the output {out.name!r}"):
+        book = _Book(out / RUNS_FILE, audit.identity)
+        attempts = []
+        for name in audit.adversaries:
+            started = time.perf_counter()
+            with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+                place = Path(folder) / name
+                place.mkdir()
+                around = Surroundings(
+                    task=audit.task.model_copy(update={"backbone_fingerprint": FINGERPRINT}),
+                    level=audit.level,
+                    features=audit.features,
+                    labels=audit.labels,
+                    view=audit.view,
+                    folder=place,
+                    seed=audit.seed,
+                    noise_seed=audit.noise_seed,
+                )
+                attempt = (
+                    _one_run(around, book, progress)
+                    if name == ONE_RUN
+                    else _many_runs(name, around, audit.runs, book, progress)
+                )
+            attempts.append(attempt)
+            book.seconds += time.perf_counter() - started
+        facts = AuditFacts(
+            task=audit.task.model_dump(mode="json"),
+            task_digest=audit.task.digest,
+            level=audit.level,
+            view=audit.view,
+            confidence=audit.confidence,
+            seed=audit.seed,
+            noise="the operating system's" if audit.noise_seed is None else f"seeded with {audit.noise_seed}",
+            attempts=tuple(attempts),
+        )
+        document = {
+            "format": FORMAT,
+            "facts": facts.model_dump(mode="json"),
+            "findings": findings_of(facts).model_dump(mode="json"),
+            "curves": {name: _curve(book, name) for name in audit.adversaries if name != ONE_RUN},
+            "seconds": round(book.seconds, 1),
+        }
+        replace_file(out / REPORT_FILE, (json.dumps(document, indent=1) + "\n").encode())
+        return document
+
+
+def _many_runs(name: str, around: Surroundings, runs: int, book: _Book, progress: ProgressCallback) -> Attempt:
+    missing = [number for number in range(runs) if (name, number) not in book.scores]
+    if missing:
+        progress(f"Attack {name}", runs - len(missing), runs)
+        attack = ADVERSARIES[name].prepare(around)
+        for done, number in enumerate(missing, start=runs - len(missing) + 1):
+            book.add(name, number, attack.trial(number, present=bool(number % 2)))
+            progress(f"Attack {name}", done, runs)
+    absent = [book.scores[name, number] for number in range(0, runs, 2)]
+    present = [book.scores[name, number] for number in range(1, runs, 2)]
+    return Attempt(
+        adversary=name,
+        sentence=ADVERSARIES[name].sentence,
+        absent=len(absent),
+        present=len(present),
+        false_positives=sum(score > 0 for score in absent),
+        false_negatives=sum(score <= 0 for score in present),
+    )
+
+
+def _one_run(around: Surroundings, book: _Book, progress: ProgressCallback) -> Attempt:
+    canaries = most_canaries(around.task)
+    coins = np.random.default_rng([around.seed, 77]).integers(0, 2, canaries).astype(bool)
+    if (ONE_RUN, 0) not in book.scores:
+        scores = one_run_scores(around, coins, progress)
+        for number, score in enumerate(scores):
+            book.add(ONE_RUN, number, score)
+    clear = np.array([book.scores[ONE_RUN, number] for number in range(canaries)])
+    guesses = max(1, canaries // _GUESSED_SHARE)
+    clearest = np.argsort(-np.abs(clear), kind="stable")[:guesses]
+    return Attempt(
+        adversary=ONE_RUN,
+        sentence="every record and question is its own; one run, many canaries, each there by a coin",
+        absent=int((~coins).sum()),
+        present=int(coins.sum()),
+        false_positives=int((clear[~coins] > 0).sum()),
+        false_negatives=int((clear[coins] <= 0).sum()),
+        canaries=canaries,
+        guesses=guesses,
+        correct=int(((clear[clearest] > 0) == coins[clearest]).sum()),
+    )
+
+
+def one_run_scores(around: Surroundings, coins: NDArray[np.bool_], progress: ProgressCallback = silent) -> list[float]:
+    """One life of the task with the canaries whose coin says so; a score of each canary."""
+    canaries = len(coins)
+    if not 0 < coins.sum() < canaries:
+        raise InvalidSetting(f"one run needs canaries of both kinds; this task has room for {canaries}")
+    alone = poisoned(
+        around.task, around.level, canaries=canaries, rng=np.random.default_rng([around.seed, 5]), queries=None
+    )
+    attack = SceneAttack(alone, around)
+    everything = attack.pipeline.expected(attack.worlds.with_canaries(range(canaries)))
+    seen = attack.pipeline.run(
+        attack.worlds.with_canaries(np.flatnonzero(coins).tolist()),
+        seed=None if around.noise_seed is None else f"{around.noise_seed} one run",
+    )
+    scores = []
+    for number in range(canaries):
+        without = attack.pipeline.expected(attack.worlds.with_canaries(j for j in range(canaries) if j != number))
+        scores.append(KnownVotes(around.task, without, everything).score(seen))
+        progress(f"Attack {ONE_RUN}", number + 1, canaries)
+    return scores
+
+
+def _curve(book: _Book, name: str) -> list[list[float]]:
+    """False positive and false negative rates of every threshold, at most a hundred points."""
+    numbers = sorted(number for key, number in book.scores if key == name)
+    absent = np.sort([book.scores[name, number] for number in numbers if number % 2 == 0])
+    present = np.sort([book.scores[name, number] for number in numbers if number % 2 == 1])
+    found = []
+    for threshold in np.quantile(np.concatenate([absent, present]), np.linspace(0, 1, 101)):
+        positives = 1 - np.searchsorted(absent, threshold, side="right") / len(absent)
+        negatives = np.searchsorted(present, threshold, side="right") / len(present)
+        found.append([round(float(positives), 5), round(float(negatives), 5)])
+    return found
+
+
+class _Book:
+    """What was counted: a line of JSON per run, flushed as it comes; a line that a crash cut off is counted again."""
+
+    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+        self._path = path
+        self.scores: dict[tuple[str, int], float] = {}
+        self.seconds = 0.0
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        if lines and json.loads(lines[0]) != identity:
+            raise BadData(
+                f"{path.parent} holds the runs of another audit (another task, level, view, seed or records); give an "
+                "empty folder"
+            )
+        whole = [line for line in lines if line.endswith("\n")]
+        replace_file(path, "".join(whole or [json.dumps(identity) + "\n"]).encode())
+        for line in whole[1:]:
+            one = json.loads(line)
+            self.scores[one["adversary"], one["run"]] = float(one["score"])
+
+    def add(self, adversary: str, run: int, score: float) -> None:
+        if not math.isfinite(score):
+            score = math.copysign(1e300, score) if not math.isnan(score) else 0.0
+        self.scores[adversary, run] = score
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"adversary": adversary, "run": run, "score": score}) + "\n")
+
+
+__all__ = ["FINGERPRINT", "ONE_RUN", "STRONGEST", "Audit", "run_audit"]

@@ -1,0 +1,126 @@
+"""Worlds that differ in one canary: the same shards, once with its records and once with them deleted.
+
+Both are made of the same files, and deleted is what a site deletes (`Shard.delete`): every other record keeps its id
+and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.batch import QueryBatch
+from labeler.errors import InvalidSetting
+from labeler.setting import StatedLevel
+from labeler.task import Task
+
+CANARY_PERSON = 1
+"""The person whose records the first canary is, where a task counts persons; canary j is person 1 + j."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Quantised features and labels; int16, shapes (n, dimension) and (n,)."""
+
+    features: NDArray[np.int16] = field(repr=False)
+    labels: NDArray[np.int16] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What an adversary sets up.
+
+    Attributes:
+        task: what is asked.
+        level: whose presence is attacked: "instance" or "person".
+        agents: the records that stay, one entry per agent; each at least one record.
+        canaries: at the first agent, each all that comes or goes together: one record, or those of a person.
+        queries: int16, shape (max_queries, dimension).
+        apart: whether no two canaries move the same numbers of the sum, so that their noise is independent.
+        seed: of record ids and the order of rows.
+    """
+
+    task: Task
+    level: StatedLevel
+    agents: tuple[Records, ...] = field(repr=False)
+    canaries: tuple[Records, ...] = field(repr=False)
+    queries: NDArray[np.int16] = field(repr=False)
+    apart: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.agents) != self.task.agents or not self.canaries or len(self.queries) != self.task.max_queries:
+            raise InvalidSetting("a scene has the task's agents and questions, and at least one canary")
+
+    @property
+    def batch(self) -> QueryBatch:
+        return QueryBatch(self.queries)
+
+
+class Worlds:
+    """The shards of a scene in a folder; `with_canaries` gives those of one world."""
+
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        self._scene, self._folder = scene, folder
+        # Ids and the order of rows are public to an adversary who made the records; the same at every audit.
+        self._random = np.random.default_rng(scene.seed)
+        self._others = [self._written(number, one) for number, one in enumerate(scene.agents) if number]
+        everything = [scene.agents[0], *scene.canaries]
+        first = Records(
+            np.concatenate([one.features for one in everything]), np.concatenate([one.labels for one in everything])
+        )
+        sizes = [len(one) for one in everything]
+        self._owner = np.repeat(np.arange(len(sizes)), sizes)
+        self._first = self._written(0, first, self._owner)
+        # Private rows are written in a random order; their sources say which is which.
+        places = np.array([int(name) for name in self._first.sources])
+        self._ids = [np.sort(self._first.record_ids[self._owner[places] == 1 + j]) for j in range(len(scene.canaries))]
+        self._made: dict[tuple[int, ...], Shard] = {}
+
+    def with_canaries(self, present: Iterable[int]) -> list[Shard]:
+        """The shards of all agents, with these canaries and no other."""
+        return [self._first_with(tuple(sorted(present))), *self._others]
+
+    def _first_with(self, present: tuple[int, ...]) -> Shard:
+        absent = [j for j in range(len(self._ids)) if j not in set(present)]
+        if not absent:
+            return self._first
+        if present not in self._made:
+            path = self._folder / f"world-{len(self._made)}.shard"
+            shutil.copytree(self._first.path, path)
+            shard = Shard.open(path, verify=False)
+            shard.delete(np.concatenate([self._ids[j] for j in absent]))
+            self._made[present] = shard
+        return self._made[present]
+
+    def _written(self, number: int, records: Records, owner: NDArray[np.int64] | None = None) -> Shard:
+        task, path = self._scene.task, self._folder / f"agent-{number}.shard"
+        persons = None
+        if task.records_per_person is not None:
+            # Whoever is no canary is a person of one record.
+            alone = 10**6 + np.arange(len(records), dtype=np.int64)
+            of_canaries = np.zeros(len(records), np.int64) if owner is None else owner
+            persons = np.stack([np.where(of_canaries > 0, CANARY_PERSON + of_canaries, alone)] * 2, axis=1)
+        with ShardWriter(
+            path,
+            classes=task.classes,
+            fingerprint=task.backbone_fingerprint,
+            dimension=records.features.shape[1],
+            public=False,
+            site_key=None if persons is None else "audit",
+            random_bytes=self._random.bytes,
+        ) as writer:
+            names = [str(place) for place in range(len(records))]
+            writer.append(records.features, records.labels, names, persons=persons)
+            writer.finish()
+        return Shard.open(path, verify=False)
