@@ -102,7 +102,10 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
     if task.ballot_radius is None:
         return clip_ballots(ballots, task) * np.int64(task.scale)
     drawn = project(ballots, radius=task.ballot_radius, scale=task.scale)
-    return drawn if task.vote_clip is None else np.minimum(drawn, np.int64(task.vote_clip * task.scale))
+    if task.vote_clip is None:
+        return drawn
+    most = np.int64(task.vote_clip * task.scale)
+    return np.clip(drawn, -most, most)
 
 
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:

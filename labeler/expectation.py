@@ -103,8 +103,11 @@ def votes_per_question(task: Task, queries: int, records: int | None) -> float:
     """M: how many votes meet in one question; of all agents, who all answer."""
     if task.traits.records_choose:
         cast = (records or 0) * min(task.k, queries) / queries
-        # A vector of length R with one class at each question sums to R sqrt(Q) at most.
-        return cast if task.ballot_radius is None else min(cast, task.agents * task.ballot_radius / math.sqrt(queries))
+        if task.ballot_radius is None:
+            return cast
+        # A centred ballot of length R with one class at each question is of R sqrt(Q / (1 - 1/C)) votes at most.
+        each = task.ballot_radius / math.sqrt(queries * (1 - 1 / task.num_classes))
+        return min(cast, task.agents * each)
     return float(task.agents * (task.k if task.traits.has_k else 1))
 
 

@@ -99,9 +99,9 @@ class Task(BaseModel):
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
-        ballot_radius: R, in votes: each agent draws its whole ballot onto a ball of this radius (labeler.ball). Only
-            for reverse-knn, and only for a finite agent-level price, which asks for far less noise than
-            `max_agent_records` does. Public.
+        ballot_radius: R, in votes: each agent draws its whole ballot, centred, onto a ball of this radius
+            (labeler.ball). Only for reverse-knn, and only for a finite agent-level price, which asks for far less noise
+            than `max_agent_records` does. Public.
         records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
             record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
             whose records they hold can answer.
@@ -345,7 +345,10 @@ class Task(BaseModel):
         room = MAX_WINNER_WIDTH // self.agents
         if self.traits.records_choose:
             # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
-            largest = min(_largest_scale(room // 2, 0, per_share, shares), _largest_scale(room, 1, per_share, shares))
+            votes = self._signs
+            largest = min(
+                _largest_scale(room // 2, 0, per_share, shares), _largest_scale(room, votes, per_share, shares)
+            )
         else:
             largest = _largest_scale(room, self.k, per_share, shares)
         least = math.ceil(MIN_SHARE_SIGMA_GRID / per_share)
@@ -357,7 +360,7 @@ class Task(BaseModel):
     def _check_winner_fits(self, scale: int, per_share: float) -> None:
         # Counts of reverse-knn are clipped at what fits; at one vote at the least.
         is_clipped = self.traits.records_choose
-        votes = 1 if is_clipped else self.k
+        votes = self._signs if is_clipped else self.k
         width = self.agents * votes * scale + self.noise_parties * 2 * noise_reach(per_share * scale)
         if width > MAX_WINNER_WIDTH:
             # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
@@ -375,6 +378,11 @@ class Task(BaseModel):
         """The largest magnitude of one party's noise on one count, in grid units."""
         return noise_reach(self.share_sigma_grid)
 
+    @property
+    def _signs(self) -> int:
+        """On how many sides of zero votes of an agent lie: two where ballots are centred."""
+        return 1 if self.ballot_radius is None else 2
+
     @cached_property
     def vote_clip(self) -> int | None:
         """Where an agent clips each count of its ballots, in votes; None where counts are bounded anyway.
@@ -389,22 +397,22 @@ class Task(BaseModel):
             return None
         # Of the room of one agent; where talliers add the noise, as `_default_scale` divides it.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
-        fits = (MAX_WINNER_WIDTH // self.agents - shares * 2 * self.noise_reach) // self.scale
+        fits = (MAX_WINNER_WIDTH // self.agents - shares * 2 * self.noise_reach) // (self._signs * self.scale)
         return min([fits, *(cap for cap in (self.max_agent_records, self.ballot_radius) if cap is not None)])
 
     @cached_property
     def winner_terms(self) -> WinnerTerms | None:
         """What talliers need to find the winners; None where the histogram is released.
 
-        The range holds for every sum: of at most all N agents, each with 0 to M votes in a cell, M = k or
-        `vote_clip`, and noise within its reach of each that adds some, whoever drops out.
+        The range holds for every sum: of at most all N agents, each with 0 to M votes in a cell (-M to M on a ball),
+        M = k or `vote_clip`, and noise within its reach of each that adds some, whoever drops out.
         """
         if self.release != "winner":
             return None
         most_votes = self.vote_clip or self.k
         return WinnerTerms(
             scale=self.scale,
-            lowest=-self.noise_parties * self.noise_reach,
+            lowest=-self.agents * (self._signs - 1) * most_votes * self.scale - self.noise_parties * self.noise_reach,
             highest=self.agents * most_votes * self.scale + self.noise_parties * self.noise_reach,
             row_total=self.k if self.traits.rows_have_a_total else None,
             threshold=None if self.abstain_below is None else self.abstain_below * self.scale,

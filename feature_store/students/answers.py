@@ -92,6 +92,8 @@ class NoisyAnswers:
         """The answers of a task's release; with fewer contributors than agents there is less noise in it."""
         present = task.agents if contributors is None else contributors
         noise = task.sum_sigma_votes(present)
+        if noisy_votes is not None and task.ballot_radius is not None:
+            noisy_votes = uncentred(noisy_votes, noise)
         return cls(
             features=features,
             labels=labels,
@@ -109,6 +111,23 @@ class NoisyAnswers:
     def answered(self) -> NDArray[np.bool_]:
         """Which queries have an answer, shape (num_queries,)."""
         return self.labels >= 0
+
+
+def uncentred(noisy_votes: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
+    """Votes of ballots on a ball (`labeler.ball`) with their mean put back, as far as the release tells it.
+
+    A question whose M votes are all for one class has, centred, squares that sum to M^2 (1 - 1/C). Noise adds
+    C sigma^2, which is taken off; the mean over questions gives one M, and M/C is added to every sum, so that classes
+    without votes lie around zero again. Votes for other classes make M a little too small.
+
+    Args:
+        noisy_votes: shape (num_queries, num_classes), centred, in votes; NaN where nothing was opened.
+        sigma: of their noise.
+    """
+    classes = noisy_votes.shape[1]
+    opened = noisy_votes[np.isfinite(noisy_votes).all(axis=1)]
+    squares = float((opened**2).sum()) / max(1, len(opened)) - classes * sigma**2
+    return np.asarray(noisy_votes + math.sqrt(max(squares, 0.0) / (1 - 1 / classes)) / classes)
 
 
 def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:

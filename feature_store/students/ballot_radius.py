@@ -1,9 +1,9 @@
 """Which ball to draw ballots onto (`Task.ballot_radius`), from public images: a rehearsal of one agent's ballot.
 
-At agent level the noise is R / mu votes. Below the length of an agent's ballot the radius R says nothing: votes and
-noise shrink together, and every agent counts alike. Above it noise grows and votes do not. At instance level the noise
-is worth the more the larger R is. So R is half of the length that a ballot has in rehearsal: as large as it may be and
-still, in all likelihood, below the length of every agent's.
+At agent level the noise is R / mu votes. Below the length of an agent's centred ballot (`labeler.ball`) the radius R
+says nothing: votes and noise shrink together, and every agent counts alike. Above it noise grows and votes do not. At
+instance level the noise is worth the more the larger R is. So R is half of the length that a ballot has in rehearsal:
+as large as it may be and still, in all likelihood, below the length of every agent's.
 
 In rehearsal an agent holds public images, drawn at random, and the natural groups of the public images, as many as
 there are classes, are their classes. Real records lie less well in groups, which makes ballots a little shorter: the
@@ -57,5 +57,6 @@ def propose_radius(
         own = rng.integers(0, len(features), records)
         nearest = index.search(features[own], min(k, questions)).record_ids
         ballot = reverse_knn_ballots(nearest, groups[own], num_queries=questions, num_classes=num_classes)
-        squares.append(int((ballot**2).sum()))
-    return max(1, isqrt(sorted(squares)[REHEARSALS // 2] // 4))
+        centred = num_classes * ballot - ballot.sum(axis=1, keepdims=True)
+        squares.append(int((centred**2).sum()))
+    return max(1, isqrt(sorted(squares)[REHEARSALS // 2] // (2 * num_classes) ** 2))

@@ -24,7 +24,7 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
 
     The table is of ballots as they are counted. Drawn onto a ball of `ballot_radius` R (`labeler.ball`) they change by
     R^2 for an agent, or by the table's number if that is less; for a record or a person, D2^2 the table's number, by
-    the smaller of (D2 + sqrt(Q C) / S)^2 and 2 R^2.
+    the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|
@@ -88,7 +88,9 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
     radius = setting.ballot_radius
     if radius is not None:
         counted = _squared_as_counted(setting, level, setting.k)
-        return radius if counted is None else largest_distance(counted, radius=radius)
+        if level == "agent":
+            return radius
+        return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
         return setting.max_agent_records
     return 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))

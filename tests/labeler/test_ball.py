@@ -37,41 +37,50 @@ def task_of(**fields: Any) -> Task:
 
 
 def _by_definition(ballots: Ballots, radius: int, scale: int) -> Ballots:
-    """The largest whole number at most S b R / |b|, found by counting up and compared by squares of whole numbers."""
-    squares = sum(int(count) ** 2 for count in ballots.ravel())
+    """The whole number of largest magnitude that the drawn, centred ballot contains, by counting up in fractions."""
+    rows = [[Fraction(count) - Fraction(sum(row), len(row)) for count in row] for row in ballots.tolist()]
+    squares = sum(count**2 for row in rows for count in row)
     found = []
-    for count in ballots.ravel().tolist():
-        if squares <= radius**2:
-            found.append(scale * count)
-            continue
+    for count in itertools.chain.from_iterable(rows):
+        # A square of the entry: of S b inside the ball, of S b R / |b| elsewhere.
+        square = (scale * count) ** 2 if squares <= radius**2 else (scale * count * radius) ** 2 / squares
         whole = 0
-        while (whole + 1) ** 2 * squares <= (scale * count * radius) ** 2:
+        while (whole + 1) ** 2 <= square:
             whole += 1
-        found.append(whole)
+        found.append(whole if count > 0 else -whole)
     return np.array(found, dtype=np.int64).reshape(ballots.shape)
 
 
 @given(
-    ballots=st.lists(st.integers(0, 9), min_size=1, max_size=8).map(lambda row: np.array([row], dtype=np.int64)),
+    ballots=st.lists(st.tuples(*[st.integers(0, 9)] * CLASSES), min_size=1, max_size=3).map(
+        lambda rows: np.array(rows, dtype=np.int64)
+    ),
     radius=st.integers(1, 12),
     scale=st.integers(1, 40),
 )
-def test_it_is_the_floor_of_the_point_of_the_ball_next_to_the_ballot(ballots: Ballots, radius: int, scale: int) -> None:
+def test_it_is_the_point_of_the_ball_next_to_the_centred_ballot_without_its_fraction(
+    ballots: Ballots, radius: int, scale: int
+) -> None:
     drawn = project(ballots, radius=radius, scale=scale)
     np.testing.assert_array_equal(drawn, _by_definition(ballots, radius, scale))
     assert drawn.dtype == np.int64
     assert (drawn**2).sum() <= (radius * scale) ** 2
 
 
-def test_a_pythagorean_ballot_lands_on_the_sphere_itself_where_a_float_could_fall_short() -> None:
-    """(3, 4) has length 5; at a scale of 10^15 the floor must hit 6 and 8 times 10^14 exactly."""
-    drawn = project(np.array([[3 * 7**11, 4 * 7**11]], dtype=np.int64), radius=1, scale=10**15)
-    assert drawn.tolist() == [[6 * 10**14, 8 * 10**14]]
+def test_a_ballot_whose_length_is_whole_lands_on_the_sphere_itself_where_a_float_could_fall_short() -> None:
+    """Twelve rows of (3, -1, -1, -1): squares of 12 in each, 144 in all, a length of 12."""
+    ballots = np.zeros((12, 4), dtype=np.int64)
+    ballots[:, 0] = 7**11
+    drawn = project(ballots, radius=12, scale=10**15)
+    assert (drawn == np.array([3, -1, -1, -1]) * 10**15).all()
 
 
 def test_counts_as_large_as_a_task_can_have_do_not_overflow() -> None:
-    drawn = project(np.full((3, 5), 2**40, dtype=np.int64), radius=2**20, scale=2**20)
-    assert (drawn == isqrt(2**80 // 15)).all()
+    ballots = np.zeros((3, 5), dtype=np.int64)
+    ballots[:, 0] = 2**40
+    drawn = project(ballots, radius=2**20, scale=2**20)
+    assert (drawn[:, 0] == isqrt(2**80 * 16 // 60)).all()
+    assert (drawn[:, 1:] == -isqrt(2**80 // 60)).all()
 
 
 def _all_ballots(entries: int, most: int) -> list[Ballots]:
@@ -100,18 +109,20 @@ def test_no_pair_of_small_ballots_is_moved_further_apart_than_the_bound(radius: 
 
 
 def test_the_bounds_are_nearly_attained() -> None:
-    """Inside the ball a vote is a vote; of two ballots on the sphere that share nothing the second bound holds."""
+    """Two ballots that vote against each other are opposite points of the sphere, but for what truncation takes."""
     one, other = (np.array([row], dtype=np.int64) for row in ([9, 0], [0, 9]))
-    far = project(one, radius=2, scale=100) - project(other, radius=2, scale=100)
-    assert Fraction(int((far**2).sum()), 100**2) == 2 * 2**2 == squared_distance(162, radius=2, scale=100, entries=2)
+    far = project(one, radius=2, scale=10**6) - project(other, radius=2, scale=10**6)
+    most = squared_distance(162, radius=2, scale=10**6, entries=2)
+    assert most == 4 * 2**2
+    assert 15.9999 < Fraction(int((far**2).sum()), 10**12) <= most
     near = squared_distance(1, radius=50, scale=10**6, entries=2)
     assert 1 < near < 1 + Fraction(3, 10**6)
 
 
 def test_without_the_allowance_for_rounding_the_bound_would_be_wrong() -> None:
-    """A record moves this pair by more than S grid units, by less than S + sqrt(QC): the term is needed."""
-    worst, scale, radius, entries = 0, 1, 2, 3
-    for ballot in _all_ballots(entries, 5):
+    """A record moves some pair by more than S grid units, by less than S + sqrt(QC): the term is needed."""
+    worst, scale, radius, entries = 0, 1, 3, 3
+    for ballot in _all_ballots(entries, 6):
         for entry in range(entries):
             more = ballot.copy()
             more[0, entry] += 1
@@ -223,8 +234,8 @@ def test_what_leaves_is_the_drawn_ballot_and_the_noise_share() -> None:
     task = task_of()
     ballots = np.array([[300, 0, 0], [0, 400, 0], [0, 0, 0], [0, 0, 0]], dtype=np.int64)
     values = contribution(ballots, task, source=seeded_source(1)) - noise_share(task, seeded_source(1), 4)
-    assert (values[0, 0] * 5, values[1, 1] * 5) == (6 * task.scale // 5 * 5, 8 * task.scale // 5 * 5)
-    assert np.count_nonzero(values) == 2
+    np.testing.assert_array_equal(values, project(ballots, radius=2, scale=task.scale))
+    assert (values[2:] == 0).all()
     reach = task.noise_reach
     assert largest_sum(task, 3) == 3 * (2 * task.scale + reach)
 
@@ -235,11 +246,23 @@ def test_a_winner_of_ballots_on_a_ball_needs_room_for_the_radius_alone() -> None
     terms = task.winner_terms
     assert terms is not None
     assert terms.highest == 3 * (7 * task.scale + task.noise_reach)
+    assert terms.lowest == -terms.highest, "centred sums lie on both sides"
     crowded = task_of(release="winner", ballot_radius=10**6, agents=100)
     assert crowded.vote_clip is not None
     assert crowded.vote_clip < 10**6
     drawn = on_grid(np.array([[10**9, 0, 0]] * 4, dtype=np.int64), crowded)
     assert drawn.max() == crowded.vote_clip * crowded.scale
+    assert crowded.winner_terms is not None
+    assert -crowded.winner_terms.lowest >= 100 * (-int(drawn.min()) + crowded.noise_reach)
+
+
+def test_the_class_with_most_votes_of_a_question_stays_it() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        ballots = rng.integers(0, 30, (4, CLASSES))
+        drawn = project(ballots, radius=20, scale=10**4)
+        for counts, left in zip(ballots, drawn, strict=True):
+            assert left[counts.argmax()] == left.max()
 
 
 @given(scale=st.integers(1, 10**6), squared=st.integers(1, 10**9), entries=st.integers(1, 10**6))

@@ -35,6 +35,7 @@ BENCHES: Final = (
     "scale",
     "thousand-agents",
     "rivals",
+    "ball",
     "simulate",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")

@@ -108,6 +108,12 @@ def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> lis
     return bench_winner_delay(full=full, progress=progress)
 
 
+def _ball(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.ball import bench_ball
+
+    return bench_ball(data=data, full=full, progress=progress)
+
+
 def _simulate(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     return run_schedules(full=full, seeds=None, resume=None, trace=False, progress=progress)
 
@@ -163,6 +169,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "scale": _scale,
     "thousand-agents": _thousand_agents,
     "rivals": _rivals,
+    "ball": _ball,
     "simulate": _simulate,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""

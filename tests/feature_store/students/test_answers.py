@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from feature_store.students import NoisyAnswers, denoise, soft_labels
+from feature_store.students.answers import uncentred
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -113,3 +114,17 @@ def test_damaged_releases_are_refused(changes: dict[str, Any], sentence: str) ->
 def test_impossible_settings_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting):
         answers(**changes)
+
+
+def test_the_mean_that_ballots_on_a_ball_leave_out_is_put_back_as_far_as_the_release_tells() -> None:
+    """50 questions of 200 votes for one class: centred they lie around zero, afterwards other classes do again."""
+    rng = np.random.default_rng(0)
+    votes = np.zeros((50, 4))
+    votes[np.arange(50), rng.integers(0, 4, 50)] = 200.0
+    noisy = votes - votes.mean(axis=1, keepdims=True) + rng.normal(0, 20, votes.shape)
+    assert np.abs(uncentred(noisy, 20.0) - votes).mean() < 20
+    assert abs(float((uncentred(noisy, 20.0) - votes).mean())) < 3
+    noise = rng.normal(0, 20, (50, 4))
+    assert np.abs(uncentred(noise, 25.0) - noise).max() == 0, "of noise alone nothing is put back"
+    gone = np.full((3, 4), np.nan)
+    assert np.isnan(uncentred(gone, 5.0)).all()
