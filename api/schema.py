@@ -17,6 +17,7 @@ from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import AskedStrategy
 from labeler.jobs import JobState as JobState
+from labeler.life import MOST_LIFE_NANO
 from labeler.methods import Method, ReleaseKind
 from labeler.task import Level, Printable, Training
 
@@ -63,6 +64,9 @@ class TaskRequest(Request):
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """At most so many records of one person vote at each agent; states a price for a person. Agents whose shards were
     not told whose records they hold refuse such a task."""
+    life: LifeRequest | None = None
+    """Only for reverse-knn, with `sigma_votes`: every image votes from a budget for its whole life, and the price is of
+    all such jobs together."""
     training: Training | None = None
     """How agents train; for methods whose price depends on it."""
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
@@ -77,7 +81,34 @@ class TaskRequest(Request):
     def _noise_or_price(self) -> TaskRequest:
         if (self.sigma_votes is None) == (self.epsilon is None):
             raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
+        if self.life is not None and self.epsilon is not None:
+            raise ValueError(
+                "give sigma_votes with life, not epsilon: whatever the noise, all votes for life together cost one "
+                "price; the noise decides how many votes an image has"
+            )
         return self
+
+
+class LifeRequest(Request):
+    """Votes for life: what an image may ever spend, and how near a query has to be for it to vote."""
+
+    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
+    """Nano-units of mu^2; all that the federation has set aside, when absent."""
+
+
+class LifeView(View):
+    """What a task of votes for life means; its epsilon is of all such jobs together, ever."""
+
+    budget_nano: int
+    vote_nano: int
+    """What one vote under the task's noise costs an image."""
+    votes: int
+    """How many such votes an image has in its life."""
+    most_votes: int
+    """How many it casts in one job, where it is near enough: all of them or none."""
+    least_similarity: float
+    means: str
 
 
 class PriceView(View):
@@ -100,6 +131,8 @@ class PriceView(View):
     """The same in words: against whom the price holds."""
     participant_epsilon: float | None = None
     """The instance-level price against one participant that reads the release and subtracts its own noise."""
+    life: LifeView | None = None
+    """Where the instance-level price is of everything that is ever asked with votes for life."""
 
 
 class TaskView(View):
@@ -360,6 +393,10 @@ class BalanceView(View):
     spent_epsilon: float | None
     """What everything reserved and posted amounts to together, at `delta`."""
     left_fraction: float | None
+    life_nano: int = 0
+    """What of it was set aside for votes for life: all of them together, however many are asked."""
+    life_epsilon: float | None = None
+    """The same as an epsilon at `delta`; null where nothing was set aside."""
 
 
 class BudgetView(View):

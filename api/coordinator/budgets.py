@@ -15,6 +15,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
 from feature_store.journal.charges import Balance
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import all_set_aside, set_aside
 from labeler.budget import budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, NotFound
 from labeler.setting import LEVELS
@@ -34,6 +35,8 @@ def agent_account(agent_id: str) -> str:
 def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable[str] = ()) -> None:
     """Open the federation's account and those of agents, or give them the caps that the configuration has now.
 
+    What they promise for votes for life is set aside in them, once.
+
     Raises:
         BudgetExceeded: a cap is below what is spent.
     """
@@ -41,6 +44,8 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
     for account, caps in accounts:
         for level in LEVELS:
             ledger.open_account(account, level, caps.cap_nano(level, config.delta))
+        if (for_life := caps.life_nano(config.delta)) is not None:
+            set_aside(ledger, account, for_life)
 
 
 @lru_cache(maxsize=4096)
@@ -59,8 +64,13 @@ def epsilon_text(nano: int, delta: float) -> str:
     return "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
 
 
-def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True) -> BalanceView:
-    """One account at one level; `is_bounded` is False where something was paid that had no finite price at it."""
+def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for_life: int = 0) -> BalanceView:
+    """One account at one level.
+
+    Args:
+        is_bounded: False where something was paid that had no finite price at it.
+        for_life: what of it was set aside for votes for life.
+    """
     return BalanceView(
         account=balance.account,
         level=balance.level,
@@ -72,6 +82,8 @@ def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True) -> 
         cap_epsilon=None if balance.cap is None else cap_as_written(balance.cap, delta),
         spent_epsilon=epsilon_spent(balance.spent, delta) if is_bounded else None,
         left_fraction=balance.left / balance.cap if balance.cap and balance.left is not None else None,
+        life_nano=for_life,
+        life_epsilon=epsilon_spent(for_life, delta) if for_life else None,
     )
 
 
@@ -85,9 +97,17 @@ def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> 
     if account is not None and not balances:
         raise NotFound(f"there is no account {account[:100]!r}; agents have one from the moment they are enrolled")
     head = ledger.head()
-    unpriced = ledger.charged_without()
+    unpriced, aside = ledger.charged_without(), all_set_aside(ledger.database)
     return BudgetView(
-        accounts=tuple(balance_view(one, delta, is_bounded=one.account not in unpriced[one.level]) for one in balances),
+        accounts=tuple(
+            balance_view(
+                one,
+                delta,
+                is_bounded=one.account not in unpriced[one.level],
+                for_life=aside.get(one.account, 0) if one.level == "instance" else 0,
+            )
+            for one in balances
+        ),
         head_seq=head.seq,
         head_hash=head.hash,
         delta=delta,

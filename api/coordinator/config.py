@@ -10,7 +10,7 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
@@ -34,10 +34,32 @@ class CapsTable(_Table):
     Attributes:
         instance_epsilon: for one record, at the file's delta, or "unlimited".
         agent_epsilon: for one agent's whole data, at the file's delta, or "unlimited".
+        life_epsilon: what of `instance_epsilon` is set aside, once and for ever, for tasks with votes for life; none is
+            made where it is absent.
     """
 
     instance_epsilon: Cap
     agent_epsilon: Cap
+    life_epsilon: Annotated[float, Field(gt=0, le=MAX_CAP_EPSILON, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _life_is_a_part(self) -> CapsTable:
+        if self.life_epsilon and self.instance_epsilon != "unlimited" and self.life_epsilon > self.instance_epsilon:
+            raise ValueError("life_epsilon is a part of instance_epsilon, so it cannot be larger")
+        return self
+
+    def life_nano(self, delta: float) -> int | None:
+        """B, nano-units of mu^2; None where nothing is set aside.
+
+        Raises:
+            InvalidSetting: the epsilon is too small for any vote.
+        """
+        if self.life_epsilon is None:
+            return None
+        # Loaded where it is wanted: few federations cast votes for life.
+        from labeler.accounting.lifetime import set_aside_nano
+
+        return set_aside_nano(budget_for(self.life_epsilon, delta))
 
     def cap_nano(self, level: Level, delta: float) -> int | None:
         """The cap of one level in nano-units of mu^2, rounded down; None where it is not limited."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
-from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, PriceView
+from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
 from feature_store.journal.charges import Balance, Charge
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
@@ -195,4 +195,5 @@ def _price_view(asked: _Asked) -> PriceView:
         colluding_agents=cost.colluding_agents,
         holds_against=cost.holds_against,
         participant_epsilon=cost.instance.participant_epsilon if "instance" in finite else None,
+        life=None if cost.life is None else LifeView.model_validate(cost.life.to_json()),
     )

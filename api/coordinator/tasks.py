@@ -12,7 +12,7 @@ from typing import Any
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
-from api.schema import TaskRequest, TaskView
+from api.schema import LifeRequest, TaskRequest, TaskView
 from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
@@ -84,6 +84,8 @@ def describe_task(
             method=request.method,
         ),
     }
+    if request.life is not None:
+        fields["life"] = _life(request.life, config)
     if METHODS[request.method].records_choose and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     if request.epsilon is not None:
@@ -116,6 +118,25 @@ def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[st
         created_by=record.created_by,
         shared_with=tuple(shared_with),
     )
+
+
+def _life(request: LifeRequest, config: CoordinatorConfig) -> dict[str, Any]:
+    """What an image may spend: no more than was set aside in every account that such a task is charged to.
+
+    Raises:
+        InvalidTask: nothing was, or less.
+    """
+    aside = [caps.life_nano(config.delta) for caps in (config.federation, config.agents)]
+    most = min((0 if nano is None else nano for nano in aside), default=0)
+    if most == 0:
+        raise InvalidTask(
+            "life: this federation has set nothing aside for votes for life; its operator does with life_epsilon in "
+            "[federation] and [agents] of coordinator.toml, and each site with life_epsilon in its policy"
+        )
+    budget = most if request.budget_nano is None else request.budget_nano
+    if budget > most:
+        raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, and the federation has set {most} aside")
+    return {"budget_nano": budget, "least_similarity": request.least_similarity}
 
 
 def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord]:

@@ -88,6 +88,11 @@ class Ledger:
         """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchor()
 
+    @property
+    def database(self) -> Database:
+        """The journal that it is the ledger of."""
+        return self._database
+
     # What is known.
 
     def head(self, *, connection: Connection | None = None) -> Head:

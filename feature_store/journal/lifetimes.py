@@ -202,9 +202,7 @@ class LifetimeSpends:
             return _version(connection)
 
 
-def set_aside(
-    database: Database, ledger: Ledger, account: str, nano: int, *, connection: Connection | None = None
-) -> None:
+def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection | None = None) -> None:
     """Charge an account, once and for ever, with what votes for life may cost one of its records.
 
     Asked for less than before it changes nothing: what was promised stays charged. Asked for more it charges the rest.
@@ -218,6 +216,7 @@ def set_aside(
     """
     if type(nano) is not int or nano < 1:
         raise InvalidSetting(f"what is set aside is a whole number of nano-units of at least 1, found {nano!r}")
+    database = ledger.database
     database.create(*LIFE_TABLES)
     mine = life_aside.c.account == account
     with reading(database, connection) as joined:
@@ -238,15 +237,14 @@ def set_aside(
             joined.execute(insert(life_aside), {"account": account, "nano": nano})
 
 
-def is_set_aside(database: Database, account: str) -> int:
-    """How much was set aside in an account; 0 where nothing was."""
+def all_set_aside(database: Database) -> dict[str, int]:
+    """How much was set aside in each account, nano-units of mu^2; accounts in which nothing was are left out."""
     try:
         database.create(*LIFE_TABLES)
     except InvalidSetting:
-        return 0  # a journal that is only looked at, and never had any
+        return {}  # a journal that is only looked at, and never had any
     with database.read() as connection:
-        found = connection.execute(select(life_aside.c.nano).where(life_aside.c.account == account)).scalar()
-    return int(found or 0)
+        return {account: int(nano) for account, nano in connection.execute(select(life_aside))}
 
 
 def close_lifetimes(database: Database, reason: str) -> None:

@@ -100,7 +100,7 @@ class DurableLedger:
             for level in LEVELS:
                 self._ledger.open_account(self._account, level, policy.budget.cap(level))
             if policy.budget.life_nano is not None:
-                set_aside(self._database, self._ledger, self._account, policy.budget.life_nano)
+                set_aside(self._ledger, self._account, policy.budget.life_nano)
             self._opened = policy
         return policy
 

@@ -37,6 +37,7 @@ BENCHES: Final = (
     "rivals",
     "ball",
     "simulate",
+    "life",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})

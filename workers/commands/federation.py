@@ -41,6 +41,10 @@ def up(
     agent_epsilon: Annotated[
         str | None, typer.Option(help="Budget per agent: a number, or unlimited (default).")
     ] = None,
+    life_epsilon: Annotated[
+        float | None,
+        typer.Option(min=0, help="What of it is set aside for votes for life, which then cost no more. Default: none."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.
@@ -62,6 +66,7 @@ def up(
         backbone=backbone,
         instance_epsilon=_epsilon("--instance-epsilon", instance_epsilon),
         agent_epsilon=_epsilon("--agent-epsilon", agent_epsilon),
+        life_epsilon=life_epsilon,
     )
 
     def tell_death(death: Death) -> None:

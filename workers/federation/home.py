@@ -245,6 +245,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         classes=data.classes,
         backbones={data.fingerprint: data.backbone},
         ask_again_s=2.0,
+        life_epsilon=plan.life_epsilon,
     )
     replace_file(coordinator / COORDINATOR_FILE, text.encode(), mode=0o600)
     pins: dict[str, str] = {}
@@ -257,7 +258,9 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         )
         pins[name] = create_tallier_home(path, config).seal_key
     policy = Policy(
-        budget=BudgetTable(instance_epsilon=instance, agent_epsilon=agent_level, delta=DELTA),
+        budget=BudgetTable(
+            instance_epsilon=instance, agent_epsilon=agent_level, delta=DELTA, life_epsilon=plan.life_epsilon
+        ),
         allow=AllowTable(
             backbones=(data.fingerprint,),
             tasks="any",
@@ -308,6 +311,7 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
             ("--backbone", plan.backbone),
             ("--instance-epsilon", plan.instance_epsilon),
             ("--agent-epsilon", plan.agent_epsilon),
+            ("--life-epsilon", plan.life_epsilon),
         )
         if value
     ]

@@ -28,11 +28,17 @@ def coordinator_toml(
     classes: Sequence[str] | None,
     backbones: Mapping[str, str],
     ask_again_s: float = 5.0,
+    life_epsilon: float | None = None,
 ) -> str:
     """A commented `coordinator.toml`; every other field has its default, see docs/coordinator.md."""
     caps = [
         f"instance_epsilon = {toml_value(instance_epsilon)}    # about one private image",
         f"agent_epsilon = {toml_value(agent_epsilon)}    # about one agent's whole collection",
+        *(
+            []
+            if life_epsilon is None
+            else [f"life_epsilon = {toml_value(life_epsilon)}    # set aside for votes for life"]
+        ),
     ]
     lines = [
         "# Settings of the coordinator. Every field is explained in docs/coordinator.md.",

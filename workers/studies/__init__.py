@@ -112,6 +112,10 @@ def _ball(data: Path | None, full: bool, progress: ProgressCallback) -> list[Ben
     from workers.studies.ball import bench_ball
 
     return bench_ball(data=data, full=full, progress=progress)
+def _life(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.life import bench_life
+
+    return bench_life(data=data, full=full, progress=progress)
 
 
 def _simulate(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -171,6 +175,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "rivals": _rivals,
     "ball": _ball,
     "simulate": _simulate,
+    "life": _life,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
 
