@@ -295,7 +295,9 @@ def price(task: Task, *, queries: int | None = None) -> Price:
             _finite(instance.participant_epsilon),
             instance.histogram_epsilon,
             two_talliers_epsilon=_against_two_talliers(task, asked),
-        ),
+        )
+        # Wherever the number is shown these words stand beside it, so what it is of is said here.
+        + ("" if task.life is None else f" {FOR_LIFE}"),
         noise_by=task.noise_by,
         dishonest_talliers=task.dishonest_talliers,
         person=None if task.records_per_person is None else statement(task, "person", asked),

@@ -48,7 +48,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "delta": task.delta,
         "guarantees": guarantees,
         "holds_against": price.holds_against,
-        "accounting": METHOD,
+        "accounting": METHOD if task.life is None else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
         "contribution": task.traits.answer,
@@ -60,6 +60,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
         # Only where a record changes half of it: every other card is as it always was.
         **({} if price.one_record is None or not _keeps_a_bound(task) else {"one_record": price.one_record}),
+        **({} if task.life is None else {"life": task.life.model_dump(mode="json")}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
         "task_digest": task.digest,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from labeler.accounting.lifetime import set_aside_nano
+from labeler.budget import budget_for
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect
@@ -15,7 +17,7 @@ from labeler.methods import Method, ReleaseKind
 from labeler.noise_choice import noise_choices
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
-from labeler.task import StatedLevel, Task, Training, describe_validation, parse_task
+from labeler.task import Life, StatedLevel, Task, Training, describe_validation, parse_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +54,10 @@ class PlanRequest:
     """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
     ballot_radius: int | Literal["auto"] | None = None
     """Of the ball that ballots are drawn onto (reverse-knn); "auto": proposed from public images (`with_radius`)."""
+    life_epsilon: float | None = None
+    """Set aside for votes for life (reverse-knn): of all such jobs together, ever."""
+    least_similarity: float = -1.0
+    """How near a query has to be for a record to vote for its life."""
 
 
 def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
@@ -139,6 +145,25 @@ def training_from(min_records: int, max_records: int | None, regularisation: flo
         raise InvalidSetting(describe_validation(error, "training")) from None
 
 
+def _life(request: PlanRequest) -> Life | None:
+    """What a record may spend where so much is set aside for it.
+
+    Raises:
+        InvalidSetting: an epsilon out of bounds, or one together with a price to solve for.
+    """
+    if request.life_epsilon is None:
+        return None
+    if request.solve == "sigma":
+        raise InvalidSetting(
+            "--life-epsilon is the price whatever the noise: give --sigma, which decides how many votes a record has"
+        )
+    budget = set_aside_nano(budget_for(request.life_epsilon, request.delta))
+    try:
+        return Life(budget_nano=budget, least_similarity=request.least_similarity)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "life")) from None
+
+
 def solve_request(request: PlanRequest) -> Task:
     """The task a request describes."""
     if (request.epsilon is None) != (request.solve is None):
@@ -168,6 +193,7 @@ def solve_request(request: PlanRequest) -> Task:
         "ballot_radius": request.ballot_radius,
         "training": request.training,
         "records_per_person": request.records_per_person,
+        "life": _life(request),
     }
     if request.dishonest_talliers is None:
         task = parse_task(fields)

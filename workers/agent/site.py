@@ -18,6 +18,7 @@ from feature_store.journal.answer_history import AnsweredRound, answered
 from feature_store.journal.asked_by import requesters
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import all_set_aside
 from feature_store.journal.promises import PromiseStore
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
@@ -48,7 +49,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     delta = limits.delta
     with closing(_look(home)) as database:
         ledger = Ledger(database, clock=_now)
-        balances, unpriced = ledger.balances(), ledger.charged_without()
+        balances, unpriced, aside = ledger.balances(), ledger.charged_without(), all_set_aside(database)
     return [
         {
             "account": one.account,
@@ -58,6 +59,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "spent_nano": one.spent,
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
+            "life_nano": aside.get(one.account, 0) if one.level == "instance" else 0,
             "spent_epsilon": None
             if one.account in unpriced[one.level] or one.spent >= UNBOUNDED_NANO
             else epsilon_of(one.spent, delta),
@@ -100,7 +102,8 @@ def decided_tasks(home: Path) -> list[dict[str, Any]]:
 def answered_rounds(home: Path) -> list[dict[str, Any]]:
     """Every round that was ever charged, oldest first: when, for which task and job, and at which price.
 
-    The epsilons are of each round by itself at the policy's delta; what several cost together is in `site_budget`.
+    The epsilons are of each round by itself at the policy's delta; what several cost together is in `site_budget`. Of
+    votes for life (`life_nano` above 0) they are of all such rounds together, ever.
 
     Raises:
         NotReady: the agent has not run yet, so it has answered nothing.
@@ -132,7 +135,7 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (one["task_id"], one["job_id"])
         known = jobs.get(key)
         if known is None:
-            fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta")
+            fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano")
             jobs[key] = known = {name: one[name] for name in fields} | {
                 "first_at": one["at"],
                 "queries": 0,
@@ -146,7 +149,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             known[name] += one[name]
     for job in jobs.values():
         for level in LEVELS:
-            job[f"{level}_epsilon"] = _epsilon(job[f"{level}_nano"], job["delta"])
+            nano = job["life_nano"] if level == "instance" and job["life_nano"] else job[f"{level}_nano"]
+            job[f"{level}_epsilon"] = _epsilon(nano, job["delta"])
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
 
 
@@ -241,9 +245,17 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "queries": one.num_queries,
         "talliers": list(one.talliers),
         "delta": delta,
+        "life_nano": 0 if task is None or task.life is None else task.life.budget_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
         **{f"{level}_epsilon": _epsilon(amount, delta) for level, amount in charges.items()},
-    }
+    } | _for_life(task, delta)
+
+
+def _for_life(task: Task | None, delta: float) -> dict[str, Any]:
+    """Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever."""
+    if task is None or task.life is None:
+        return {}
+    return {"instance_epsilon": epsilon_of(task.life.budget_nano, delta)}
 
 
 def _epsilon(nano: int, delta: float) -> float | None:

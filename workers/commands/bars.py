@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from workers.commands.console import cell
 _WIDTH: Final = 20
 
 
-def budget_table(accounts: Iterable[Mapping[str, Any]]) -> Table:
+def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     """A table of accounts.
 
     Args:
@@ -36,6 +36,10 @@ def budget_table(accounts: Iterable[Mapping[str, Any]]) -> Table:
             _bar(one),
         )
     table.caption = "epsilon; what is left is counted in mu^2, which adds up over jobs"
+    if any(one.get("life_nano") for one in accounts):
+        table.caption += (
+            "; what is set aside for votes for life is counted as spent from the beginning, and no such job adds to it"
+        )
     return table
 
 

@@ -48,6 +48,13 @@ def plan(
         str | None,
         typer.Option(help="Draw ballots onto a ball of so many votes (reverse-knn, agent level); auto proposes one."),
     ] = None,
+    life_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."),
+    ] = None,
+    least_similarity: Annotated[
+        float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
+    ] = -1.0,
     records_per_person: Annotated[
         int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
     ] = None,
@@ -88,6 +95,8 @@ def plan(
 
     `labeler plan --method reverse-knn --queries 20 --ballot-radius 60 --sigma 280 --agents 100`
 
+    `labeler plan --method reverse-knn --queries 20 --life-epsilon 1 --sigma 8.4 --agents 3`
+
     `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
 
     For blind-average --queries is one more than the features have numbers: the rows of the model.
@@ -116,6 +125,8 @@ def plan(
         level=one_of("level", level, ("instance", "person", "agent")),
         records_per_person=records_per_person,
         ballot_radius=_radius(ballot_radius),
+        life_epsilon=life_epsilon,
+        least_similarity=least_similarity,
         training=None if min_records is None else training_from(min_records, max_records, regularisation),
         records=records,
     )
@@ -205,6 +216,10 @@ def _print_plan(result: dict[str, Any]) -> None:
             f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
             "The papers' shares are smaller, and the price would be higher."
         )
+    if "life" in result:
+        life = result["life"]
+        alone = "" if life["most_votes"] == 1 else f"; of its {life['most_votes']} in a job it casts all or none"
+        console.print(f"A record has {life['votes']} votes under this noise in its whole life{alone}.")
     if "person" in result:
         console.print(
             f"A person is all records of one person at one agent, of which at most "

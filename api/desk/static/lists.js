@@ -15,7 +15,7 @@ function account(one) {
   const none = one.spent_epsilon === null;
   const worth = none
     ? "Something was answered that has no finite price at this level, so nothing bounds what it told."
-    : `Everything answered and promised so far is worth epsilon ${epsilon(one.spent_epsilon)} (delta ${small(one.delta)}).`;
+    : `Everything answered and promised so far is worth epsilon ${epsilon(one.spent_epsilon)} (delta ${small(one.delta)}).${one.life_nano > 0 ? " What is set aside for votes for life is in it, whether or not it was asked for." : ""}`;
   if (one.cap_nano === null) {
     return el("div", { class: "card account" }, el("h3", {}, what), el("p", { class: "total" }, el("span", { class: none ? "figure none" : "figure" }, none ? "no bound" : `epsilon ${epsilon(one.spent_epsilon)}`)), el("p", { class: "standing" }, "No limit is set: it is recorded, and nothing is refused."), el("p", { class: "small" }, worth));
   }
