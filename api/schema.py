@@ -95,6 +95,8 @@ class LifeRequest(Request):
     least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
     budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
     """Nano-units of mu^2; all that the federation has set aside, when absent."""
+    asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=32_000)] | None = None
+    """Only images of these classes vote, and pay for it; of all, when absent."""
 
 
 class LifeView(View):

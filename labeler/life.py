@@ -22,6 +22,8 @@ class Life(BaseModel):
     Attributes:
         budget_nano: B, what one record may ever spend on votes, nano-units of mu^2. All tasks of this kind together are
             sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent answers.
+        asked_classes: only records of these classes vote, by their own label; all where None. What a job is not about
+            costs the records of other classes nothing.
         least_similarity: a record votes only at queries whose cosine with it is at least this. So what is far from
             everything that a record knows costs that record nothing.
     """
@@ -30,6 +32,7 @@ class Life(BaseModel):
 
     budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)]
     least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    asked_classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def least_product(self, one: int) -> int:
         """The smallest inner product of integer features that reaches the similarity: exact, whatever the machine.

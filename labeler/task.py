@@ -224,6 +224,9 @@ class Task(BaseModel):
                 "life goes with neither max_agent_records nor records_per_person: under a cap a record that leaves "
                 "lets another in, which has a budget of its own to spend"
             )
+        asked = () if self.life is None or self.life.asked_classes is None else self.life.asked_classes
+        if len(set(asked)) != len(asked) or not set(asked) <= set(self.classes):
+            raise ValueError("life.asked_classes must be different classes of the task")
         if self.ballot_radius is not None:
             raise ValueError(
                 "life does not go with ballot_radius: drawn onto a ball, every count of an agent moves with each "

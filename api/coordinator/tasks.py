@@ -136,7 +136,7 @@ def _life(request: LifeRequest, config: CoordinatorConfig) -> dict[str, Any]:
     budget = most if request.budget_nano is None else request.budget_nano
     if budget > most:
         raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, and the federation has set {most} aside")
-    return {"budget_nano": budget, "least_similarity": request.least_similarity}
+    return request.model_dump() | {"budget_nano": budget}
 
 
 def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord]:

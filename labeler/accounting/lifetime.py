@@ -1,9 +1,10 @@
 """Votes for life: a budget that a record spends vote by vote, and a promise that no number of jobs can break.
 
 In reverse-knn a record votes for its own label at the public queries nearest to it, where its similarity reaches a
-public threshold. So whether and where it votes depends on itself, on public things and on its own past votes alone.
-Let it carry a durable spend. A vote costs p = mu^2 of the integer sum that it is cast in (`vote_nano`, rounded up);
-all the votes of a record in a job fit into what is left of its B, or it casts none (`may_vote`).
+public threshold and its label is among the classes asked about. So whether and where it votes depends on itself, on
+public things and on its own past votes alone. Let it carry a durable spend. A vote costs p = mu^2 of the integer sum
+that it is cast in (`vote_nano`, rounded up); all the votes of a record in a job fit into what is left of its B, or it
+casts none (`may_vote`).
 
 **Theorem.** With ideal Gaussian noise everything that is ever released, over any number of jobs, is sqrt(B)-GDP for one
 record that is added or removed. Queries, thresholds, k, sigma, when to ask and other records' ballots may depend on

@@ -174,6 +174,20 @@ def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
     running.end()
 
 
+def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) -> None:
+    ask = site.ask_for_life()
+    assert ask.task.life is not None
+    about = ask.task.life.model_dump() | {"asked_classes": ("dog",)}
+    running = site.run()
+    site.send(only := site.ask_for_life(life=about))
+    (shares,) = site.shares(only, 1)
+    running.end()
+    found = unshard([share.expand() for share in shares]).sum(axis=0) / only.task.scale
+    # Standard deviation of one class: sqrt(9 / 2).
+    assert np.allclose(found, [0, RECORDS // 3, 0], atol=11)
+    assert len(site.spends()) == RECORDS // 3
+
+
 @pytest.mark.parametrize(
     "point",
     [

@@ -7,8 +7,9 @@ the student, another split for each job. Every job goes the way of the product: 
 
 Compared on the same splits and questions:
 
-* **for life**: a vote costs a fifth of B, so an image has five; only images that are near enough vote. All fifty jobs
-  together are one promise of epsilon 1.0.
+* **for life**: a vote costs a fifth of B, so an image has five; only images of the topic's classes that are near
+  enough vote. All fifty jobs together are one promise of epsilon 1.0.
+* **for life, any class**: the same without `asked_classes`: images of other topics that are near enough pay, too.
 * **fresh**: each job alone with a budget of epsilon 1.0 of its own, as no federation can offer fifty times: plain
   reverse kNN, every image votes.
 * **fifty by sum**: what fifty jobs cost epsilon 1.0 together at by adding up prices: a fiftieth of mu^2 each.
@@ -30,7 +31,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,7 @@ from labeler.accounting.lifetime import set_aside_nano
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.contribution import contribution
+from labeler.life import Life
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
@@ -66,6 +68,9 @@ NEAR = 0.02
 REPORTED = ("caltech10", "webcam")
 PUBLIC_SHARE = 0.7
 QUICK_DRAWS, FULL_DRAWS = 1, 3
+Votes = Literal["asked", "any", "plain"]
+"""Whose images vote: of the classes asked about, of any class, or every one at each job's own price."""
+
 _KEY = SiteKey(seeded_source(b"site key life").bytes(KEY_BYTES))
 
 
@@ -121,15 +126,15 @@ def measured(
         for draw in range(draws):
             jobs = _jobs(found, draw, near=near)
             topics.append(np.array([job.topic for job in jobs]))
-            for name, mu_squared, is_for_life in (
-                ("for life", Fraction(budget, JOBS_EACH), True),
-                ("fresh", Fraction(budget), False),
-                ("fifty by sum", Fraction(budget, len(jobs)), False),
-            ):
+            ways: tuple[tuple[str, Fraction, Votes], ...] = (
+                ("for life", Fraction(budget, JOBS_EACH), "asked"),
+                ("for life, any class", Fraction(budget, JOBS_EACH), "any"),
+                ("fresh", Fraction(budget), "plain"),
+                ("fifty by sum", Fraction(budget, len(jobs)), "plain"),
+            )
+            for name, mu_squared, votes in ways:
                 journal = Path(temporary) / f"{server}-{draw}-{name.replace(' ', '-')}"
-                accuracy = _answered(
-                    found, shards, jobs, budget, float(mu_squared), journal, is_for_life=is_for_life, draw=draw
-                )
+                accuracy = _answered(found, shards, jobs, budget, float(mu_squared), journal, votes=votes, draw=draw)
                 found_by[name].append(accuracy)
     asked = np.concatenate(topics)
     life, fresh = np.concatenate(found_by["for life"]), np.concatenate(found_by["fresh"])
@@ -139,7 +144,7 @@ def measured(
         "draws": draws, "jobs": len(topics[0]), "topics": len(found.topics), "questions": QUESTIONS, "near": near,
         "colluding_agents": 1, "budget_nano": budget,
     }  # fmt: skip
-    promise = price(_task(found, "promise", budget, float(Fraction(budget, JOBS_EACH)), 0.5, is_for_life=True))
+    promise = price(_task(found, "promise", budget / JOBS_EACH, Life(budget_nano=budget, least_similarity=0.5)))
     rows = [
         BenchRow(
             case=server,
@@ -207,7 +212,7 @@ def _answered(
     vote_nano: float,
     journal: Path,
     *,
-    is_for_life: bool,
+    votes: Votes,
     draw: int,
 ) -> NDArray[np.float64]:
     """Student accuracy of each job, asked one after the other of agents that keep what they spend."""
@@ -216,27 +221,28 @@ def _answered(
     spends = [LifetimeSpends(database) for database in stores]
     for number, job in enumerate(jobs):
         name = f"draw {draw} job {number}"
-        task = _task(found, name, budget, vote_nano, job.near, is_for_life=is_for_life)
+        life = None if votes == "plain" else _life(found, job, budget, votes)
+        task = _task(found, name, vote_nano, life)
         batch = QueryBatch(job.questions.features)
         total = np.zeros((QUESTIONS, task.num_classes), dtype=np.int64)
         for agent, (shard, kept, database) in enumerate(zip(shards, spends, stores, strict=True)):
-            if is_for_life:
+            if life is not None:
                 ballots, cast = lifetime_ballots(task, batch, shard, kept.spent)
                 with database.write() as connection:
                     kept.add(f"{number:064}", cast, connection=connection)
             else:
                 records = select_records(shard, records_per_person=None)
                 ballots = NeighborVotes(dimension=shard.dimension, engine="numpy").reverse_knn(task, batch, records)
-            source = seeded_source(f"{name} {is_for_life} {vote_nano} agent {agent}".encode())
+            source = seeded_source(f"{name} {votes} {vote_nano} agent {agent}".encode())
             total += contribution(ballots, task, source=source)
         columns = list(found.topics[job.topic])
-        votes = total[:, columns] / task.scale
+        counts = total[:, columns] / task.scale
         answers = NoisyAnswers(
             features=job.questions.features,
-            labels=votes.argmax(axis=1),
+            labels=counts.argmax(axis=1),
             total_sigma_votes=task.total_sigma_votes,
             num_classes=len(columns),
-            noisy_votes=votes,
+            noisy_votes=counts,
             agents=len(shards),
             assignment=job.questions.assignment,
         )
@@ -248,7 +254,13 @@ def _answered(
     return np.array(accuracies)
 
 
-def _task(found: Federation, name: str, budget: int, vote_nano: float, near: float, *, is_for_life: bool) -> Task:
+def _life(found: Federation, job: Job, budget: int, votes: Votes) -> Life:
+    """What one record may spend, and on which job."""
+    asked = tuple(found.classes[label] for label in found.topics[job.topic]) if votes == "asked" else None
+    return Life(budget_nano=budget, least_similarity=job.near, asked_classes=asked)
+
+
+def _task(found: Federation, name: str, vote_nano: float, life: Life | None) -> Task:
     """A task in which one vote costs at most so much."""
     fields = {
         "name": name,
@@ -262,8 +274,7 @@ def _task(found: Federation, name: str, budget: int, vote_nano: float, near: flo
         # A little more noise than the price says: what passing from integers to real numbers costs.
         "sigma_votes": (NANO / vote_nano) ** 0.5 * (1 + 1e-5),
     }
-    life = {"budget_nano": budget, "least_similarity": near} if is_for_life else None
-    return parse_task(fields | {"life": life})
+    return parse_task(fields | {"life": None if life is None else life.model_dump()})
 
 
 def _shard(path: Path, found: Federation, number: int) -> Shard:

@@ -66,11 +66,14 @@ def lifetime_ballots(
     )
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
+    # By its own label, which is all that decides: a record of another class is silent, and pays nothing.
+    names = task.classes if life.asked_classes is None else life.asked_classes
+    asked = np.isin(np.array(task.classes), np.array(names))
     least, done = life.least_product(int(FEATURE_ONE)), 0
     for features, labels in records.blocks(max(1, max(NEIGHBORS_AT_ONCE, votes.size) // k)):
         block = slice(done, done + len(labels))
         found = queries.search(features, k)
-        near = np.where(found.similarities >= least, found.record_ids, -1)
+        near = np.where((found.similarities >= least) & asked[labels][:, None], found.record_ids, -1)
         count = (near >= 0).sum(axis=1)
         casts = may_vote(spent.spent[block], count, price=price, life=life)
         near[~casts] = -1

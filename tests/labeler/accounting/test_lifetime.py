@@ -280,6 +280,7 @@ def test_tasks_without_it_are_written_and_hashed_as_before() -> None:
         ({"method": "ensemble"}, "only means something for method reverse-knn"),
         ({"max_agent_records": 100}, "a budget of its own"),
         ({"records_per_person": 2}, "a budget of its own"),
+        ({"life": {"budget_nano": 10**8, "least_similarity": 0, "asked_classes": ["c"]}}, "classes of the task"),
         ({"ballot_radius": 10}, "every count of an agent moves"),
         ({"life": {"budget_nano": 0, "least_similarity": 0.5}}, "budget_nano"),
         ({"life": {"budget_nano": 5, "least_similarity": 1.5}}, "least_similarity"),

@@ -41,4 +41,4 @@ def test_the_card_says_what_the_number_is_of(task: Task) -> None:
     asked = for_life(task)
     card = privacy_card(asked, price(asked), is_seeded=False)
     assert FOR_LIFE.removesuffix(".") in card_in_words(card)
-    assert card["life"] == {"budget_nano": BUDGET, "least_similarity": 0.5}
+    assert card["life"] == asked.life.model_dump(mode="json") if asked.life else None
