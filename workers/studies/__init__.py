@@ -112,6 +112,8 @@ def _ball(data: Path | None, full: bool, progress: ProgressCallback) -> list[Ben
     from workers.studies.ball import bench_ball
 
     return bench_ball(data=data, full=full, progress=progress)
+
+
 def _life(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.life import bench_life
 
