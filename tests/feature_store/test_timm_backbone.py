@@ -133,7 +133,7 @@ def test_a_weights_file_with_the_name_of_its_architecture_is_prepared_as_publish
         load_backbone("pixels", architecture=TINY)
 
 
-@pytest.mark.parametrize("name", PACKAGED)
+@pytest.mark.parametrize("name", [PACKAGED[0], *(pytest.param(one, marks=pytest.mark.long) for one in PACKAGED[1:])])
 def test_packaged_weights_are_those_of_the_file_in_its_order(name: str) -> None:
     """Against the network of timm with its classifier, filled tensor by tensor; the classifier names real things."""
     package = packaged.package_of(name)

@@ -105,7 +105,7 @@ def test_vectors_are_quantised_and_quantised_ones_are_taken_as_they_are(tmp_path
     assert uploaded(tmp_path, lambda writer: writer.add_parquet(parquet(short))).digest == upload.digest
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 3, 64, 2048])
+@pytest.mark.parametrize("dimension", [1, *(pytest.param(one, marks=pytest.mark.long) for one in (2, 3, 64)), 2048])
 def test_quantised_vectors_are_kept_exactly_however_they_are_sent(tmp_path: Path, dimension: int) -> None:
     vectors = np.random.default_rng(dimension).normal(size=(40, dimension)) ** 3
     exact = quantize(vectors)

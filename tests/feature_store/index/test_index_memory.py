@@ -21,7 +21,8 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memor
 
 
 @needs_linux
-@pytest.mark.parametrize("engine", ["numpy", "int16", "faiss", "torch"])
+# torch is loaded for it alone, which takes longer than all the others together
+@pytest.mark.parametrize("engine", ["numpy", "int16", "faiss", pytest.param("torch", marks=pytest.mark.long)])
 def test_searching_a_shard_four_times_the_limit_stays_under_the_limit(engine: str, tmp_path: Path) -> None:
     use = measure_search_memory(tmp_path, records=8000, dimension=1280, queries=60, k=50, engine=engine)
     assert use.shard_bytes == 4 * use.limit_bytes

@@ -22,7 +22,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.engines import POSTGRESQL_LOCK
+from feature_store.journal.engines import POSTGRESQL_LOCK, READER_PAGES_KIB
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.storage import check_synced
@@ -240,6 +240,14 @@ def test_a_sqlite_journal_is_durable_private_and_says_so(sqlite_place: Place) ->
     assert found == ["wal", 2]
     for file in Path(sqlite_place.target).parent.glob("journal.db*"):
         assert file.stat().st_mode & 0o777 == 0o600, file.name
+
+
+def test_what_readers_keep_of_a_journal_does_not_grow_with_it(sqlite_place: Place) -> None:
+    """Eight of them kept 2 MiB each: most of what a coordinator grew by over its first thousand jobs."""
+    database = sqlite_place.open()
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA cache_size").scalar() == -READER_PAGES_KIB
+    assert READER_PAGES_KIB <= 512
 
 
 def test_the_log_is_emptied_at_once_or_left_while_somebody_reads(sqlite_place: Place) -> None:

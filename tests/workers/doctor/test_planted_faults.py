@@ -170,6 +170,7 @@ def test_an_engine_that_rounds_is_found() -> None:
     assert finding.numbers["wrong"] + finding.numbers["refused"] > 0
 
 
+@pytest.mark.long
 def test_a_device_that_its_index_left_for_the_processor_is_not_called_exact() -> None:
     (finding,) = run("rounds_on_a_device", limit_s=240)
     assert finding.state == "wrong"
