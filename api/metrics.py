@@ -113,7 +113,7 @@ class _Service(Collector):
         yield from (taken, refused)
 
     def _parties(self) -> Iterator[Metric]:
-        parties = self._coordinator.party_list()
+        parties = self._coordinator.roster.party_list()
         live = GaugeMetricFamily("labeler_parties_live", "Parties heard of lately, by role.", labels=("role",))
         live.add_metric(("agent",), parties.live_agents)
         live.add_metric(("tallier",), parties.live_talliers)

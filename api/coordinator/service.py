@@ -1,9 +1,11 @@
 """The coordinator: everything that one process keeps and does, behind the calls that routes make.
 
 Here the parts meet: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part says in its
-own module what it does; this one only hands them to each other, and knows no HTTP.
+own module what it does; this one only hands them to each other, and knows no HTTP. Routes about parties, prices,
+messages and readiness ask `roster`, `estimates`, `mailroom` and `health`.
 
-Longer than 400 lines because every call that a route makes is named here, each in a few lines.
+Longer than 400 lines because every call that a route makes about a task, a job and a budget is named here, each in a
+few lines.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -25,8 +26,9 @@ from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
 from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.estimates import Estimates
 from api.coordinator.evidence import signed_evidence
-from api.coordinator.facts import facts_of
+from api.coordinator.health import Health
 from api.coordinator.home_lock import owning_home
 from api.coordinator.identity import own_keys
 from api.coordinator.image_labels import ImageLabeller
@@ -36,11 +38,11 @@ from api.coordinator.keeping import Keeper
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
-from api.coordinator.pricing import estimate
-from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.room import RoomProbe
+from api.coordinator.roster import Roster
 from api.coordinator.seen_jobs import Seen, SeenJobs
-from api.coordinator.tasks import create_task, describe_task, task_view
+from api.coordinator.stores import Stores
+from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
@@ -48,20 +50,12 @@ from api.coordinator.views import job_view
 from api.schema import (
     FINISHED,
     BudgetView,
-    EstimateRequest,
-    EstimateView,
     JobPage,
     JobRequest,
     JobState,
     JobView,
-    KeysRequest,
     LabelRow,
     LedgerPage,
-    PartiesView,
-    PartyRequest,
-    PartyRole,
-    PartyView,
-    ReadinessView,
     TaskPage,
     TaskRequest,
     TaskView,
@@ -73,96 +67,22 @@ from feature_store.decode_process import PixelLimits
 from feature_store.driving.errands import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import READER_FRESH_S, Database, open_database
+from feature_store.journal.database import READER_FRESH_S
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord, JobStore, no_such_job
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.parties import PartyRecord, PartyStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.tokens import TokenStore
+from feature_store.journal.jobs import JobRecord, no_such_job
+from feature_store.journal.tasks import TaskRecord
 from feature_store.journal.write_probe import WriteProbe
-from feature_store.keys import PartyKeys, PublicKeys
+from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from feature_store.mailbox.redis import RedisMailbox
-from labeler.errors import JournalBehind, NotAuthenticated, NotFound, TryAgain
-from labeler.messages import Header
+from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.rounds.effects import Patience
-from labeler.task import Task
 
 log = logging.getLogger("labeler.coordinator")
 
-_MOST_PRICED = 4096
-
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
-
-
-@dataclass(frozen=True)
-class Stores:
-    """Everything in the coordinator's journal, over one database."""
-
-    database: Database
-    ledger: Ledger
-    tasks: TaskStore
-    shares: TaskShares
-    jobs: JobStore
-    aggregates: AggregateStore
-    parties: PartyStore
-    sequences: Sequences
-    tokens: TokenStore
-
-    @classmethod
-    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
-        """Open the journal that another process writes; nothing can be written, and little is remembered.
-
-        Raises:
-            InvalidSetting: it has not all tables yet, or is of another version.
-            Unavailable: it cannot be reached.
-        """
-        database = open_database(config.journal_target, read_only=True)
-        try:
-            return cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
-        except BaseException:
-            database.close()
-            raise
-
-    @classmethod
-    def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
-        return cls(
-            database=database,
-            ledger=ledger,
-            tasks=TaskStore(database),
-            shares=TaskShares(database, clock=clock),
-            jobs=JobStore(database, clock=clock),
-            aggregates=AggregateStore(database),
-            parties=PartyStore(database),
-            sequences=Sequences(database),
-            tokens=TokenStore(database),
-        )
-
-    @classmethod
-    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
-        """Open the journal and check it from its first entry to its last.
-
-        Raises:
-            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
-        """
-        shares = config.side_by_side is not None
-        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
-        try:
-            ledger = Ledger(database, clock=clock)
-            ledger.verify()
-            stores = cls._over(database, ledger, clock)
-            open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
-        except BaseException:
-            database.close()
-            raise
-        return stores
 
 
 class Coordinator:
@@ -203,7 +123,6 @@ class Coordinator:
             clock=clock,
         )
         self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
-        self._room = RoomProbe(config.home, WriteProbe(stores.database))
         self._preparation = Preparation(
             config.home,
             mailbox,
@@ -242,11 +161,11 @@ class Coordinator:
             relays=self.conductor.driver.relays,
             clock=clock,
         )
-        self._priced: set[tuple[object, ...]] = set()
         fresh_s = READER_FRESH_S if stores.database.is_read_only else None
         self._seen = SeenJobs(self._read_view, fresh_s=fresh_s)
         stores.database.listen(self._seen.changed)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
+        self.estimates = Estimates(config, stores, self._owners)
         self._intake = submission.Stores(
             database=stores.database,
             ledger=stores.ledger,
@@ -261,6 +180,17 @@ class Coordinator:
             stores.parties,
             keys,
             open_accounts=lambda agent_id: open_accounts(stores.ledger, config, [agent_id]),
+            clock=clock,
+        )
+        self.roster = Roster(config, stores, keys.public, self.mailroom, self.invitations, clock=clock)
+        self.health = Health(
+            config,
+            stores.ledger,
+            witnesses=self.mailroom.witnesses,
+            roster=self.roster,
+            mailbox=mailbox,
+            room=RoomProbe(config.home, WriteProbe(stores.database)).check,
+            waiting_for_embedder=lambda: self._preparation.waiting_for_embedder,
             clock=clock,
         )
         self._thread = threading.Thread(
@@ -391,33 +321,6 @@ class Coordinator:
         self.stores.shares.remove(record.digest, token_id)
         return self._task_views([record], reader)[0]
 
-    def estimate(self, request: EstimateRequest, *, reader: Reader) -> EstimateView:
-        """The price of a job; charges nothing."""
-        if request.task_id is not None:
-            record = self._owners.task(reader, request.task_id)
-            task, participants = record.task, record.participants
-        else:
-            assert request.task is not None  # noqa: S101  # the request's own validator
-            task, participants = describe_task(request.task, config=self.config, parties=self.stores.parties)
-        queries = request.queries or task.max_queries
-        balances = self.ledger.known_balances.all()
-        view = estimate(task, participants, queries, balances, delta=self.config.delta, records=request.records)
-        if len(self._priced) >= _MOST_PRICED:
-            self._priced.clear()
-        self._priced.add(_numbers(task, queries))
-        return view
-
-    def estimate_at_once(self, request: EstimateRequest, *, reader: Reader) -> EstimateView | None:
-        """`estimate` without a look into the journal; None where one is needed."""
-        record = None if request.task_id is None else self.stores.tasks.made(request.task_id)
-        balances = self.ledger.known_balances.at_once()
-        if record is None or balances is None or (reader.role == "requester" and record.created_by != reader.token_id):
-            return None
-        queries = request.queries or record.task.max_queries
-        if _numbers(record.task, queries) not in self._priced or request.records is not None:
-            return None  # the first time, a certified price takes long
-        return estimate(record.task, record.participants, queries, balances, delta=self.config.delta)
-
     # Jobs.
 
     def submit(
@@ -429,7 +332,7 @@ class Coordinator:
             BudgetExceeded: an account does not cover it; the refusal is kept as a refused job.
             JournalBehind: charges are missing from the journal, so nothing can be promised.
         """
-        self._check_trusted()
+        self.health.check_trusted()
         return submission.submit(
             request,
             upload,
@@ -673,113 +576,6 @@ class Coordinator:
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )
 
-    # Parties.
-
-    def enrol(self, request: PartyRequest) -> PartyView:
-        """Enrol an agent or tallier; an agent gets its accounts."""
-        keys = PublicKeys(request.verify_key, request.seal_key)
-        record = self.stores.parties.enrol(
-            request.party_id,
-            request.role,
-            tallier=request.tallier,
-            verify_key=keys.verify_key,
-            seal_key=keys.seal_key,
-        )
-        if record.role == "agent":
-            open_accounts(self.ledger, self.config, [record.party_id])
-        return self._party_view(record)
-
-    def rotate(self, party_id: str, request: KeysRequest) -> PartyView:
-        """Give a party new keys; what its old keys signed is refused from now on."""
-        keys = PublicKeys(request.verify_key, request.seal_key)
-        return self._party_view(
-            self.stores.parties.rotate(party_id, verify_key=keys.verify_key, seal_key=keys.seal_key)
-        )
-
-    def revoke(self, party_id: str) -> PartyView:
-        """Take nothing more from a party."""
-        # First, so that no invitation from before brings the party back.
-        self.invitations.withdraw(party_id)
-        record = self.stores.parties.revoke(party_id)
-        self.mailroom.witnesses.forget(party_id)
-        return self._party_view(record)
-
-    def party_list(self) -> PartiesView:
-        """Everybody enrolled, and whether enough are there."""
-        views = tuple(self._party_view(one) for one in self.stores.parties.list())
-        live = Counter(view.role for view in views if view.is_live and view.state == "active")
-        needed = self.config.talliers
-        return PartiesView(
-            coordinator_verify_key=self._keys.public.verify_key,
-            coordinator_seal_key=self._keys.public.seal_key,
-            parties=views,
-            live_agents=live["agent"],
-            live_talliers=live["tallier"],
-            talliers_needed=needed,
-            has_quorum=live["tallier"] >= needed and live["agent"] >= 1,
-            key_changes=self.invitations.key_changes(),
-        )
-
-    def check_sender(self, header: Header, signature: bytes) -> None:
-        """Who signed a message whose body has not come yet; see api.coordinator.mailroom."""
-        self.mailroom.check_sender(header, signature)
-
-    async def take(self, data: bytes) -> int:
-        """Messages from a party; see api.coordinator.mailroom."""
-        return await self.mailroom.take(data)
-
-    async def poll(self, data: bytes) -> bytes:
-        """What waits for a party; see api.coordinator.mailroom."""
-        return await self.mailroom.poll(data)
-
-    def readiness(self, *, is_named: bool = True) -> ReadinessView:
-        """Whether jobs can be taken, and what is missing.
-
-        Args:
-            is_named: whether parties are named and entries counted; for strangers they are not.
-        """
-        needed, live_s = self.config.talliers, self.config.timing.live_s
-        probes: dict[str, Probe] = {
-            "journal": lambda: self._journal_probe(is_named=is_named),
-            "storage": self._room.check,
-            "redis": self._redis_probe,
-            "embedder": self._embedder_probe,
-            "talliers": lambda: talliers_live(
-                self._known("tallier"), needed, now=self._clock(), live_s=live_s, is_named=is_named
-            ),
-            "agents": lambda: agents_live(self._known("agent"), 1, now=self._clock(), live_s=live_s, is_named=is_named),
-        }
-        return readiness(probes)
-
-    def _journal_probe(self, *, is_named: bool) -> str:
-        if not is_named and self.mailroom.witnesses.sentence:
-            raise JournalBehind("a party has seen, with proof, entries of this journal that it does not hold")
-        self._check_trusted()
-        entries = self.ledger.head().seq
-        # To strangers no number: watched, it tells when somebody's job is charged.
-        found = f"{entries} entries, chain checked at the start" if is_named else "chain checked at the start"
-        doubters = self.mailroom.witnesses.doubters
-        if doubters:
-            who = ", ".join(doubters[:5]) if is_named else f"{len(doubters)} parties"
-            found += f"; seen further, as they say without proof, by: {who}"
-        return found
-
-    def _redis_probe(self) -> str:
-        self._mailbox.check()
-        return "answers, and evicts nothing"
-
-    def _embedder_probe(self) -> str:
-        try:
-            is_there = self._mailbox.is_alive("embedder")
-        except TryAgain:
-            return "not known while redis cannot be reached"
-        return embedder_there(is_there, self._preparation.waiting_for_embedder)
-
-    def _check_trusted(self) -> None:
-        behind = self.mailroom.witnesses.sentence
-        if behind:
-            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/operate.md")
-
     def _views(self, jobs: Sequence[JobRecord]) -> list[JobView]:
         rounds = self.stores.jobs.rounds_of([job.job_id for job in jobs])
         tasks = self.stores.tasks.get_all([job.task_digest for job in jobs])
@@ -797,37 +593,6 @@ class Coordinator:
             )
             for record in records
         )
-
-    def _known(self, role: PartyRole) -> list[PartyRecord]:
-        """Parties with their last contact as this process knows it, which is fresher than what is written down."""
-        return [self.mailroom.fresh(one) for one in self.stores.parties.list(role=role)]
-
-    def _party_view(self, record: PartyRecord) -> PartyView:
-        fresh = self.mailroom.fresh(record)
-        facts = facts_of(fresh.facts)
-        age_s = None if fresh.last_contact is None else (self._clock() - fresh.last_contact).total_seconds()
-        return PartyView(
-            party_id=fresh.party_id,
-            role=fresh.role,
-            tallier=fresh.tallier,
-            verify_key=fresh.verify_key,
-            seal_key=fresh.seal_key,
-            fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
-            state=fresh.state,
-            enrolled_at=fresh.enrolled_at,
-            last_contact=fresh.last_contact,
-            is_live=fresh.state == "active" and age_s is not None and age_s <= self.config.timing.live_s,
-            backbone_fingerprint=facts.backbone_fingerprint,
-            classes=facts.classes,
-            version=facts.version,
-            claim=self.mailroom.witnesses.claim(fresh.party_id),
-        )
-
-
-def _numbers(task: Task, queries: int) -> tuple[object, ...]:
-    """What mostly decides a price: where these were priced before, the next takes a millisecond."""
-    whom = (task.agents, task.colluding_agents, task.max_queries, task.num_classes)
-    return (task.method, task.k, task.sigma_votes, task.delta, task.release, *whom, queries)
 
 
 __all__ = ["Coordinator", "Stores", "utc_now"]

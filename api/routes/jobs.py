@@ -105,9 +105,9 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         except ValueError:
             return None
         who = await reader(request)
-        view = coordinator.estimate_at_once(asked, reader=who)
+        view = coordinator.estimates.estimate_at_once(asked, reader=who)
         if view is None:
-            view = await pricing.run(who.token_id, partial(coordinator.estimate, asked, reader=who))
+            view = await pricing.run(who.token_id, partial(coordinator.estimates.estimate, asked, reader=who))
         return Response(view.model_dump_json(), media_type=JSON)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
@@ -142,7 +142,7 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
     async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
-        return await pricing.run(who.token_id, partial(coordinator.estimate, request, reader=who))
+        return await pricing.run(who.token_id, partial(coordinator.estimates.estimate, request, reader=who))
 
     accepted = answers(
         "The job is queued",

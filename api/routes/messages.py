@@ -33,13 +33,13 @@ _BODY = {"requestBody": {"required": True, "content": _FRAMES}}
 def message_routes(coordinator: Coordinator) -> APIRouter:
     """Routes /v1/messages and /v1/messages:poll."""
     router = APIRouter(tags=["messages"], route_class=StrictRoute)
-    intake = MessageIntake(coordinator.check_sender)
+    intake = MessageIntake(coordinator.mailroom.check_sender)
 
     async def take_now(request: Request) -> Response:
         media_type(request, OCTETS)
         with _counting_failures(request):
             async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
-                return JSONResponse({"taken": await coordinator.take(data)}, 202)
+                return JSONResponse({"taken": await coordinator.mailroom.take(data)}, 202)
 
     async def poll_now(request: Request) -> Response:
         media_type(request, OCTETS)
@@ -47,7 +47,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
             async with intake.receive(request, max_bytes=MAX_POLL_BYTES) as received:
                 data = received
             # A poll is small and may wait long: it is no longer counted.
-            frames = await unless_stopping(request, coordinator.poll(data))
+            frames = await unless_stopping(request, coordinator.mailroom.poll(data))
         if frames is None:
             raise Unavailable("the coordinator is stopping; ask again in a moment")
         return Response(frames, media_type=OCTETS)

@@ -65,7 +65,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         ),
     )
     def readyz(request: Request, response: Response) -> ReadinessView:
-        view = coordinator.readiness(is_named=request.state.token is not None)
+        view = coordinator.health.readiness(is_named=request.state.token is not None)
         response.status_code = 200 if view.ready else 503
         return view
 

@@ -27,7 +27,7 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("All parties", examples.PARTIES),
     )
     def list_parties() -> PartiesView:
-        return coordinator.party_list()
+        return coordinator.roster.party_list()
 
     @router.post(
         "/v1/parties",
@@ -39,7 +39,7 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
     def enrol(
         request: Annotated[PartyRequest, Body(examples=[examples.PARTY_REQUEST])], response: Response
     ) -> PartyView:
-        view = coordinator.enrol(request)
+        view = coordinator.roster.enrol(request)
         response.headers["Location"] = "/v1/parties"
         return view
 
@@ -50,7 +50,7 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The party with its new keys", examples.PARTY, problems=(404, 409, 413, 415, 422)),
     )
     def rotate(party_id: PartyId, request: Annotated[KeysRequest, Body(examples=[examples.KEYS_REQUEST])]) -> PartyView:
-        return coordinator.rotate(party_id, request)
+        return coordinator.roster.rotate(party_id, request)
 
     @router.delete(
         "/v1/parties/{party_id}",
@@ -59,6 +59,6 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The party, revoked", examples.PARTY_REVOKED, problems=(404, 422)),
     )
     def revoke(party_id: PartyId) -> PartyView:
-        return coordinator.revoke(party_id)
+        return coordinator.roster.revoke(party_id)
 
     return router

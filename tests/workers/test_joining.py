@@ -143,7 +143,7 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
     policy = read_policy(tmp_path / "a" / "policy.toml")
     keys = {number: PartyKeys.load(tmp_path / f"t{number}" / "keys.json").public for number in range(3)}
     assert policy.talliers == {f"t{number}": keys[number].seal_key for number in range(3)}
-    parties = service.coordinator.party_list()
+    parties = service.coordinator.roster.party_list()
     assert policy.coordinator.verify_key == parties.coordinator_verify_key
     assert policy.allow.approval
     assert policy.allow.max_noise_contributors == 1

@@ -99,7 +99,7 @@ def running(
     keys = {name: PartyKeys.generate() for name in (*AGENTS, *TALLIERS)} if is_filled else {}
     for name in keys:
         public = keys[name].public
-        coordinator.enrol(
+        coordinator.roster.enrol(
             PartyRequest(
                 party_id=name,
                 role="agent" if name in AGENTS else "tallier",

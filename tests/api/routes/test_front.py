@@ -116,10 +116,10 @@ def test_a_price_whose_numbers_were_priced_before_is_known_at_once_to_whoever_ma
         EstimateRequest(task_id=service.task(name=name, sigma_votes=23.5).task_id, queries=3)
         for name in ("tools", "other tools")
     )
-    assert coordinator.estimate_at_once(other, reader=reader) is None
-    coordinator.estimate(first, reader=reader)
-    view = coordinator.estimate_at_once(other, reader=reader)
+    assert coordinator.estimates.estimate_at_once(other, reader=reader) is None
+    coordinator.estimates.estimate(first, reader=reader)
+    view = coordinator.estimates.estimate_at_once(other, reader=reader)
     assert view is not None
-    assert view == coordinator.estimate(other, reader=reader)
+    assert view == coordinator.estimates.estimate(other, reader=reader)
     stranger = Reader(coordinator.tokens.create("another requester", "requester")[0].token_id, "requester")
-    assert coordinator.estimate_at_once(other, reader=stranger) is None
+    assert coordinator.estimates.estimate_at_once(other, reader=stranger) is None

@@ -75,7 +75,7 @@ def test_talliers_and_hospitals_join_by_invitation(empty: Service, tmp_path: Pat
     found = read(answer, tmp_path)
     assert answer.json()["phrase"] == found.phrase
     assert [one.party_id for one in found.talliers] == ["tallier-0", "tallier-1", "tallier-2"]
-    assert found.verify_key == empty.coordinator.party_list().coordinator_verify_key
+    assert found.verify_key == empty.coordinator.roster.party_list().coordinator_verify_key
     keys = PartyKeys.generate()
     done = enrol(empty, request_of(found, keys))
     assert done.json() == {
@@ -110,7 +110,7 @@ def test_the_same_keys_are_answered_the_same_and_others_are_refused(empty: Servi
     assert other.status_code == 409
     assert "used before, with other keys" in other.json()["detail"]
     assert empty.coordinator.stores.parties.get("registry").verify_key == keys.public.verify_key
-    empty.coordinator.revoke("registry")
+    empty.coordinator.roster.revoke("registry")
     assert enrol(empty, request_of(found, keys)).status_code == 409, "what was revoked does not come back"
     assert empty.coordinator.stores.parties.get("registry").state == "revoked"
 

@@ -1,0 +1,83 @@
+"""Everything in the coordinator's journal, opened together: to lead with, or to read beside whoever leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from api.coordinator.budgets import open_accounts
+from api.coordinator.config import CoordinatorConfig
+from feature_store.clock import Clock
+from feature_store.clock import now_utc as utc_now
+from feature_store.journal.aggregates import AggregateStore
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.jobs import JobStore
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.parties import PartyStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.task_shares import TaskShares
+from feature_store.journal.tasks import TaskStore
+from feature_store.journal.tokens import TokenStore
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Everything in the coordinator's journal, over one database."""
+
+    database: Database
+    ledger: Ledger
+    tasks: TaskStore
+    shares: TaskShares
+    jobs: JobStore
+    aggregates: AggregateStore
+    parties: PartyStore
+    sequences: Sequences
+    tokens: TokenStore
+
+    @classmethod
+    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
+        """Open the journal that another process writes; nothing can be written, and little is remembered.
+
+        Raises:
+            InvalidSetting: it has not all tables yet, or is of another version.
+            Unavailable: it cannot be reached.
+        """
+        database = open_database(config.journal_target, read_only=True)
+        try:
+            return cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
+        return cls(
+            database=database,
+            ledger=ledger,
+            tasks=TaskStore(database),
+            shares=TaskShares(database, clock=clock),
+            jobs=JobStore(database, clock=clock),
+            aggregates=AggregateStore(database),
+            parties=PartyStore(database),
+            sequences=Sequences(database),
+            tokens=TokenStore(database),
+        )
+
+    @classmethod
+    def open(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
+        """Open the journal and check it from its first entry to its last.
+
+        Raises:
+            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
+        """
+        shares = config.side_by_side is not None
+        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
+        try:
+            ledger = Ledger(database, clock=clock)
+            ledger.verify()
+            stores = cls._over(database, ledger, clock)
+            open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
+        except BaseException:
+            database.close()
+            raise
+        return stores
