@@ -10,6 +10,7 @@ attack is weak, or that the bound is not tight; it does not mean that the promis
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any, Final, Literal
 
@@ -25,7 +26,7 @@ from labeler.accounting.lower_bounds import (
     one_run_mu,
 )
 from labeler.batching import round_charges
-from labeler.errors import InvalidSetting
+from labeler.errors import BadData, InvalidSetting
 from labeler.planning import price
 from labeler.setting import StatedLevel
 from labeler.task import Task, parse_task
@@ -142,6 +143,19 @@ class AuditFindings(_Part):
     proved_epsilon: float
     is_above: bool
     findings: tuple[Finding, ...]
+
+
+def read_audit(document: bytes) -> AuditFacts:
+    """The facts of `audit.json`; findings are computed again by whoever reads them.
+
+    Raises:
+        BadData: it is none.
+    """
+    try:
+        found = json.loads(document)
+        return AuditFacts.model_validate_json(json.dumps(found["facts"]))
+    except (ValueError, KeyError, TypeError):
+        raise BadData("this is no audit.json of labeler audit; name the file it wrote") from None
 
 
 def promised_mu(task: Task, level: StatedLevel) -> float:

@@ -16,7 +16,12 @@ from labeler.evidence.document import Evidence, Facts, Job, Round, TaskFacts
 
 MOST_DIFFERENCES: Final = 50
 
-_BOUNDS: Final = frozenset({"epsilon", "participant_epsilon", "spent_epsilon", "cap_epsilon"})
+_BOUNDS: Final = frozenset(
+    {
+        "epsilon", "participant_epsilon", "spent_epsilon", "cap_epsilon",
+        "proved_epsilon", "promised_epsilon", "proved_advantage", "promised_advantage",
+    }
+)  # fmt: skip
 """Computed with floating point: another machine may round the last digit up where this one does not."""
 
 
@@ -26,6 +31,12 @@ def contradictions(facts: Facts) -> list[str]:
     The chain of hashes says who was charged for which round, and who was summed. Tables beside it must agree.
     """
     found: list[str] = []
+    known = {task.digest for task in facts.tasks}
+    found += [
+        f"task {audit.task_digest[:12]}: was audited, and is none of this document's"
+        for audit in facts.audits
+        if audit.task_digest not in known
+    ]
     for task in facts.tasks:
         named = f"task {task.digest[:12]}"
         if task.task is not None and task_of(task) is None:

@@ -11,14 +11,16 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Final
 
+from labeler.auditing import findings_of
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import LabelerError, PrivacyRefusal
 from labeler.evidence.document import (
     AccountFindings,
+    AuditFinding,
     Cadence,
     Cohort,
     Evidence,
@@ -83,6 +85,13 @@ MEANING: Final = (
 )
 """What a reader needs to know of every document of this format."""
 
+AUDITED: Final = (
+    "audits",
+    "Attacks on the program that answers, by adversaries who know every other record and choose what the promise lets "
+    "them choose; made-up and public records alone. What they proved is a lower bound at the stated confidence; that "
+    "they were run, and what they counted, is in no journal and rests on the word of who signs.",
+)
+
 AGENT_ONLY: Final = (
     "agent",
     "This document is the agent's own: it was made from the agent's ledger, which is what the agent says of itself, "
@@ -94,6 +103,8 @@ AGENT_ONLY: Final = (
 def derive(facts: Facts, software: Software) -> Evidence:
     """The document of some facts."""
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
+    meaning = (*meaning, AUDITED) if facts.audits else meaning
+    audits = _audits(facts)
     return Evidence(
         software=software,
         facts=facts,
@@ -109,8 +120,18 @@ def derive(facts: Facts, software: Software) -> Evidence:
             )
             for one in facts.accounts
         ),
-        remarks=(*_unknown(facts), *(remark for task in facts.tasks for remark in _remarks(task))),
+        remarks=(
+            *(
+                f"Task {one.task[:12]}: an audit ({one.adversary}) proved more than is promised; what ran is not what "
+                "was priced."
+                for one in audits
+                if one.is_above
+            ),
+            *_unknown(facts),
+            *(remark for task in facts.tasks for remark in _remarks(task)),
+        ),
         meaning=meaning,
+        audits=audits,
     )
 
 
@@ -124,6 +145,38 @@ def bound(value: float | None) -> str | None:
     step = Decimal(1).scaleb(exact.adjusted() - SIGNIFICANT_DIGITS + 1)
     text = format(exact.quantize(step, rounding=ROUND_CEILING) if exact % step else exact, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def at_least(value: float) -> str:
+    """A lower bound as a decimal text that is not above it: six significant digits, rounded down."""
+    exact = Decimal(max(value, 0.0))
+    if not exact:
+        return "0"
+    step = Decimal(1).scaleb(exact.adjusted() - SIGNIFICANT_DIGITS + 1)
+    text = format(exact.quantize(step, rounding=ROUND_FLOOR) if exact % step else exact, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _audits(facts: Facts) -> tuple[AuditFinding, ...]:
+    found = []
+    for audit in facts.audits:
+        follows = findings_of(audit)
+        for attempt, one in zip(audit.attempts, follows.findings, strict=True):
+            found.append(
+                AuditFinding(
+                    task=audit.task_digest,
+                    adversary=attempt.adversary,
+                    level=audit.level,
+                    runs=1 if attempt.canaries else attempt.absent + attempt.present,
+                    confidence=decimal(audit.confidence),
+                    proved_epsilon=at_least(one.epsilon),
+                    promised_epsilon=bound(follows.promised_epsilon) or "0",
+                    proved_advantage=at_least(one.advantage_bound),
+                    promised_advantage=bound(follows.promised_advantage) or "0",
+                    is_above=one.is_above,
+                )
+            )
+    return tuple(found)
 
 
 def decimal(value: float) -> str:

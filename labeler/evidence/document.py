@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from labeler.auditing import AuditedLevel, AuditFacts
 from labeler.errors import ProtocolViolation
 from labeler.task import describe_validation
 from labeler.untrusted import canonical_json
@@ -194,6 +195,8 @@ class Facts(_Part):
     Attributes:
         delta: at which the accounts' budgets are stated, from the party's settings; a decimal.
         accounts: those of the federation and of the participants of the tasks.
+        audits: what attacks on the pipeline counted (labeler.auditing). No journal knows of them: they rest on the
+            word of who signs. Documents without any are written, and signed, as they were before there were audits.
     """
 
     scope: Scope
@@ -201,6 +204,11 @@ class Facts(_Part):
     delta: Bound
     tasks: tuple[TaskFacts, ...] = ()
     accounts: tuple[AccountFacts, ...] = ()
+    audits: Annotated[tuple[AuditFacts, ...], Field(max_length=100)] = ()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_empty("audits", dump(self))
 
 
 class Guarantee(_Part):
@@ -318,6 +326,32 @@ class AccountFindings(_Part):
     cap_epsilon: Bound | None
 
 
+class AuditFinding(_Part):
+    """What one adversary of an audit proved, decimals: what was proved rounded down, what is promised rounded up.
+
+    Attributes:
+        task: digest of the task.
+        adversary: its name.
+        level: whose presence it told.
+        runs: how many lives of the task it counted; 1 with many canaries.
+        confidence: with which all findings of its audit hold together.
+        proved_epsilon, promised_epsilon: at the task's delta.
+        proved_advantage, promised_advantage: true less false positives in telling who took part.
+        is_above: whether this refutes the promise.
+    """
+
+    task: Digest
+    adversary: Text
+    level: AuditedLevel
+    runs: Count
+    confidence: Bound
+    proved_epsilon: Bound
+    promised_epsilon: Bound
+    proved_advantage: Bound
+    promised_advantage: Bound
+    is_above: bool
+
+
 class Software(_Part):
     """What made the document."""
 
@@ -335,6 +369,7 @@ class Evidence(_Part):
         tasks, accounts: what follows.
         remarks: what a reader must know of these facts: contradictions that are no reason to refuse, such as a charge
             below today's price.
+        audits: what follows from the facts' audits.
         meaning: what refusals, exports, repeats and the chain say and do not say; fixed words of this format.
     """
 
@@ -345,6 +380,17 @@ class Evidence(_Part):
     accounts: tuple[AccountFindings, ...]
     remarks: tuple[Text, ...]
     meaning: tuple[tuple[Text, Text], ...]
+    audits: tuple[AuditFinding, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_audits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_empty("audits", dump(self))
+
+
+def _without_empty(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    if not fields.get(name):
+        fields.pop(name, None)
+    return fields
 
 
 def parse_evidence(data: bytes) -> Evidence:

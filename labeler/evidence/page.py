@@ -65,6 +65,7 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
         "</header>",
         _remarks(document.remarks),
         *(_task(one, found) for one, found in zip(facts.tasks, document.tasks, strict=False)),
+        _audits(document),
         _accounts(document),
         _meaning(document),
         _signed(verify_key, signature),
@@ -244,6 +245,29 @@ def _job_row(job: Job) -> str:
 def _refusal(refusal: Refusal) -> str:
     words = refusal.sentence or refusal.reason
     return f"{_text(refusal.agent)} {refusal.said}{': ' * bool(words)}{_text(words)}"
+
+
+def _audits(document: Evidence) -> str:
+    if not document.audits:
+        return ""
+    rows = "".join(
+        f"<tr><th scope=row>{_text(one.adversary)}</th>"
+        f"<td>{_UNITS['image' if one.level == 'instance' else 'person']}</td>"
+        f"<td class=n>{one.runs:,}</td><td class=n>{_text(one.proved_epsilon)}</td>"
+        f"<td class=n>{_text(one.promised_epsilon)}</td><td class=n>{_text(one.proved_advantage)}</td>"
+        f"<td class=n>{_text(one.promised_advantage)}</td>"
+        f"<td>{'<strong>no</strong>' if one.is_above else 'yes'}</td></tr>"
+        for one in document.audits
+    )
+    confidence = ", ".join(sorted({one.confidence for one in document.audits}))
+    return (
+        "<section><h2>Attacks on what runs</h2><div class=scroll tabindex=0 role=region aria-label=Audits><table>"
+        f"<caption>Lower bounds; all of an audit hold together with confidence {_text(confidence)}</caption>"
+        "<thead><tr><th scope=col>Adversary</th><th scope=col>Protected</th><th scope=col class=n>Runs</th>"
+        "<th scope=col class=n>Epsilon proved, at least</th><th scope=col class=n>promised, at most</th>"
+        "<th scope=col class=n>Advantage proved</th><th scope=col class=n>promised</th>"
+        f"<th scope=col>Promise holds against it</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
 
 
 def _accounts(document: Evidence) -> str:

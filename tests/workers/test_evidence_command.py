@@ -179,3 +179,25 @@ def test_a_tallier_has_no_evidence_and_nothing_else_is_taken_for_it(
     other = tmp_path / "other.json"
     other.write_text("{}")
     assert labeler("evidence", "verify", other).code == 1
+
+
+def test_an_audit_of_a_task_goes_into_its_evidence_and_of_another_does_not(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home, out = federation / "coordinator", tmp_path / "evidence.json"
+    labeler("evidence", "--home", home, "--out", out)
+    [task, *_] = json.loads(out.read_text())["evidence"]["facts"]["tasks"]
+    (tmp_path / "task.json").write_text(json.dumps(task["task"]))
+    asked = ["audit", "--runs", 4, "--adversary", "poisoned-chosen", "--noise-seed", 1]
+    assert labeler(*asked, tmp_path / "task.json", "--out", tmp_path / "audit").code == 0
+    document = tmp_path / "audit" / "audit.json"
+    assert labeler("evidence", "--home", home, "--out", out, "--audit", document).code == 0
+    evidence = json.loads(out.read_text())["evidence"]
+    assert [one["task"] for one in evidence["audits"]] == [task["digest"]]
+    assert labeler("evidence", "verify", out, "--home", home).code == 0
+    other = json.loads((tmp_path / "task.json").read_text()) | {"name": "another", "max_queries": 3}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert labeler(*asked, tmp_path / "other.json", "--out", tmp_path / "other").code == 0
+    refused = labeler("evidence", "--home", home, "--out", out, "--audit", tmp_path / "other" / "audit.json")
+    assert refused.code == 2
+    assert "none of those in this evidence" in refused.err

@@ -29,6 +29,7 @@ BENCHES: Final = (
     "service",
     "coordinators",
     "attacks",
+    "audit",
     "ray",
     "winner",
     "winner-delay",

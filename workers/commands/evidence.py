@@ -37,6 +37,9 @@ def evidence(
     until: Annotated[str, typer.Option(help="And before this one.")] = "",
     out: Annotated[Path, typer.Option(help="File to write; a page to print comes beside it.")] = Path("evidence.json"),
     ca_file: CaFile = None,
+    audit: Annotated[
+        list[Path] | None, typer.Option(help="audit.json of `labeler audit`, of a task in it; with --home; repeat.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write signed evidence of what was asked and what it cost, from a verified journal; or verify it.
@@ -52,8 +55,10 @@ def evidence(
     from labeler.evidence.page import render_page
 
     if home is not None:
-        signed = _made(home, task, since, until)
+        signed = _made(home, task, since, until, audit or [])
         replace_file(out, signed.to_bytes(), mode=0o600)
+    elif audit:
+        raise InvalidSetting("an audit goes into evidence that is made and signed here: name the home (--home)")
     elif url is not None and token is not None:
         signed = _asked(url, token, ca_file, out, task, since, until)
     else:
@@ -104,11 +109,13 @@ def verify(
         sys.exit(1)
 
 
-def _made(home: Path, task: str, since: str, until: str) -> SignedEvidence:
+def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> SignedEvidence:
     from feature_store.journal.evidence import Wanted
+    from labeler.auditing import read_audit
     from workers.homes.evidence import make_evidence
 
-    return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)))
+    counted = [read_audit(path.read_bytes()) for path in audits]
+    return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)), counted)
 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:

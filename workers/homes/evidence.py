@@ -5,7 +5,7 @@ Making and checking only read; the process that owns the home may run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from feature_store.journal.database import Connection, open_database
 from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
+from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.check import contradictions, differences, rebuilt
 from labeler.evidence.derive import derive, software
@@ -44,17 +45,28 @@ class Checked:
     confirmed: tuple[str, ...]
 
 
-def make_evidence(home: Path, wanted: Wanted) -> SignedEvidence:
+def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ()) -> SignedEvidence:
     """Verify the journal of a coordinator's or an agent's home, and sign what it says of a task or a period.
 
+    Args:
+        home: whose journal and keys.
+        wanted: what it is about.
+        audits: of tasks in it, to stand in the document.
+
     Raises:
-        InvalidSetting: the home is neither's, or has no keys.
+        InvalidSetting: the home is neither's, or has no keys; an audit is of no task in it.
         JournalBroken, JournalBehind: the journal was cut, edited, or is an older copy; nothing is made of it.
         NotFound: there is no such task.
     """
     keys = PartyKeys.load(home / KEYS_FILE)
     with _reading(home) as connection:
         facts = _facts(home, connection, wanted, read_at=datetime.now(UTC), head=None)
+    facts = facts.model_copy(update={"audits": tuple(audits)})
+    if foreign := {one.task_digest for one in audits} - {one.digest for one in facts.tasks}:
+        raise InvalidSetting(
+            f"the audited task {min(foreign)[:12]} is none of those in this evidence; audit a task of its jobs (save "
+            "what GET /v1/tasks/{id} answers, and run labeler audit on that file)"
+        )
     return sign_evidence(derive(facts, software(version(PROGRAM))), keys)
 
 
@@ -94,6 +106,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
                 read_at = time_of(facts.journal.read_at)
                 again = _facts(home, connection, Wanted.of(facts.scope), read_at=read_at, head=head)
                 again = _with_words(again, facts, forgotten(connection, facts))
+                again = again.model_copy(update={"audits": facts.audits})  # of which no journal knows
         except (LabelerError, ValueError) as error:
             wrong.append(f"the journal: {error}")
         else:

@@ -90,6 +90,12 @@ def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_attacks(data=data, full=full, progress=progress)
 
 
+def _audit(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.audit import bench_audit
+
+    return bench_audit(full=full, progress=progress)
+
+
 def _ray(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.cluster import bench_ray
 
@@ -169,6 +175,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "service": _service,
     "coordinators": _coordinators,
     "attacks": _attacks,
+    "audit": _audit,
     "ray": _ray,
     "winner": _winner,
     "winner-delay": _winner_delay,

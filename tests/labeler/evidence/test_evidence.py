@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labeler.auditing import Attempt, AuditFacts
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import ProtocolViolation
@@ -241,3 +242,43 @@ def test_the_page_shows_the_document_and_obeys_nothing_in_it(task: Task) -> None
     for words in ("labeler.methods.knn.squared", "north declined: our policy allows k up to 3", "ab" * 32):
         assert words in page
     assert "http" not in page.replace("http-equiv", ""), "the page loads nothing"
+
+
+def audited(task: Task, *, wrong: int = 4_400) -> AuditFacts:
+    attempt = Attempt(
+        adversary="poisoned-chosen", sentence="all its own", absent=10_000, present=10_000,
+        false_positives=wrong, false_negatives=wrong,
+    )  # fmt: skip
+    return AuditFacts(
+        task=task.model_dump(mode="json"), task_digest=task.digest, level="instance", view="release", confidence=0.99,
+        seed=0, noise="seeded with 0", attempts=(attempt,),
+    )  # fmt: skip
+
+
+def test_an_audit_stands_in_the_document_and_its_bounds_are_computed_again(task: Task) -> None:
+    facts = facts_of(task, round_of(task)).model_copy(update={"audits": (audited(task),)})
+    document = derive(facts, software("1"))
+    [one] = document.audits
+    assert one.runs == 20_000
+    assert 0.3 * float(one.promised_epsilon) < float(one.proved_epsilon) <= float(one.promised_epsilon)
+    assert not one.is_above
+    assert parse_evidence(canonical_bytes(document)) == document
+    assert "poisoned-chosen" in render_page(document)
+    better = document.model_copy(update={"audits": (one.model_copy(update={"proved_epsilon": "0.01"}),)})
+    assert differences(better, rebuilt(better)) == [
+        f"audits[0].proved_epsilon is '0.01', and should be {one.proved_epsilon!r}"
+    ]
+    foreign = facts.model_copy(update={"audits": (audited(task_with(name="another")),)})
+    assert any("was audited" in line for line in contradictions(foreign))
+
+
+def test_an_audit_that_refutes_the_promise_is_what_is_read_first(task: Task) -> None:
+    document = derive(
+        facts_of(task, round_of(task)).model_copy(update={"audits": (audited(task, wrong=0),)}), software("1")
+    )
+    assert document.audits[0].is_above
+    assert "proved more than is promised" in document.remarks[0]
+
+
+def test_a_document_without_audits_is_signed_over_the_bytes_of_before_there_were_any(evidence: Evidence) -> None:
+    assert b"audits" not in canonical_bytes(evidence)
