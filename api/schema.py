@@ -69,6 +69,8 @@ class TaskRequest(Request):
     all such jobs together."""
     training: Training | None = None
     """How agents train; for methods whose price depends on it."""
+    dishonest_talliers: Literal[1, 2] | None = None
+    """Where the three talliers add the noise, and not the agents: how many of them may be dishonest."""
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
     """Only for the winner: queries whose best noisy sum is below this many votes get no label."""
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
@@ -135,6 +137,8 @@ class PriceView(View):
     """The instance-level price against one participant that reads the release and subtracts its own noise."""
     life: LifeView | None = None
     """Where the instance-level price is of everything that is ever asked with votes for life."""
+    dishonest_talliers: int | None = None
+    """Where the talliers add the noise, how many of the three may be dishonest; null where the agents add it."""
 
 
 class TaskView(View):
@@ -232,6 +236,8 @@ class EstimateView(View):
     """Null only in answers of earlier versions."""
     warning: str = ""
     """Where noise drowns the votes: which epsilon, or how many private images, would do."""
+    noise_hint: str = ""
+    """Where less noise would do at the same price, were it added by the talliers and not by the agents."""
 
 
 class JobRequest(Request):

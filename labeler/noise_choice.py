@@ -9,13 +9,14 @@ the variance in the sum is the same for every sigma (for winners nearly so).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from labeler.errors import InvalidTask
 from labeler.planning import price
-from labeler.tallier_noise import NoiseBy
+from labeler.tallier_noise import TALLIERS, NoiseBy
 from labeler.task import Task, parse_task
 
 
@@ -70,6 +71,23 @@ def noise_choices(fields: Mapping[str, Any], dishonest_talliers: int) -> tuple[N
     if not found:
         raise problems[0]
     return tuple(sorted(found, key=lambda one: one.cost))
+
+
+def hint(task: Task) -> str:
+    """Where the other way would leave less noise at the same price: a sentence that says so; else empty.
+
+    Of talliers it counts on two honest ones, unless the task says otherwise. Nothing is said of winners, whose price
+    moves with who adds the noise: `noise_choices` compares those.
+    """
+    if task.release == "winner" or not task.traits.counts or task.talliers != TALLIERS or task.noise_by == "talliers":
+        return ""
+    now, then = task.agents / task.noise_contributors, TALLIERS / (TALLIERS - 1)
+    if now <= then:
+        return ""
+    return (
+        "Added by the three talliers (dishonest_talliers = 1), of whom two must then be honest, the noise in a sum "
+        f"would be {math.sqrt(then):.3g} times sigma and not {math.sqrt(now):.3g} times, at the same epsilon."
+    )
 
 
 def _choice(task: Task) -> NoiseChoice:

@@ -14,7 +14,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect
 from labeler.methods import Method, ReleaseKind
-from labeler.noise_choice import noise_choices
+from labeler.noise_choice import hint, noise_choices
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import Life, StatedLevel, Task, Training, describe_validation, parse_task
@@ -83,6 +83,7 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
+        "noise_hint": "" if request.dishonest_talliers is not None else hint(task),
         **_choices(task, request.dishonest_talliers),
     }
 

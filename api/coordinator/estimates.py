@@ -58,5 +58,5 @@ class Estimates:
 
 def _numbers(task: Task, queries: int) -> tuple[object, ...]:
     """What mostly decides a price: where these were priced before, the next takes a millisecond."""
-    whom = (task.agents, task.colluding_agents, task.max_queries, task.num_classes)
+    whom = (task.agents, task.colluding_agents, task.dishonest_talliers, task.max_queries, task.num_classes)
     return (task.method, task.k, task.sigma_votes, task.delta, task.release, *whom, queries)

@@ -19,6 +19,7 @@ from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
+from labeler.noise_choice import hint
 from labeler.planning import Price, price
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
@@ -146,6 +147,7 @@ def estimate(
         jobs_left=min(limited, default=None),
         expected_accuracy=ExpectedAccuracy.model_validate(expected.to_json()),
         warning=expected.warning,
+        noise_hint=hint(task),
     )
 
 
@@ -196,4 +198,5 @@ def _price_view(asked: _Asked) -> PriceView:
         holds_against=cost.holds_against,
         participant_epsilon=cost.instance.participant_epsilon if "instance" in finite else None,
         life=None if cost.life is None else LifeView.model_validate(cost.life.to_json()),
+        dishonest_talliers=cost.dishonest_talliers,
     )

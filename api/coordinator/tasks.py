@@ -82,6 +82,7 @@ def describe_task(
             agents=len(agents),
             max_dropouts=request.max_dropouts,
             method=request.method,
+            dishonest_talliers=request.dishonest_talliers,
         ),
     }
     if request.life is not None:

@@ -22,7 +22,7 @@ from labeler.evidence.derive import derive, software
 from labeler.evidence.document import Evidence
 from workers.studies.simulation.campaign import memory_folder
 from workers.studies.simulation.case import case_of
-from workers.studies.simulation.homes import Shape, Templates
+from workers.studies.simulation.homes import Templates
 from workers.studies.simulation.subject import service
 from workers.studies.simulation.world import World
 
@@ -34,7 +34,7 @@ def documents(folder: Path, seed: int, templates: Templates, *, shorter: bool) -
     """Every party's document after the schedule of a seed."""
     folder.mkdir()
     case = case_of(seed).neighbour if shorter else case_of(seed)
-    template = templates.of(Shape(case.agents, case.talliers, case.release, case.max_dropouts))
+    template = templates.of(case.shape)
     world = World(case, template, folder, service())
     assert not world.run().violation
     return {name: made(world.folder / name, name) for name in ("coordinator", *template.agents)}

@@ -11,7 +11,7 @@ from feature_store.faults import listening
 from labeler.methods import ReleaseKind
 from workers.studies.simulation.campaign import memory_folder
 from workers.studies.simulation.case import JobPlan, Rates, case_of
-from workers.studies.simulation.homes import Shape, Templates
+from workers.studies.simulation.homes import Templates
 from workers.studies.simulation.subject import service
 from workers.studies.simulation.world import COORDINATOR, World
 
@@ -41,7 +41,7 @@ def test_a_round_whose_turn_comes_after_its_shares_are_erased_ends_its_job(relea
     subject = service()
     with memory_folder() as folder:
         (folder / "templates").mkdir()
-        shape = Shape(case.agents, case.talliers, case.release, case.max_dropouts)
+        shape = case.shape
         template = Templates(folder / "templates", subject.complete).of(shape)
         world = World(case, template, folder, subject)
         try:

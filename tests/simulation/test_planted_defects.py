@@ -6,6 +6,7 @@ The table in docs/simulation.md is this list.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -210,6 +211,29 @@ def _add_one_share_twice(patch: Patch) -> None:
     patch.setattr(tally, "_sum", twice)
 
 
+def _forget_the_noise(patch: Patch) -> None:
+    drawn: dict[tuple[int, str], bytes] = {}
+
+    def of_this_process(self: TallierMemory, digest: str) -> bytes:
+        return drawn.setdefault((id(self), digest), os.urandom(32))
+
+    patch.setattr(TallierMemory, "noise_key", of_this_process)
+
+
+def _add_no_noise(patch: Patch) -> None:
+    class Silent:
+        """A sampler of zeros."""
+
+        def __init__(self, sigma: float) -> None:
+            del sigma
+
+        def sample(self, source: Any, shape: Any) -> Any:
+            del source
+            return np.zeros(shape, np.int64)
+
+    patch.setattr(tally, "DiscreteGaussian", Silent)
+
+
 DEFECTS = (
     Defect("coordinator", "charges a round twice", ("charged once",), _reserve_twice),
     Defect(
@@ -243,6 +267,8 @@ DEFECTS = (
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
     Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
     Defect("tallier", "adds one share twice", ("the same answer",), _add_one_share_twice),
+    Defect("tallier", "draws its noise from what a restart forgets", ("the same answer",), _forget_the_noise, 6),
+    Defect("tallier", "adds no noise where it must", ("the same answer",), _add_no_noise, 6),
 )
 
 

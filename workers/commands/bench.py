@@ -37,6 +37,7 @@ BENCHES: Final = (
     "thousand-agents",
     "rivals",
     "ball",
+    "noise-by-talliers",
     "simulate",
     "life",
 )

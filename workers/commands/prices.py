@@ -220,6 +220,8 @@ def _print_plan(result: dict[str, Any]) -> None:
         life = result["life"]
         alone = "" if life["most_votes"] == 1 else f"; of its {life['most_votes']} in a job it casts all or none"
         console.print(f"A record has {life['votes']} votes under this noise in its whole life{alone}.")
+    if result["noise_hint"]:
+        console.print(result["noise_hint"])
     if "person" in result:
         console.print(
             f"A person is all records of one person at one agent, of which at most "

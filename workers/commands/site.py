@@ -235,9 +235,8 @@ def _say_task(task: Mapping[str, Any], home: Path) -> None:
     _line("classes", shown)
     _line("epsilon", f"{_epsilon(task['instance_epsilon'])} per image, {person}")
     _line("", f"{_epsilon(task['agent_epsilon'])} for this site as a whole (delta {task['delta']:g})")
-    _line(
-        "noise", f"sigma {task['sigma_votes']:.4g} votes, from {task['noise_contributors']} of {task['agents']} agents"
-    )
+    parties = "3 talliers; this site adds none" if task["noise_by"] == "talliers" else f"{task['agents']} agents"
+    _line("noise", f"sigma {task['sigma_votes']:.4g} votes, from {task['noise_contributors']} of {parties}")
     _line("", f"{task['colluding_agents']} may collude. {task['holds_against']}")
     by = f", by {', '.join(task['requesters'])}" if task["requesters"] else ""
     _line("asked", f"{_minute(task['asked_at'])}{by}")

@@ -153,6 +153,12 @@ def _rivals(data: Path | None, full: bool, progress: ProgressCallback) -> list[B
     return bench_rivals(data=data, full=full, progress=progress)
 
 
+def _noise_by_talliers(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.tallier_noise import bench_tallier_noise
+
+    return bench_tallier_noise(full=full, progress=progress)
+
+
 def run_schedules(
     *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
 ) -> list[BenchRow]:
@@ -183,6 +189,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "thousand-agents": _thousand_agents,
     "rivals": _rivals,
     "ball": _ball,
+    "noise-by-talliers": _noise_by_talliers,
     "simulate": _simulate,
     "life": _life,
 }

@@ -10,6 +10,7 @@ const NUMBERS = {
   k: "task-k",
   max_queries: "task-queries",
   delta: "task-delta",
+  dishonest_talliers: "task-noise-by",
   colluding_agents: "task-colluding",
   max_dropouts: "task-dropouts",
   records_per_person: "task-person",
@@ -53,6 +54,8 @@ export class NewTask {
     const isNoise = byId("task-measure").value === "sigma_votes";
     setText(byId("task-noise-words"), isNoise ? "Noise, in votes (sigma)" : "Epsilon of all its questions, for one image");
     byId("task-abstain").parentElement.hidden = byId("task-release").value !== "winner";
+    // Talliers' noise is known to no agent, however many collude.
+    byId("task-colluding").parentElement.hidden = byId("task-noise-by").value !== "";
     const request = this.#request();
     if (!(request.max_queries >= 1) || !(request[byId("task-measure").value] > 0) || !(request.delta > 0)) {
       this.#box.ask(null, "Fill in how many questions, and the epsilon or the noise; the price appears here. Asking for it is free.");

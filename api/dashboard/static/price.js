@@ -94,7 +94,8 @@ export class PriceBox {
         el("summary", {}, "Every account after it, noise, and for whom the price holds"),
         view.affordable ? null : el("p", { class: "small" }, sentence(view.refusal)),
         this.#accounts(view),
-        el("p", { class: "small" }, `Noise in a full sum: ${epsilon(view.total_sigma_votes)} votes (sigma); ${count(view.quorum, "agent")} must answer. ${price.holds_against ?? ""}`),
+        el("p", { class: "small" }, `Noise in a full sum${price.dishonest_talliers ? ", added by the talliers" : ""}: ${epsilon(view.total_sigma_votes)} votes (sigma); ${count(view.quorum, "agent")} must answer. ${price.holds_against ?? ""}`),
+        view.noise_hint ? el("p", { class: "small" }, sentence(view.noise_hint)) : null,
       ),
     ];
   }

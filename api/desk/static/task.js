@@ -40,7 +40,7 @@ export function taskCard(task, url, decide) {
       fact("Questions", `at most ${task.queries.toLocaleString("en")}`),
       fact("Answered by", method(task.method)),
       fact("Opened", task.release === "winner" ? "the winning class of each question" : "the noisy sums of votes"),
-      fact("Noise", `${Number(task.sigma_votes.toPrecision(4))} votes, from ${task.noise_contributors} of ${many(task.agents, "agent", "agents")}`),
+      fact("Noise", `${Number(task.sigma_votes.toPrecision(4))} votes, from ${task.noise_contributors} of ${task.noise_by === "talliers" ? "3 talliers; this site adds none" : many(task.agents, "agent", "agents")}`),
       fact("Except with chance (delta)", small(task.delta)),
       fact("Task", task.task_id.slice(0, 16)),
       task.holds_against ? fact("The prices hold", task.holds_against.replace(/^Holds /, "").replace(/\.$/, ""), "whole") : null,

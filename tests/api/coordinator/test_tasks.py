@@ -13,6 +13,7 @@ from api.schema import TaskRequest
 from feature_store.journal.chain import Head
 from labeler.errors import InvalidTask, LabelerError, NotEnrolled
 from labeler.planning import price
+from labeler.task import parse_task
 from tests.api.conftest import CLASSES, FINGERPRINT, House
 
 
@@ -142,6 +143,20 @@ def test_one_participant_may_know_its_noise_unless_the_request_says_otherwise(ho
     assert view.price.participant_epsilon > view.price.instance_epsilon
     with pytest.raises(InvalidTask, match="say colluding_agents = 0"):
         house.task(agents=["east", "west"], max_dropouts=1)
+
+
+def test_a_task_may_have_the_talliers_add_the_noise_and_its_price_says_so(house: House) -> None:
+    view = task_view(house.task(dishonest_talliers=1))
+    plain = task_view(house.task(colluding_agents=2))
+    assert view.task["dishonest_talliers"] == view.price.dishonest_talliers == 1
+    assert view.price.colluding_agents == 2, "all agents but the one a number is about"
+    assert "all other participants and one of the three talliers" in view.price.holds_against
+    assert view.price.participant_epsilon == view.price.instance_epsilon
+    assert "dishonest_talliers" not in plain.task
+    assert plain.price.dishonest_talliers is None
+    record, other = house.tasks.get(view.task_id), house.tasks.get(plain.task_id)
+    assert record.task.total_sigma_votes**2 == pytest.approx(other.task.total_sigma_votes**2 / 2)
+    assert parse_task(view.task).digest == view.task_id
 
 
 def tell(house: House, **groups: str | None) -> None:

@@ -64,10 +64,11 @@ def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Thief:
-    """Copies every agent's key of a round while the round is open, which is what it takes to know the answer later."""
+    """Copies every agent's key of a round while the round is open, which is what it takes to know the answer later; and
+    every tallier's, where talliers add the noise."""
 
     def __init__(self, home: Path) -> None:
-        self._agents = home / "agents"
+        self._home = home
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.keys: dict[tuple[str, str], set[bytes]] = {}
@@ -82,13 +83,13 @@ class Thief:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.002):
-            for folder in self._agents.glob("*/erasable"):
+            for folder in (*self._home.glob("agents/*/erasable"), *self._home.glob("talliers/*/erasable")):
                 for name, key in keys_in(folder).items():
                     self.keys.setdefault((folder.parent.name, name), set()).add(key)
 
 
 def expected_release(service: Service, thief: Thief, task_fields: dict[str, object], batch: QueryBatch) -> Release:
-    """What the agents' keys of this round determine, computed in this process."""
+    """What the parties' keys of this round determine, computed in this process."""
     task = parse_task(task_fields)
     agents = []
     for home in sorted((service.home / "agents").iterdir()):
@@ -102,7 +103,12 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
                 ledger=InMemoryLedger({"instance": Account(home.name, "instance", 10**15)}),
             )
         )
-    return run_round(task, batch, agents, post_charge=lambda _: None)
+    tallier_keys: list[bytes] = []
+    if task.noise_by == "talliers":
+        for number in range(task.talliers):
+            (key,) = thief.keys[f"tallier-{number}", round_of(task, batch).digest + ".shares"]
+            tallier_keys.append(key)
+    return run_round(task, batch, agents, post_charge=lambda _: None, tallier_keys=tallier_keys)
 
 
 @pytest.mark.slow
@@ -155,6 +161,44 @@ def test_a_killed_process_costs_time_and_nothing_else(
     assert table["label"].to_pylist() == expected.labels.tolist()
     if expected.noisy_votes is not None:
         assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "point",
+    ["tallier.fixed", *(pytest.param(point, marks=pytest.mark.long) for point in ("tallier.stored", "tallier.summed"))],
+)
+def test_a_tallier_killed_between_storing_and_sending_never_draws_its_noise_again(
+    fragile: Service, digit_features: np.ndarray, tmp_path: Path, point: str
+) -> None:
+    """Talliers add the noise; what is released is what the keys say that they had drawn, bit for bit."""
+    place = len(CELLS) + ["tallier.fixed", "tallier.stored", "tallier.summed"].index(point)
+    features = digit_features[place * QUERIES : (place + 1) * QUERIES]
+    with Thief(fragile.home) as thief, fragile.client() as client:
+        task = client.create_task(
+            TaskRequest(
+                name=f"noise by talliers, {point}",
+                method="knn",
+                k=5,
+                sigma_votes=20.0,
+                delta=1e-5,
+                max_queries=QUERIES,
+                dishonest_talliers=1,
+            )
+        )
+        assert task.price.dishonest_talliers == 1
+        armed = fragile.faults.with_suffix(".new")
+        armed.write_text(point)
+        armed.rename(fragile.faults)
+        job = client.submit(task.task_id, features=features, backbone_fingerprint=task.task["backbone_fingerprint"])
+        done = client.wait(job.job_id)
+        assert not fragile.faults.exists(), "the fault point was not reached"
+        assert done.state == "completed"
+        table = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet", of="questions"))
+    expected = expected_release(fragile, thief, task.task, QueryBatch(features, first_query=0))
+    assert table["label"].to_pylist() == expected.labels.tolist()
+    assert np.array_equal(np.array(table["noisy_votes"].to_pylist()), expected.noisy_votes)
 
 
 def digits_as_files(folder: Path, start: int) -> Path:

@@ -57,6 +57,16 @@ def test_the_best_guess_is_a_coin_at_epsilon_zero_and_grows_as_theory_says():
     assert best_guess(5000.0, 1e-4) == 1.0
 
 
+def test_the_noise_of_the_talliers_is_told():
+    fields = {"name": "t", "classes": ("a", "b"), "k": 5, "sigma_votes": 10.0, "delta": 1e-4, "max_queries": 4}
+    told = " ".join(noise_in_words(Task.model_validate(fields | {"agents": 3, "dishonest_talliers": 1})))
+    assert "The three talliers hide the sum under noise" in told
+    assert "agents add none" in told
+    assert "However many agents collude" in told
+    assert "1.22 times" in told
+    assert "One of the three talliers" in told
+
+
 def test_the_noise_of_colluding_and_missing_agents_is_told():
     fields = {"name": "t", "classes": ("a", "b"), "k": 5, "sigma_votes": 10.0, "delta": 1e-4, "max_queries": 4}
     told = " ".join(

@@ -55,6 +55,19 @@ def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.Mo
     assert "private-labeler[studies]" in str(result.exception)
 
 
+def test_three_talliers_leave_half_of_the_noise_that_three_agents_need_against_two_of_them() -> None:
+    rows = run_bench("noise-by-talliers")["rows"]
+    assert all(set(row) == ROW_KEYS for row in rows)
+    stated = {row["method"]: float(row["reference"].split()[0]) for row in rows if row["reference"]}
+    agents, one, two, as_much = stated.values()
+    assert one == pytest.approx(agents / 2, rel=1e-3)
+    assert two == pytest.approx(agents, rel=1e-3)
+    assert as_much == pytest.approx(agents, rel=1e-3)
+    epsilon = {row["method"]: row["epsilon"] for row in rows}
+    assert len(epsilon) == 4
+    assert sorted(epsilon.values())[0] < 0.75 * sorted(epsilon.values())[1]
+
+
 def test_an_unknown_bench_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"choose office-caltech, backbones, .* simulate or papers"):
         run_bench("sleep")

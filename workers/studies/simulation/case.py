@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 from labeler.methods import ReleaseKind
+from workers.studies.simulation.homes import Shape
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Case:
         jobs: in order of their submission.
         steps: after which nothing goes wrong any more.
         rates: of what goes wrong.
+        dishonest_talliers: of every task: talliers add the noise; None: the agents do.
         shorter: the first agent has one record less: the other of two neighbouring worlds.
     """
 
@@ -91,7 +93,13 @@ class Case:
     jobs: tuple[JobPlan, ...]
     steps: int
     rates: Rates
+    dishonest_talliers: int | None = None
     shorter: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """Of the federation it runs on."""
+        return Shape(self.agents, self.talliers, self.release, self.max_dropouts, self.dishonest_talliers)
 
     @property
     def neighbour(self) -> Case:
@@ -114,10 +122,11 @@ def case_of(seed: int) -> Case:
     max_dropouts = draw.choice((0, 1, 1)) if agents == 3 else 0
     steps = draw.choice((10, 16, 24) if is_small else (40, 80))
     jobs = tuple(_job(draw, steps) for _ in range(draw.choice((1, 1, 1, 2) if is_small else (1, 2, 2, 3))))
+    talliers = 3 if release == "winner" else draw.choice((2, 2, 2, 3))
     return Case(
         seed=seed,
         agents=agents,
-        talliers=3 if release == "winner" else draw.choice((2, 2, 2, 3)),
+        talliers=talliers,
         release=release,
         max_dropouts=max_dropouts,
         absent=(draw.randrange(agents),) if draw.random() < 0.12 else (),
@@ -125,6 +134,8 @@ def case_of(seed: int) -> Case:
         jobs=jobs,
         steps=steps,
         rates=_rates(draw),
+        # Drawn apart, so that a seed stands for the schedule for which it stood before.
+        dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 else None,
     )
 
 

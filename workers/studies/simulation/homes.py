@@ -58,6 +58,7 @@ class Shape:
     talliers: int
     release: ReleaseKind
     max_dropouts: int
+    dishonest_talliers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,7 @@ def _task(shape: Shape, number: int) -> Task:
             "agents": shape.agents,
             "max_dropouts": shape.max_dropouts,
             "talliers": shape.talliers,
+            "dishonest_talliers": shape.dishonest_talliers,
             "backbone_fingerprint": FINGERPRINT,
             "nonce": f"simulated-{number}",
         }

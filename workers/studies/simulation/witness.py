@@ -33,7 +33,9 @@ from labeler.errors import LabelerError, NotFound, PrivacyRefusal
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
+from labeler.noise import DiscreteGaussian
 from labeler.sharing import unshard
+from labeler.tallier_noise import noise_source
 from labeler.task import Task
 from labeler.wellformed import BallotShare
 from workers.studies.simulation.homes import NEIGHBOURS, VARIANTS, Template, questions
@@ -143,6 +145,8 @@ class Witness:
         self._by_digest: dict[str, Task] = {task.digest: task for task in template.tasks}
         self._numbers: dict[str, int] = {}
         self._shares: dict[tuple[str, str, str], bytes] = {}
+        self._noise_keys: dict[tuple[str, str], bytes] = {}
+        self._sums: dict[tuple[str, str], bytes] = {}
         self._opened: dict[tuple[str, str], dict[str, Message]] = {}
         self._relayed: set[str] = set()
         self._asked: set[str] = set()
@@ -256,10 +260,26 @@ class Witness:
             raise Violation("stored before sent", f"{tallier} reports a round it has not stored") from None
         if kept.is_forgotten:
             return
+        self._note_key(tallier, digest)
         for agent, sharing_id in told.items():
             share = kept.shares.get(agent)
             if share is None or share.sharing_id != sharing_id:
                 raise Violation("stored before sent", f"{tallier} reports a share of {agent} that it has not stored")
+
+    def _note_key(self, tallier: str, digest: str) -> None:
+        """What a tallier can draw its noise of a round from, as long as it is on its disk."""
+        key = self._talliers[tallier].keys.read(digest + ".shares")
+        if key is not None and self._noise_keys.setdefault((tallier, digest), key) != key:
+            raise Violation("one draw", f"{tallier} draws its noise of a round from another key than before")
+
+    def _noise(self, tallier: str, current: RoundRecord, task: Task) -> NDArray[np.int64]:
+        """What a tallier must have added, from the key that was on its disk while the round was open."""
+        shape = (current.num_queries, task.num_classes)
+        if task.tallier_sigma_grid is None:
+            return np.zeros(shape, np.int64)
+        key = self._noise_keys[tallier, current.round_digest or ""]
+        drawn = noise_source(key, current.round_digest or "", current.contributors, is_seeded=False)
+        return DiscreteGaussian(task.tallier_sigma_grid).sample(drawn, shape)
 
     def _check_sum(self, message: Message) -> None:
         current = self._check_posted(message, "a sum was sent")
@@ -273,9 +293,13 @@ class Witness:
         kept = self._talliers[tallier].memory.load(digest)
         if kept.aggregate != data:
             raise Violation("stored before sent", f"the sum of {tallier} leaves before it is stored")
+        if self._sums.setdefault((tallier, digest), data) != data:
+            raise Violation("one draw", f"{tallier} sends another sum of a round than before")
+        task = self._by_digest[message.header.task_digest]
         parts = [self._share_words(agent, digest, tallier) for agent in current.contributors]
-        if not np.array_equal(np.sum(parts, axis=0, dtype=np.uint64), aggregate.words):
-            raise Violation("the same answer", f"the sum of {tallier} is not that of what agents sent it")
+        added = self._noise(tallier, current, task)
+        if not np.array_equal(np.sum([*parts, added.view(np.uint64)], axis=0, dtype=np.uint64), aggregate.words):
+            raise Violation("the same answer", f"the sum of {tallier} is not that of what agents sent it and its noise")
 
     def _check_winners(self, message: Message) -> None:
         current = self._check_posted(message, "winners were sent")
@@ -393,7 +417,9 @@ class Witness:
     def _check_release(self, current: RoundRecord, data: bytes) -> None:
         task = self._by_digest[self._jobs.get(current.job_id).task_digest]
         release = release_from_bytes(data)
-        total = np.sum([self._contribution(agent, current, task) for agent in current.contributors], axis=0)
+        parts = [self._contribution(agent, current, task) for agent in current.contributors]
+        parts += [self._noise(tallier, current, task) for tallier in self._template.talliers]
+        total = np.sum(parts, axis=0)
         if not np.array_equal(release.labels, np.argmax(total, axis=1)):
             raise Violation(
                 "the same answer", f"the labels of {current.job_id}/{current.number} are not those of the sum"

@@ -28,7 +28,7 @@ from labeler.errors import LabelerError
 from labeler.rounds.coordinator import TURN_GRACE_S
 from workers.agent.policy import Policy
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
-from workers.studies.simulation.homes import REQUESTER, START, VARIANTS, Shape, Template, Templates, questions
+from workers.studies.simulation.homes import REQUESTER, START, VARIANTS, Template, Templates, questions
 from workers.studies.simulation.parties import Party, boot_agent, boot_tallier
 from workers.studies.simulation.post import Door, Killed, LossyMailbox, Network
 from workers.studies.simulation.winners import MeetingRoom
@@ -586,5 +586,5 @@ def _submit(coordinator: Coordinator, job: _Job) -> str:
 
 def run_case(case: Case, templates: Templates, folder: Path, subject: Subject, *, traced: bool = False) -> Outcome:
     """Run one schedule in an empty folder."""
-    template = templates.of(Shape(case.agents, case.talliers, case.release, case.max_dropouts))
+    template = templates.of(case.shape)
     return World(case, template, folder, subject, traced=traced).run()
