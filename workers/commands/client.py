@@ -1,6 +1,7 @@
 """Commands of a requester: `submit` images, look at `status` and `budget`, `export` the labels.
 
-This is the one module of commands that may import the service's client.
+Beside `workers.commands.service`, through which other commands reach a service, this is the one module of commands
+that may import the service's client.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,30 +22,15 @@ from feature_store.exports import EXPORT_FORMATS
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
 from workers.commands.following import wait_for
+from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from api.client import Client
     from api.schema import JobView, Selection
-    from workers.progress import ProgressCallback
 
-Url = Annotated[str, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")]
-Token = Annotated[str, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")]
-MaybeUrl = Annotated[
-    str | None, typer.Option(envvar="LABELER_URL", help="Of the service, for example https://labels.example.org.")
-]
-MaybeToken = Annotated[
-    str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token. Better in LABELER_TOKEN than here.")
-]
-CaFile = Annotated[
-    Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
-]
-
-Role = Literal["admin", "requester", "viewer"]
-ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
-_ABSENT_PATIENCE_S = 1.0
 FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
@@ -85,7 +71,7 @@ def submit(
     skipped = _unreadable(images) if skip_unreadable else {}
     for one, reason in skipped.items():
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
-    with _connect(url, token, ca_file) as service:
+    with connect(url, token, ca_file) as service:
         chosen = {"strategy": strategy, "count": count, "seed": seed}
         task_id, selection = _task(service, task, images, chosen, left_out=len(skipped))
         _warn_of_noise(service, task_id, selection)
@@ -114,7 +100,7 @@ def status(
 
     Example: `labeler status job_5c1e --url https://labels.example.org`
     """
-    with _connect(url, token, ca_file) as service:
+    with connect(url, token, ca_file) as service:
         if job is not None:
             _tell_job(service.job(job), out=None, as_json=as_json)
             return
@@ -138,7 +124,7 @@ def share(
 
     Example: `labeler share 3f9a... --with tok_4be1d09a --url https://labels.example.org`
     """
-    with _connect(url, token, ca_file) as service:
+    with connect(url, token, ca_file) as service:
         view = service.unshare_task(task, with_token) if stop else service.share_task(task, with_token)
     if as_json:
         print_json(view.model_dump(mode="json"))
@@ -157,7 +143,7 @@ def budget(
 
     Example: `labeler budget --url https://labels.example.org --agent hospital-a`
     """
-    with _connect(url, token, ca_file) as service:
+    with connect(url, token, ca_file) as service:
         view = service.budget() if agent is None else service.agent_budget(agent)
     document = view.model_dump(mode="json")
     if as_json:
@@ -223,7 +209,7 @@ def export(
             f"{job!r} is no folder of a job here; for a job of a service say which: --url and --token (or LABELER_URL "
             "and LABELER_TOKEN)"
         )
-    with _connect(url, token, ca_file) as service:
+    with connect(url, token, ca_file) as service:
         if chosen in MODELS:
             (service.student if chosen == "student" else service.model)(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
@@ -260,109 +246,6 @@ def _say_exported(count: int, out: Path, job: str, kind: str, *, as_json: bool) 
         print_json({"job": job, "format": kind, "images": count, "out": str(out)})
     else:
         typer.echo(f"Labels of {count} images are in {out}")
-
-
-def fetch_student(url: str, token: str, ca_file: Path | None, job: str, out: Path) -> Path:
-    """Download the student of a service's job; for `labeler student`."""
-    with _connect(url, token, ca_file) as service:
-        return service.student(job, out)
-
-
-def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:
-    """Enrol a party, or give one that is enrolled new keys; for `labeler keys`."""
-    from pydantic import ValidationError
-
-    from api.schema import KeysRequest, PartyRequest
-    from labeler.task import describe_validation
-
-    keys = {"verify_key": party["verify_key"], "seal_key": party["seal_key"]}
-    try:
-        known = {"party_id": party["party_id"], "role": party.get("role"), "tallier": party.get("tallier")}
-        request = PartyRequest.model_validate(keys | known)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the file of public keys")) from None
-    with _connect(url, token, ca_file) as service:
-        if rotated:
-            return service.rotate(request.party_id, KeysRequest.model_validate(keys)).model_dump(mode="json")
-        return service.enrol(request).model_dump(mode="json")
-
-
-def revoke_party(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
-    """Revoke a party; for `labeler keys`."""
-    with _connect(url, token, ca_file) as service:
-        return service.revoke_party(party_id).model_dump(mode="json")
-
-
-def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
-    """Invite a site; for `labeler invite`. The authority that this connection is checked against goes along."""
-    from pydantic import ValidationError
-
-    from api.schema import InvitationRequest
-    from labeler.task import describe_validation
-
-    try:
-        certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
-        request = InvitationRequest.model_validate(fields | {"ca_certificates": certificates})
-    except (OSError, UnicodeDecodeError):
-        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is no PEM file") from None
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the invitation")) from None
-    with _connect(url, token, ca_file) as service:
-        return service.invite(request).model_dump(mode="json")
-
-
-def withdraw_invitation(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
-    """Withdraw the invitations of a name that were not used; for `labeler invite`."""
-    with _connect(url, token, ca_file) as service:
-        return service.withdraw_invitation(party_id).model_dump(mode="json")
-
-
-def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | None) -> dict[str, Any]:
-    """Make an access token at a running service; for `labeler keys`."""
-    with _connect(url, token, ca_file) as service:
-        return service.create_token(name, role).model_dump(mode="json")
-
-
-def fetch_evidence(
-    url: str,
-    token: str,
-    ca_file: Path | None,
-    out: Path,
-    *,
-    task: str,
-    since: datetime | None,
-    until: datetime | None,
-) -> None:
-    """Write a running service's evidence of a task or a period into a file; for `labeler evidence`."""
-    with _connect(url, token, ca_file) as service:
-        service.evidence(out, task=task, since=since, until=until)
-
-
-def prune_service(
-    url: str, token: str, ca_file: Path | None, age: timedelta, *, dry_run: bool, progress: ProgressCallback
-) -> dict[str, Any]:
-    """Have a running service forget the jobs that ended longer ago than an age; what `labeler prune --url` does.
-
-    Returns:
-        {"url", "jobs": [id], "dry_run"}.
-    """
-    from api.schema import FINISHED
-
-    before = datetime.now(UTC) - age
-    with _connect(url, token, ca_file) as service:
-        ended = service.jobs(states=sorted(FINISHED))
-        old = [job.job_id for job in ended if job.updated_at < before and job.forgotten_at is None]
-        for number, job_id in enumerate([] if dry_run else old, 1):
-            service.forget(job_id)
-            progress("Jobs", number, len(old))
-    return {"url": url, "jobs": old, "dry_run": dry_run}
-
-
-def _connect(url: str, token: str, ca_file: Path | None) -> Client:
-    from api.client import Client
-
-    # A person who waits is told at once that nothing is there; a job that is waited for is, through restarts.
-    return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands.client import CaFile, MaybeToken, MaybeUrl
 from workers.commands.console import Json, escaped, print_json
+from workers.commands.service import CaFile, MaybeToken, MaybeUrl
 
 if TYPE_CHECKING:
     from feature_store.evidence_file import SignedEvidence
@@ -120,7 +120,7 @@ def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
     from feature_store.evidence_file import read_signed
-    from workers.commands.client import fetch_evidence
+    from workers.commands.service import fetch_evidence
 
     fetch_evidence(url, token, ca_file, out, task=task, since=_moment("since", since), until=_moment("until", until))
     return read_signed(out.read_bytes())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands import client
-from workers.commands.client import CaFile
+from workers.commands import service
 from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.service import CaFile
 
 if TYPE_CHECKING:
     from labeler.invitation import Invitation
@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
 
 def invite(
     name: Annotated[str, typer.Argument(help="Name the site is to be enrolled under, for example hospital-a.")],
-    url: client.Url,
-    token: client.Token,
+    url: service.Url,
+    token: service.Token,
     role: Annotated[str, typer.Option(help="agent (a hospital) or tallier.")] = "agent",
     number: Annotated[
         int | None, typer.Option(min=0, max=2, help="Which tallier; the lowest that is free otherwise.")
@@ -63,7 +63,7 @@ def invite(
     from workers.homes.invitations import write_invitation
 
     if withdraw:
-        gone = client.withdraw_invitation(url, token, name, ca_file=ca_file)
+        gone = service.withdraw_invitation(url, token, name, ca_file=ca_file)
         if as_json:
             print_json(gone)
         else:
@@ -72,7 +72,7 @@ def invite(
     chosen = one_of("role", role, ROLES)
     fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}
     path = out or Path(f"{name}.invitation.json")
-    made = client.make_invitation(url, token, fields, ca_file=ca_file)
+    made = service.make_invitation(url, token, fields, ca_file=ca_file)
     write_invitation(path, made["document"])
     if as_json:
         print_json(

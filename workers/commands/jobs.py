@@ -161,7 +161,7 @@ def student(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"
             )
-        from workers.commands.client import fetch_student
+        from workers.commands.service import fetch_student
         from workers.jobs.student import score_student
 
         result = score_student(fetch_student(url, token, ca_file, job, out), test=test)

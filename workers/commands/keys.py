@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands import client
-from workers.commands.client import CaFile
+from workers.commands import service
 from workers.commands.console import Json, one_of, print_json
+from workers.commands.service import CaFile
 
 Home = Annotated[Path, typer.Option(help="Home folder of the party.")]
 OptionalUrl = Annotated[str | None, typer.Option(envvar="LABELER_URL", help="Of a running service.")]
@@ -62,8 +62,8 @@ def rotate(home: Home, as_json: Json = False) -> None:
 @keys_app.command()
 def enrol(
     public: Annotated[Path, typer.Argument(help="The party's keys.public.json.")],
-    url: client.Url,
-    token: client.Token,
+    url: service.Url,
+    token: service.Token,
     rotated: Annotated[bool, typer.Option("--rotate", help="The party is enrolled; give it these new keys.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="The fingerprint was compared already; do not ask.")] = False,
     ca_file: CaFile = None,
@@ -79,7 +79,7 @@ def enrol(
     if not yes:
         question = f"Does {party['party_id']} ({party.get('role')}) read out the fingerprint {party['fingerprint']}?"
         typer.confirm(question, abort=True, err=True)
-    view = client.enrol_party(url, token, party, rotated=rotated, ca_file=ca_file)
+    view = service.enrol_party(url, token, party, rotated=rotated, ca_file=ca_file)
     if as_json:
         print_json(view)
     else:
@@ -89,8 +89,8 @@ def enrol(
 @keys_app.command()
 def revoke(
     party_id: Annotated[str, typer.Argument(help="Name the party is enrolled under.")],
-    url: client.Url,
-    token: client.Token,
+    url: service.Url,
+    token: service.Token,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +98,7 @@ def revoke(
 
     Example: `labeler keys revoke hospital-a --url https://labels.example.org`
     """
-    view = client.revoke_party(url, token, party_id, ca_file=ca_file)
+    view = service.revoke_party(url, token, party_id, ca_file=ca_file)
     if as_json:
         print_json(view)
     else:
@@ -123,13 +123,13 @@ def token(
 
     Example: `labeler keys token --home coordinator --name "data team" --role requester`
     """
-    wanted = one_of("role", role, client.ROLES)
+    wanted = one_of("role", role, service.ROLES)
     if home is not None:
         from workers.homes.keys import make_token_offline
 
         made: dict[str, Any] = make_token_offline(home, name=name, role=wanted)
     elif url is not None and access is not None:
-        made = client.make_token(url, access, name=name, role=wanted, ca_file=ca_file)
+        made = service.make_token(url, access, name=name, role=wanted, ca_file=ca_file)
     else:
         raise InvalidSetting("name the coordinator's home (--home), or a running service (--url and --token)")
     if as_json:

@@ -50,7 +50,7 @@ def prune(
             # A home that is named counts more than an address in the environment.
             found = prune_home(home, age, dry_run=dry_run, progress=progress)
         elif url is not None and token is not None:
-            from workers.commands.client import prune_service
+            from workers.commands.service import prune_service
 
             found = prune_service(url, token, ca_file, age, dry_run=dry_run, progress=progress)
         else:

@@ -6,7 +6,7 @@
                    erased since; pages that the journal's file keeps of what was deleted
 
 The owner of the home must not run: it would find things gone under its hands. A running coordinator is pruned over
-HTTP instead (workers.commands.client), which is the same but for the journal's file.
+HTTP instead (workers.commands.service), which is the same but for the journal's file.
 """
 
 from __future__ import annotations
