@@ -26,6 +26,10 @@ from labeler.jobs import Strategy
 
 _MIN_DIRECTIONS, _MAX_DIRECTIONS = 20, 128
 _BLOCK_ROWS = 4096
+_LEAST_VARIANCE = 1e-6
+
+WHITENING = 0.7
+"""Of public axes, as chosen for `labeler bench papers dp-helmet` on other users' records."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def select_queries(
     Args:
         public_features: int16, shape (num_images, dimension), quantised, no zero rows.
         strategy: all, random or clustered; weights for the rows of a linear model.
-        count: how many questions; not more than there are images. Needed unless strategy is `all`.
+        count: how many questions; not more than there are images. Needed unless strategy is `all`. For `weights`: along
+            how many public axes the model looks; None for features as they are.
         seed: public; two parties with the same public images and seed choose the same questions.
 
     Raises:
@@ -91,7 +96,8 @@ def select_queries(
     num_images = len(public_features)
     if strategy == "weights":
         images = np.arange(num_images, dtype=np.int64)
-        return QuerySet(model_rows(public_features.shape[1]), images, images, strategy, seed, Coverage(1.0, 1.0, 1, 0))
+        asked = model_rows(public_features.shape[1]) if count is None else axis_rows(public_features, count)
+        return QuerySet(asked, images, images, strategy, seed, Coverage(1.0, 1.0, 1, 0))
     if strategy == "all" or count == num_images:
         rows = np.arange(num_images, dtype=np.int64)
         return _query_set(public_features, public_features, rows, rows, strategy, seed)
@@ -123,6 +129,38 @@ def model_rows(dimension: int) -> NDArray[np.int16]:
         int16, shape (dimension + 1, dimension), quantised like shards.
     """
     return np.eye(dimension + 1, dimension, dtype=np.int16) * np.int16(FEATURE_SCALE)
+
+
+def axis_rows(public_features: NDArray[np.int16], count: int) -> NDArray[np.int16]:
+    """The first principal axes of public images, then their mean: the map of `labeler.public_axes`.
+
+    Each axis is divided by its standard deviation to the power WHITENING: axes that tell classes apart are rarely the
+    longest. All are scaled so that the longest row is as long as a feature.
+
+    Args:
+        public_features: int16, shape (num_images, dimension).
+        count: how many axes.
+
+    Returns:
+        int16, shape (count + 1, dimension).
+
+    Raises:
+        InvalidSetting: the images do not have so many axes.
+    """
+    rows = public_features.astype(np.float64)
+    mean = rows.mean(axis=0)
+    rows -= mean
+    variances, axes = np.linalg.eigh(rows.T @ rows / len(rows))
+    known = int((variances > _LEAST_VARIANCE * max(float(variances[-1]), 1.0)).sum())
+    if not 1 <= count <= known:
+        raise InvalidSetting(
+            f"training.axes asks for {count} axes of the public images, which have {known}; ask for fewer, or submit "
+            "more images"
+        )
+    kept = slice(None, -count - 1, -1)
+    lengths = variances[kept] ** (-WHITENING / 2)
+    basis = (axes[:, kept] * (lengths / lengths.max())).T
+    return np.asarray(np.rint(np.vstack([FEATURE_SCALE * basis, mean])), dtype=np.int16)
 
 
 def _check_features(features: NDArray[np.int16]) -> None:

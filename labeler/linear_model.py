@@ -7,7 +7,9 @@ Everything here follows from the release and public features, at no further pric
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,10 @@ from numpy.typing import NDArray
 from labeler.convex import LinearTerms
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods.blind_average import linear_terms
+from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task
 
-_FEATURE_ONE = 2048.0
 _BLOCK_ROWS = 4096
 
 
@@ -27,12 +29,15 @@ class LinearModel:
     """A released linear classifier.
 
     Attributes:
-        weights: float64, shape (dimension + 1, num_classes); the last row belongs to the constant feature.
+        weights: float64, shape (dimension + 1, num_classes); the last row belongs to the constant feature. With axes
+            one row per axis.
         terms: how its rows are prepared, and what it may have learnt of one record.
+        axes: the public map in front of it; None where it reads features as they are.
     """
 
     weights: NDArray[np.float64]
     terms: LinearTerms
+    axes: PublicAxes | None = None
 
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.weights.shape[1] != self.terms.num_classes or len(self.weights) < 2:
@@ -40,6 +45,24 @@ class LinearModel:
                 f"weights of a linear model have shape (dimension + 1, {self.terms.num_classes}), "
                 f"found {self.weights.shape}"
             )
+        if self.axes is not None and self.axes.count != len(self.weights) - 1:
+            raise InvalidSetting(f"{self.axes.count} axes do not belong to weights of shape {self.weights.shape}")
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a feature that it reads."""
+        return len(self.weights) - 1 if self.axes is None else self.axes.dimension
+
+    @property
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """What it consists of, by name; `LinearModel.of` reads it back."""
+        return {"weights": self.weights} | ({} if self.axes is None else {"axes": self.axes.rows})
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms) -> LinearModel:
+        """A model of its arrays."""
+        axes = arrays.get("axes")
+        return cls(arrays["weights"], terms, None if axes is None else PublicAxes(axes))
 
     def scores(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
         """One number per class, shape (n, num_classes).
@@ -50,10 +73,8 @@ class LinearModel:
         Raises:
             BadData: features of another dimension.
         """
-        if features.ndim != 2 or features.shape[1] != len(self.weights) - 1:
-            raise BadData(
-                f"the model is about features of dimension {len(self.weights) - 1}, found shape {features.shape}"
-            )
+        if features.ndim != 2 or features.shape[1] != self.dimension:
+            raise BadData(f"the model is about features of dimension {self.dimension}, found shape {features.shape}")
         blocks = [self._scores(features[at : at + _BLOCK_ROWS]) for at in range(0, len(features), _BLOCK_ROWS)]
         return np.concatenate(blocks) if blocks else np.empty((0, self.terms.num_classes))
 
@@ -62,19 +83,35 @@ class LinearModel:
         return np.asarray(self.scores(features).argmax(axis=1), dtype=np.int16)
 
     def _scores(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        rows = features.astype(np.float64) / _FEATURE_ONE
+        rows = features.astype(np.float64) / FEATURE_ONE
+        if self.axes is not None:
+            rows = self.axes(rows)
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         rows *= self.terms.feature_norm / np.maximum(norms, self.terms.feature_norm)
         scores: NDArray[np.float64] = rows @ self.weights[:-1] + self.terms.bias_feature * self.weights[-1]
         return scores
 
 
-def released_model(task: Task, release: Release) -> LinearModel:
+def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
+    """The public map of a task whose rows were asked about; None where it has none.
+
+    Raises:
+        BadData: it has one, and the rows are not there.
+    """
+    if task.training is None or task.training.axes is None:
+        return None
+    if asked is None or len(asked) != task.max_queries:
+        raise BadData(f"the model looks along {task.training.axes} public axes, and the rows of them are missing")
+    return PublicAxes(asked)
+
+
+def released_model(task: Task, release: Release, asked: NDArray[np.int16] | None = None) -> LinearModel:
     """The mean model of a round.
 
     Args:
         task: of method blind-average.
         release: of its one round.
+        asked: the rows that were asked about, int16, shape (max_queries, dimension); needed where the task has axes.
 
     Raises:
         InvalidSetting: the task or the release is of another kind.
@@ -82,4 +119,5 @@ def released_model(task: Task, release: Release) -> LinearModel:
     terms = linear_terms(task)
     if not task.traits.asks_for_a_model or release.noisy_votes is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model")
-    return LinearModel(release.noisy_votes * (terms.sensitivity / len(release.contributors)), terms)
+    weights = release.noisy_votes * (terms.sensitivity / len(release.contributors))
+    return LinearModel(weights, terms, axes_of(task, asked))

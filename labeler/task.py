@@ -167,6 +167,8 @@ class Task(BaseModel):
                 f"training.dimension must be below the {self.num_negatives} public negatives, which are every "
                 f"{NEGATIVES_EVERY}th query; found {self.training.dimension}"
             )
+        if self.training is not None and self.training.axes is not None and not self.traits.asks_for_a_model:
+            raise ValueError(f"training.axes only means something for method blind-average, found {self.method}")
         if self.grid_scale is not None and not self.traits.counts:
             raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
         if self.max_agent_records is not None and not self.traits.records_choose:

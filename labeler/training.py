@@ -24,6 +24,8 @@ class Training(BaseModel):
         learner: blind-average: "softmax", or "svm" with one class against the rest.
         radius: blind-average: R, the most that the weights may be long.
         iterations: blind-average: gradient steps.
+        axes: blind-average: how many public axes, and a public centre, stand in front of the model
+            (labeler.public_axes); they are the rows that are asked about. None: features as they are.
         dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
             there are negatives, and at most as many as a feature has numbers.
         score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
@@ -38,6 +40,7 @@ class Training(BaseModel):
     learner: Literal["softmax", "svm"] = "softmax"
     radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
+    axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
 
@@ -54,6 +57,7 @@ class Training(BaseModel):
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task without it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        if self.max_records is None:
-            fields.pop("max_records", None)
+        for later in ("max_records", "axes"):
+            if fields.get(later) is None:
+                fields.pop(later, None)
         return fields

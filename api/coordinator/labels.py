@@ -82,7 +82,8 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
         return label_table(task, stamp, names, rounds)
     if questions.images is None:
         raise BadData(f"the images of job {job_id} cannot be read; restore its folder in jobs/ from a backup")
-    return model_label_table(task, stamp, names, first.release, questions.images, ledger_seq=first.ledger_seq)
+    model = released_model(task, first.release, questions.features)
+    return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
 def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabellingOrder:
@@ -115,7 +116,7 @@ def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfi
     )
 
 
-def job_model(job_id: str, *, stores: _Stores) -> bytes:
+def job_model(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> bytes:
     """The model that a completed job released, as a safetensors file with its privacy card.
 
     Raises:
@@ -134,8 +135,9 @@ def job_model(job_id: str, *, stores: _Stores) -> bytes:
             "student on its labels"
         )
     card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=release.is_seeded)
-    weights = {"weights": released_model(task, release).weights}
-    return model_file(weights, kind=LINEAR, classes=task.classes, card=card)
+    asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
+    model = released_model(task, release, asked)
+    return model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card)
 
 
 def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:

@@ -475,7 +475,7 @@ class Coordinator:
         """
         self._owners.job(reader, job_id)
         self._keeper.check(job_id)
-        return labels.job_model(job_id, stores=self.stores)
+        return labels.job_model(job_id, stores=self.stores, config=self.config)
 
     def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
         """Small pictures of images that a job was sent; see api.coordinator.thumbnails.

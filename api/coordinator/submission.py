@@ -238,7 +238,9 @@ def _order(
         num_queries=num_queries,
         first_query=0,
         strategy="weights" if task.traits.asks_for_a_model else request.selection.strategy,
-        count=request.selection.count,
+        count=(task.training.axes if task.training else None)
+        if task.traits.asks_for_a_model
+        else request.selection.count,
         seed=request.selection.seed,
         source=upload.source,
         created_at=now,

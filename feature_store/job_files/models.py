@@ -108,7 +108,7 @@ class StoredModel:
         from feature_store.students.projection import softmax
         from labeler.linear_model import LinearModel
 
-        return softmax(LinearModel(self.arrays["weights"], self._terms()).scores(features))
+        return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
 
     def _terms(self) -> LinearTerms:
         try:

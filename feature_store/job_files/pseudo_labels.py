@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from feature_store.job_files.naming import QuestionNames
 from labeler.errors import BadData, InvalidSetting
 from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
-from labeler.linear_model import released_model
+from labeler.linear_model import LinearModel
 from labeler.release import Release
 from labeler.task import Task
 
@@ -122,7 +122,13 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
 
 
 def model_label_table(
-    task: Task, stamp: JobStamp, names: QuestionNames, release: Release, features: NDArray[np.int16], *, ledger_seq: int
+    task: Task,
+    stamp: JobStamp,
+    names: QuestionNames,
+    model: LinearModel,
+    features: NDArray[np.int16],
+    *,
+    ledger_seq: int,
 ) -> pa.Table:
     """What a released model says of every image, in the fixed schema; without votes, since none were counted.
 
@@ -130,11 +136,11 @@ def model_label_table(
         task: of a method that asks for a model.
         stamp: see JobStamp.
         names: of every image.
-        release: of the job's one round, which pays for every label that the model gives.
+        model: of the job's one round, which pays for every label that the model gives.
         features: int16, shape (images, dimension).
         ledger_seq: of the charge that paid for it.
     """
-    labels = released_model(task, release).predict(features)
+    labels = model.predict(features)
     return pseudo_label_table(
         task,
         stamp,

@@ -29,12 +29,18 @@ def linear_terms(setting: Setting) -> LinearTerms:
     """How agents train, and how far one record moves what they find.
 
     Raises:
-        InvalidSetting: the model has more weights than rounding is bounded for, or terms are out of bounds.
+        InvalidSetting: the rows are not those of the public axes, the model has more weights than rounding is bounded
+            for, or terms are out of bounds.
     """
     from labeler.convex import LinearTerms
     from labeler.descent import MOST_WEIGHTS
 
     training = training_of(setting)
+    if training.axes is not None and setting.max_queries != training.axes + 1:
+        raise InvalidSetting(
+            f"with training.axes {training.axes} the rows of the model are one per axis and one for the constant; make "
+            f"a task with max_queries = {training.axes + 1}, found {setting.max_queries}"
+        )
     if setting.max_queries * setting.num_classes > MOST_WEIGHTS:
         raise InvalidSetting(
             f"a model of {setting.max_queries} rows and {setting.num_classes} classes has more than {MOST_WEIGHTS} "

@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
+from feature_store.job_files.models import read_model
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal import rounds as steps
+from feature_store.shard import Shard
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
@@ -80,6 +82,26 @@ def test_a_released_model_travels_with_its_privacy_card(labeler, federation, tmp
     assert "instance level" in words
     with safe_open(out / "student.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["labeler"])["privacy_card"] == card
+
+
+def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labeler, federation, tmp_path) -> None:
+    out, task = tmp_path / "job", task_file(tmp_path, "blind-average", epsilon=8.0)
+    task.write_text(task.read_text().replace("dimension = 16", "axes = 16"))
+    result = labeler(
+        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--out", out, "--json"
+    )
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["labels"]["accuracy"] > 0.8
+    model = read_model(out / "model.safetensors")
+    assert model.arrays["weights"].shape == (17, 4)
+    assert model.arrays["axes"].shape == (17, DIMENSION)
+    public = Shard.open(federation.root / "public.shard")
+    labels = pq.read_table(out / "pseudo_labels.parquet")["label"].to_numpy()
+    assert np.array_equal(model.predict_proba(public.features[public.rows]).argmax(axis=1), labels)
+    task.write_text(task.read_text().replace("axes = 16", "axes = 65"))
+    refused = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert "asks for 65 axes" in refused.err
 
 
 def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federation, tmp_path) -> None:

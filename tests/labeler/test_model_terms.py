@@ -169,7 +169,7 @@ def test_every_field_of_the_training_is_in_the_digest() -> None:
     asked = task()
     changes = {
         "min_records": 201, "regularisation": 0.06, "clip_norm": 2.0, "learner": "svm", "radius": 7.0, "iterations": 9,
-        "max_records": 300, "dimension": 11, "score_share": 0.5,
+        "max_records": 300, "axes": 64, "dimension": 11, "score_share": 0.5,
     }  # fmt: skip
     assert set(changes) == set(training_of(asked).__class__.model_fields)
     digests = {task(training=TRAINING | {name: value}).digest for name, value in changes.items()}

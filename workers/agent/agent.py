@@ -327,7 +327,14 @@ class Agent:
                 f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.max_queries} "
                 f"queries; every batch costs the whole price, and this one has {sizes[0]}"
             )
-        if task.traits.asks_for_a_model and any(size != self._shard.dimension + 1 for size in sizes):
+        axes = training_of(task).axes if task.traits.asks_for_a_model else None
+        if axes is not None and axes > self._shard.dimension:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: the task looks along {axes} axes (training.axes) at features that have "
+                f"{self._shard.dimension} numbers"
+            )
+        # With axes the rows are the task's own number of queries, which `asked_at_once` has compared.
+        if task.traits.asks_for_a_model and axes is None and any(size != self._shard.dimension + 1 for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
                 f"one row more than that, found {sizes[0]}; make a task with max_queries = {self._shard.dimension + 1}"

@@ -61,7 +61,7 @@ def _check_price(job: LabellingJob, folder: JobFolder, shards: list[Shard], *, i
     """The task with as many questions as there will be, where that is known already."""
     chosen = job.file.queries
     if METHODS[job.file.task.method].asks_for_a_model:
-        count: int | None = shards[0].dimension + 1
+        count: int | None = (job.file.axes or shards[0].dimension) + 1
     else:
         count = images if chosen.strategy == "all" else chosen.count
     if images is not None and chosen.count is not None and chosen.count > images:

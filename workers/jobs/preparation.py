@@ -143,7 +143,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     queries = select_queries(
         public.features,
         strategy="weights" if METHODS[job.file.task.method].asks_for_a_model else selection.strategy,
-        count=selection.count,
+        count=job.file.axes if METHODS[job.file.task.method].asks_for_a_model else selection.count,
         seed=selection.seed,
     )
     task = job.file.resolve(

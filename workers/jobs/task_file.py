@@ -143,6 +143,11 @@ class TaskFile(_Table):
             )
         return self
 
+    @property
+    def axes(self) -> int | None:
+        """Along how many public axes a linear model looks; None for features as they are."""
+        return None if self.task.training is None else self.task.training.axes
+
     def resolve(
         self,
         *,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from labeler.convex import HUBER_WIDTH, LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
+from labeler.public_axes import PublicAxes
 from workers.learning.descent import Block, Rows, block_rows, descend, kept, softmax_slopes
 from workers.progress import ProgressCallback, silent
 
@@ -59,28 +60,33 @@ def train_linear(
     return train_rows(Rows.of(features, labels), terms=terms)
 
 
-def train_rows(records: Rows, *, terms: LinearTerms, engine: str = "numpy") -> NDArray[np.float64]:
+def train_rows(
+    records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None, engine: str = "numpy"
+) -> NDArray[np.float64]:
     """`train_linear` of records that are read in blocks, of any number: what an agent calls.
 
     Args:
         records: finite features and labels that are classes, as a shard holds.
         terms: the learner.
+        axes: the public map in front of it; None for features as they are.
         engine: which devices may be used; see descent.descend.
     """
-    at_once = block_rows(records.dimension + 1 + terms.num_classes)
+    dimension = records.dimension if axes is None else axes.count
+    at_once = block_rows(records.dimension + dimension + 1 + terms.num_classes)
 
     def blocks() -> Iterator[Block]:
         for features, labels in records.read(at_once):
-            yield _augmented(features[None], terms), _truth(labels[None], terms)
+            seen = features if axes is None else axes(features)
+            yield _augmented(seen[None], terms), _truth(labels[None], terms)
 
     (weights,) = descend(
         terms.descent,
-        kept(blocks, numbers=records.count * (records.dimension + 1 + terms.num_classes)),
+        kept(blocks, numbers=records.count * (dimension + 1 + terms.num_classes)),
         _SLOPES[terms.learner],
         counts=float(terms.descent.denominator(records.count)),
-        shape=(1, records.dimension + 1, terms.num_classes),
+        shape=(1, dimension + 1, terms.num_classes),
         ball_axes=_ball_axes(terms),
-        numbers=records.count * (records.dimension + 1),
+        numbers=records.count * (dimension + 1),
         engine=engine,
     )
     return np.asarray(weights)

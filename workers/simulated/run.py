@@ -268,9 +268,10 @@ def _questions(wanted: Simulation, pool: Pool) -> Questions:
     if wanted.method == "blind-average":
 
         def model_right(task: Task, release: Release) -> float:
-            return float((released_model(task, release).predict(pool.public) == pool.truth).mean())
+            return float((released_model(task, release, asked).predict(pool.public) == pool.truth).mean())
 
-        return Questions(QueryBatch(model_rows(pool.features.shape[1])), model_right)
+        asked = model_rows(pool.features.shape[1])
+        return Questions(QueryBatch(asked), model_right)
     chosen = select_queries(pool.public, strategy="random", count=wanted.queries, seed=wanted.seed)
     truth = pool.truth[chosen.rows]
     return Questions(QueryBatch(chosen.features), lambda _, release: float((release.labels == truth).mean()))

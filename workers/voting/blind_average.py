@@ -1,7 +1,8 @@
 """DP-Helmet: an agent contributes the weights of a linear model that it trained (Kirschte et al., Algorithm 1).
 
 The rows asked about are no images: they are the unit vectors of feature space and zero, at which a linear model's
-scores are its weights and its intercept. So a model travels the way of votes.
+scores are its weights and its intercept. So a model travels the way of votes. With `training.axes` they are public axes
+and a centre, along which agents look at their records (`labeler.public_axes`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
+from labeler.linear_model import axes_of
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.task import Task
 from workers.learning.linear import train_rows
@@ -20,19 +22,21 @@ from workers.voting.records import Records, most_trained
 def weight_ballots(
     task: Task, batch: QueryBatch, records: Records, models: ModelStore, *, engine: str = "numpy"
 ) -> NDArray[np.int64]:
-    """The agent's weights on the grid, in units of their sensitivity, shape (dimension + 1, num_classes).
+    """The agent's weights on the grid, in units of their sensitivity, shape (rows asked about, num_classes).
 
     Args:
         task: of method blind-average.
         batch: as many rows as the model has (`workers.agent.agent.Agent.check`).
         records: the agent's.
-        models: where the weights are kept: trained once per task and version of the records.
+        models: where the weights are kept: trained once per batch and version of the records.
         engine: which devices may be used; see workers.learning.descent.
     """
 
     def train() -> NDArray[np.int64]:
         terms = linear_terms(task)
-        weights = train_rows(records.trainable(most_trained(task)), terms=terms, engine=engine)
+        axes = axes_of(task, batch.features)
+        weights = train_rows(records.trainable(most_trained(task)), terms=terms, axes=axes, engine=engine)
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
-    return models.once(records.version, f"blind-average {task.digest}", train).reshape(len(batch), task.num_classes)
+    answer = models.once(records.version, f"blind-average {task.digest} {batch.digest}", train)
+    return answer.reshape(len(batch), task.num_classes)

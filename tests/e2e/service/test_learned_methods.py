@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from api.client import Client, ServiceProblem
 from api.schema import TaskRequest, TaskView
+from feature_store.job_files.models import read_model
 from tests.e2e.service.conftest import Service, running, wait_until
 
 DIMENSION = 64
@@ -99,6 +100,27 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
     rows = digit_features[:50] / 2048.0
     rows *= np.sqrt(0.99) / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.sqrt(0.99))
     assert np.array_equal((rows @ weights[:-1] + 0.1 * weights[-1]).argmax(axis=1), labels)
+
+
+def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    with learning.client() as client:
+        training = TRAINING | {"axes": 20}
+        task = make_task(client, "blind-average", epsilon=10.0, max_queries=21, training=training)
+        job = submit(client, task, digit_features[:QUERIES])
+        assert client.wait(job).state == "completed"
+        model = read_model(client.model(job, tmp_path / "model.safetensors"))
+        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
+        # More axes than so few images have: refused or failed before anybody is charged.
+        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        again = make_task(client, "blind-average", epsilon=10.0, max_queries=21, training=training, name="few")
+        few = client.wait(submit(client, again, digit_features[:10]))
+        assert few.state in ("failed", "refused")
+        assert before == {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+    assert np.mean(labels == load_digits().target[:QUERIES]) > 0.6
+    assert model.arrays["axes"].shape == (21, DIMENSION)
+    assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
 
 
 def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digit_features: np.ndarray) -> None:
