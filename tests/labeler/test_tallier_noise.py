@@ -21,7 +21,7 @@ from scipy import stats
 
 from labeler.batch import QueryBatch
 from labeler.collusion import resolve_colluding_agents
-from labeler.contribution import check_round, contribution, input_shares
+from labeler.contribution import check_round, contribution, input_shares, on_grid
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
 from labeler.field import field_for
 from labeler.messages.rounds import round_fields, round_from
@@ -238,6 +238,31 @@ def test_agents_share_bare_ballots_and_the_talliers_three_draws_are_in_what_is_o
     for rest, variance in ((opened.noisy_votes - exact, 1.5), (opened.noisy_votes - exact - drawn[2] / task.scale, 1)):
         statistic = float((rest**2).sum()) / (variance * task.sigma_votes**2)
         assert 1e-6 < stats.chi2.cdf(statistic, rest.size) < 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ballot_radius": 20}, {"ballot_radius": 20, "release": "winner"}, {"max_agent_records": 30}, {}]
+)
+def test_every_way_of_counting_reaches_the_talliers_bare_and_is_opened_under_their_noise(
+    changes: dict[str, Any],
+) -> None:
+    task = task_of(method="reverse-knn", k=1, max_queries=4, **changes)
+    ballots = {name: ballots_for(task, 4, number) * 7 for number, name in enumerate("xyz")}
+    sums = sums_of(task, ballots)
+    field = None if task.winner_terms is None else task.winner_terms.field
+    exact = sum(on_grid(own, task) for own in ballots.values())
+    drawn = sum(noise_of(task, number, 4, set(ballots)) for number in range(3))
+    assert np.array_equal(unshard([share.words for share in sums], field=field), exact + drawn)
+
+
+def test_votes_for_life_promise_the_same_whoever_adds_the_noise() -> None:
+    life = {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**8, "least_similarity": 0.2}}
+    by_talliers, by_agents = price(task_of(**life)), price(parse_task(fields(**life)))
+    assert by_talliers.instance.charge_nano == by_agents.instance.charge_nano == 10**8
+    assert by_talliers.instance.epsilon == pytest.approx(by_agents.instance.epsilon, rel=1e-6)
+    assert by_talliers.life is not None
+    assert by_agents.life is not None
+    assert by_talliers.life.votes == by_agents.life.votes
 
 
 @settings(max_examples=25)

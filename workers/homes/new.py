@@ -167,6 +167,7 @@ backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was
 # releases = ["histogram"]        # and, or or, "winner"
 # max_queries_per_day = 1000
 # max_noise_contributors = 1      # agents known to be real and honest, this one included
+# max_noise_talliers = 0          # 1 or 2: talliers below may add the noise in their place, so many of them are honest
 # approval = true                 # a person approves each task: labeler agent approve DIGEST --home HOME
 
 [talliers]

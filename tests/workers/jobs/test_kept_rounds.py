@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,22 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
         if is_over:
             break
     assert stop_at > 25, "there are more moments than that between two effects of a job"
+
+
+def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_clear(
+    job: Callable[..., LabellingJob],
+) -> None:
+    labels = []
+    for engine in ("plain", "secure"):
+        one = replace(job(engine, dishonest_talliers=1, release="winner"), seed=7, winner=engine)
+        with open_job_folder(one.out) as folder:
+            prepared = prepare(one, folder)
+            folder.begin(prepared.plan())
+            releases = [done.release for done in label(prepared, folder)]
+        assert all(release is not None and release.is_seeded for release in releases)
+        labels.append([release.labels.tolist() for release in releases if release is not None])
+    assert labels[0] == labels[1]
+    assert {len(one) for one in labels[0]} == {4}
 
 
 def test_a_run_whose_talliers_keys_of_noise_are_gone_is_refused_and_never_noised_anew(
