@@ -22,11 +22,13 @@ tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     from workers.commands import site
+    from workers.commands.exposure import exposure
     from workers.commands.invitations import agent_join, tallier_join
 
     agent_app.command("join")(agent_join)
     tallier_app.command("join")(tallier_join)
     site.add_to_agent(agent_app)
+    agent_app.command("exposure")(exposure)
     app.add_typer(agent_app, name="agent")
     app.add_typer(tallier_app, name="tallier")
 

@@ -1,0 +1,149 @@
+"""What a job tells of the records that an agent holds: exact, below the price, and for that agent's eyes alone.
+
+A price holds for any record that could ever come or go. Of one that is held more can be said: how far the agent's own
+votes move when it leaves. That number depends on the agent's other records, so it is private itself.
+
+**Exact, two-sided.** Let D be the agent's records, r one of them, b its ballots of one batch of public questions that
+was fixed beforehand, and s_r = |b(D) - b(D - r)|^2. What is released on D and on D - r is the same noise around sums
+that differ by b(D) - b(D - r), whatever others vote. For ideal noise both ways of telling them apart are those of
+N(0, 1) from N(mu_r, 1), mu_r^2 = s_r / sigma^2, because a Gaussian's shift is symmetric; for integer noise it is the
+event of `labeler.accounting.integer` with that squared sensitivity, whose bound holds both ways. No s_r exceeds the
+method's. (Per-instance privacy: Wang 2019. PATE's data-dependent bounds are another thing: one of theirs holds one way
+only, and they need all agents' votes without noise, which in a federation nobody has.) Were records counted that could
+be added, the largest would be the price itself, whatever D is.
+
+**Nobody else sees it, and no sanitised one takes its place.** Let f(D) be the largest of these epsilons, over the
+records held, and let U be what an (epsilon, delta)-private mechanism tells instead, with P[U(D) >= f(D)] >= 1 - beta
+for every D. To D a record can be added that moves votes as far as any can (for knn: nearest to all questions, of
+another class than those it puts out), giving D' with f(D') = the price. D and D' are neighbours, so
+
+    P[U(D) >= price] >= exp(-epsilon) (P[U(D') >= price] - delta) >= exp(-epsilon) (1 - beta - delta).
+
+(`least_chance_of_the_price`: 0.89 at epsilon 0.1 and beta 0.01.) Smooth sensitivity is no way round: what one step from
+D changes of f is price - f(D), all of its distance to the price. So whoever may not see the number itself is told the
+price, which costs nothing more: the product has no other way out for it. `OwnLosses` refuses to be printed, formatted,
+pickled or written, and tells its owner alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from labeler.accounting.integer import epsilon_bound
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods.sensitivity import summed_votes
+from labeler.task import Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FOR_THE_OWNER = (
+    "what a job tells of the records that an agent holds depends on its other records, so it is shown to that agent "
+    "alone; everybody else is told the task's price"
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the owner is told. Private: it is for a terminal at the site, and for no file, log or message.
+
+    Attributes:
+        records: that would answer.
+        untouched: of them, those whose leaving would change nothing.
+        largest_epsilon, median_epsilon: certified, at the task's delta, of the record told of most and of the
+            middle one.
+        priced_epsilon: of any record there could be: the task's price.
+    """
+
+    records: int
+    untouched: int
+    largest_epsilon: float
+    median_epsilon: float
+    priced_epsilon: float
+
+    def __repr__(self) -> str:
+        return "Told(<private>)"
+
+
+class OwnLosses:
+    """How far each record of one agent moves what it answers; see the module.
+
+    Args:
+        owner: the agent's id.
+        task: what is asked; a method that counts votes.
+        queries: of the batch.
+        squared: squared change of all sums when the record leaves, votes, one per record; at least one.
+
+    Raises:
+        InvalidSetting: no record, or a change beyond what is priced: then the price is wrong, or this number.
+    """
+
+    __slots__ = ("_owner", "_queries", "_squared", "_task")
+
+    def __init__(self, owner: str, task: Task, queries: int, squared: NDArray[np.int64]) -> None:
+        self._owner, self._task, self._queries = owner, task, queries
+        if not len(squared):
+            raise InvalidSetting("there is no record of which anything could be told")
+        self._squared = sorted(int(one) for one in squared)
+        event = summed_votes(task, "instance", queries)
+        if event is None or self._squared[-1] * task.scale**2 > event.squared_sensitivity * event.grid_scale**2:
+            raise InvalidSetting("a record moves more than the task's price covers; this is a defect of this program")
+
+    def told_to(self, reader: str) -> Told:
+        """Tell the owner.
+
+        Args:
+            reader: who will see it.
+
+        Raises:
+            PrivacyRefusal: somebody else would.
+        """
+        if reader != self._owner:
+            raise PrivacyRefusal(FOR_THE_OWNER)
+        return Told(
+            records=len(self._squared),
+            untouched=self._squared.count(0),
+            largest_epsilon=self._epsilon(self._squared[-1]),
+            median_epsilon=self._epsilon(self._squared[len(self._squared) // 2]),
+            priced_epsilon=self._epsilon(None),
+        )
+
+    def _epsilon(self, squared: int | None) -> float:
+        if squared == 0:
+            return 0.0
+        event = summed_votes(self._task, "instance", self._queries)
+        if event is None:
+            return math.inf
+        if squared is not None:
+            event = replace(event, squared_sensitivity=squared)
+        return epsilon_bound(event, self._task.delta)
+
+    def __repr__(self) -> str:
+        return "OwnLosses(<private>)"
+
+    __str__ = __repr__
+
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyRefusal(FOR_THE_OWNER)
+
+    def __copy__(self) -> NoReturn:
+        raise PrivacyRefusal(FOR_THE_OWNER)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise PrivacyRefusal(FOR_THE_OWNER)
+
+
+def least_chance_of_the_price(epsilon: float, *, failure: float, delta: float = 0.0) -> float:
+    """The least probability with which a private upper bound on such a number is no lower than the price.
+
+    Args:
+        epsilon, delta: of whatever tells the bound.
+        failure: the probability with which it may be below the number.
+    """
+    return max(0.0, math.exp(-epsilon) * (1 - failure - delta))

@@ -1,0 +1,51 @@
+"""How far each record of an agent moves its votes when it leaves, from one search; see labeler.own_loss."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from feature_store.index import build_index
+from labeler.batch import QueryBatch
+from labeler.errors import InvalidSetting
+from labeler.own_loss import OwnLosses
+from labeler.task import Task
+from workers.voting.records import Records
+
+
+def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, *, engine: str = "auto") -> OwnLosses:
+    """The losses of every record that would answer a batch.
+
+    knn: a record among the first k of a question leaves its place to the next after them: nothing changes where both
+    are of one class, else two counts by one vote; without a next, one count. reverse-knn: its own votes leave, and
+    nothing else moves.
+
+    Args:
+        owner: the agent's id.
+        task: of method knn or reverse-knn, without caps, ball or votes for life.
+        batch: its public questions.
+        records: the agent's.
+        engine: index engine.
+
+    Raises:
+        InvalidSetting: another method, or a cap: there what leaves lets another in, or moves a model.
+    """
+    plain = task.records_per_person is None and task.max_agent_records is None and task.ballot_radius is None
+    if not (task.traits.has_k and plain and task.life is None):
+        raise InvalidSetting(
+            "what single records are told of is computed for knn and reverse-knn without caps, ball or votes for life; "
+            "for other tasks the price is what there is"
+        )
+    count, squared = len(records), np.zeros(len(records.all_labels), dtype=np.int64)
+    if task.traits.records_choose:
+        squared[:] = min(task.k, len(batch))
+    elif count:
+        index = build_index(records.all_features, records.all_record_ids, engine=engine)
+        if len(index) > count:
+            index.remove(records.absent_ids())
+        rows = index.search(batch.features, min(task.k + 1, count)).rows
+        voting = rows[:, : task.k]
+        moved = np.ones(voting.shape, dtype=np.int64)
+        if rows.shape[1] > task.k:
+            moved = 2 * (records.all_labels[voting] != records.all_labels[rows[:, task.k :]]).astype(np.int64)
+        np.add.at(squared, voting, moved)
+    return OwnLosses(owner, task, len(batch), squared if records.rows is None else squared[records.rows])
