@@ -29,6 +29,20 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+class LifeTable(_Table):
+    """`[task.life]`: every image votes from a budget for its whole life; of a service only, whose agents remember.
+
+    Attributes:
+        least_similarity: the least cosine between an image and a question at which it votes.
+        asked_classes: only images of these classes vote, and pay for it; of all when absent.
+        budget_nano: what an image may ever spend; all that the federation has set aside when absent.
+    """
+
+    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    asked_classes: tuple[str, ...] | None = None
+    budget_nano: Annotated[int, Field(ge=1)] | None = None
+
+
 class TaskTable(_Table):
     """`[task]`: what is asked and how it is answered.
 
@@ -48,6 +62,7 @@ class TaskTable(_Table):
         ballot_radius: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite agent-level
             price of reverse-knn; `labeler plan` proposes one.
         records_per_person: at most so many records of one person vote at each agent, which states a price for a person.
+        life: votes for life: the table `[task.life]`.
         training: how agents train, for methods whose price depends on it: the table `[task.training]`.
         abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
         talliers: 2 or 3 parties that hold one share each; the winner needs 3.
@@ -68,6 +83,7 @@ class TaskTable(_Table):
     max_agent_records: int | None = None
     ballot_radius: int | None = None
     records_per_person: int | None = None
+    life: LifeTable | None = None
     training: Training | None = None
     abstain_below: int | None = None
     talliers: Literal[2, 3] = 3
@@ -165,8 +181,13 @@ class TaskFile(_Table):
             agreed_colluding_agents: what an interrupted job was begun with; it counts where the file does not say.
 
         Raises:
-            InvalidTask: a field is out of bounds, or no sigma reaches the price.
+            InvalidTask: a field is out of bounds, or no sigma reaches the price; or it is of votes for life.
         """
+        if self.task.life is not None:
+            raise InvalidTask(
+                "task.life: votes for life are cast by agents whose journals remember what each image has spent, and a "
+                "run ends with its folder; submit this file to a service (labeler submit)"
+            )
         fields = self.task.model_dump(exclude={"epsilon"}, exclude_none=True)
         fields |= {
             "classes": self.task.classes or classes,
@@ -210,6 +231,10 @@ def read_task_file(path: Path) -> TaskFile:
 def _check_values(text: SettingsText, table: TaskTable) -> None:
     """Refuse, with its line, what no task may say, whatever shards and questions it meets later."""
     fields = table.model_dump(exclude={"epsilon"}, exclude_none=True)
+    if table.life is not None:
+        # What the federation has set aside, and its classes, are not known here.
+        fields["life"] = {"budget_nano": 1} | fields["life"]
+        fields["life"].pop("asked_classes", None)
     whole = {
         "classes": _ANY_CLASSES,
         "sigma_votes": 1.0,

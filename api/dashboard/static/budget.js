@@ -47,7 +47,8 @@ export class Budget {
     if (balance.spent_epsilon === null) return "No bound: nothing limits what could be learnt about one private image.";
     if (balance.spent_epsilon === 0) return "Nothing has been asked of any private image yet.";
     const shares = sharesOf(balance);
-    const left = shares ? `${percentWords(shares.left)} of the budget is left` : "that budget has no limit";
+    const rest = shares ? `${percentWords(shares.left)} of the budget is left` : "that budget has no limit";
+    const left = balance.life_nano > 0 ? `${rest} for other jobs than votes for life` : rest;
     return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${left}.`;
   }
 

@@ -47,7 +47,7 @@ export function standing(balance) {
   if (balance.cap_nano === null) return { kind: "open", words: "No limit is set: charges are recorded, and none is refused." };
   if (balance.cap_nano === 0) return { kind: "empty", words: "Nothing may be spent: every job is refused." };
   if (balance.left_nano <= 0) return { kind: "empty", words: "Empty: every further job is refused." };
-  if (balance.life_nano > 0 && balance.left_fraction < LOW) return { kind: "fine", words: "Votes for life are answered on and on; nearly nothing is left for any other job." };
+  if (balance.life_nano > 0 && balance.left_fraction < LOW) return { kind: "fine", words: "" };
   if (balance.left_fraction < LOW) return { kind: "low", words: "Nearly empty." };
   return { kind: "fine", words: "" };
 }
@@ -63,7 +63,7 @@ export function sumWords(balance) {
 export function boundWords(balance) {
   if (balance.spent_epsilon === null) return "";
   const most = balance.cap_nano === null ? "no limit is set on how far it may grow" : `at most ${worth(balance.cap_epsilon)} once all of it is spent`;
-  const life = balance.life_nano > 0 ? ` ${worth(balance.life_epsilon)} of it is set aside for votes for life: all such jobs that were ever asked and will be, together.` : "";
+  const life = balance.life_nano > 0 ? ` Of it ${worth(balance.life_epsilon)} is set aside for votes for life: all such jobs that were ever asked and will be, together, so they are answered on and on.` : "";
   return `So far ${worth(balance.spent_epsilon)}; ${most} (delta ${delta(balance.delta)}).${life}`;
 }
 

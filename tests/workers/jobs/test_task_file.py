@@ -11,11 +11,20 @@ import pytest
 from labeler.errors import InvalidTask
 from labeler.planning import price
 from labeler.task import Training
-from workers.jobs.task_file import BudgetTable, QueriesTable, StudentTable, TaskFile, TaskTable, read_task_file
+from workers.jobs.task_file import (
+    BudgetTable,
+    LifeTable,
+    QueriesTable,
+    StudentTable,
+    TaskFile,
+    TaskTable,
+    read_task_file,
+)
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "task-file.md").read_text()
 TABLES = {
     "task": TaskTable,
+    "task.life": LifeTable,
     "task.training": Training,
     "queries": QueriesTable,
     "student": StudentTable,
@@ -39,6 +48,14 @@ def test_the_documented_example_is_a_task() -> None:
     assert 0.49 < price(task).instance.epsilon <= 0.5
 
 
+def test_a_run_casts_no_votes_for_life_and_says_where_they_are_cast() -> None:
+    life = {"least_similarity": 0.5, "asked_classes": ("cat",)}
+    task = {"name": "x", "method": "reverse-knn", "delta": 1e-5, "sigma_votes": 3.0, "life": life}
+    file = TaskFile.model_validate({"task": task})
+    with pytest.raises(InvalidTask, match="labeler submit"):
+        file.resolve(classes=("cat", "dog"), agents=3, num_queries=30, fingerprint="f", nonce="")
+
+
 FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
 """Four lines that are right."""
 
@@ -52,6 +69,7 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=nan", "task.sigma_votes: Input should be a finite number"),
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n[queries]\nstrategy='random'", "needs count"),
         ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
+        (FOUR + "[task.life]\nleast_similarity=0.5", "life only means something for method reverse-knn"),
         (
             FOUR + "metod='knn'",
             "line 5, column 1: task.metod: unknown field; did you mean method?",
