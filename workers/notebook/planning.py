@@ -67,6 +67,7 @@ def plan(
     release: ReleaseKind = "histogram",
     colluding_agents: int | None = None,
     max_dropouts: int = 0,
+    dishonest_talliers: Literal[1, 2] | None = None,
     max_agent_records: int | None = None,
     records_per_person: int | None = None,
     ballot_radius: int | Literal["auto"] | None = None,
@@ -81,6 +82,8 @@ def plan(
         method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
             records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has a radius proposed from
             `images`.
+        dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
+            noise, agents or talliers (`labeler.noise_choice`).
         epsilon: the price wanted; `solve` says what is found for it.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.
@@ -102,6 +105,7 @@ def plan(
         agents=agents,
         colluding_agents=colluding_agents,
         max_dropouts=max_dropouts,
+        dishonest_talliers=dishonest_talliers,
         classes=classes,
         max_agent_records=max_agent_records,
         release=release,
