@@ -127,6 +127,8 @@ class PriceView(View):
     person_epsilon: float | None = None
     """For all records of one person at one agent; null where the task does not bound how many vote. Charged nowhere."""
     records_per_person: int | None = None
+    one_record: str | None = None
+    """For methods that train: which bound on what one record changes the price is for, in words."""
     reason: str = ""
     """Why a level has no finite price, where one has none."""
     colluding_agents: int | None = None

@@ -193,6 +193,7 @@ def _price_view(asked: _Asked) -> PriceView:
         agent_charge_nano=charges["agent"] if "agent" in finite else None,
         person_epsilon=None if cost.person is None else cost.person.to_json()["epsilon"],
         records_per_person=cost.records_per_person,
+        one_record=cost.one_record,
         reason="; ".join(reasons),
         colluding_agents=cost.colluding_agents,
         holds_against=cost.holds_against,
