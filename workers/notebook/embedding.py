@@ -48,6 +48,7 @@ def embed(
     public: bool = False,
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
+    max_records: int | None = None,
     quiet: bool = False,
 ) -> EmbeddedImages:
     """Turn images into a shard. A finished shard of the same images is taken as it is, an interrupted one goes on.
@@ -60,6 +61,7 @@ def embed(
         public: these are public images: thumbnails are kept for reports.
         persons: whose images are whose (feature_store.persons).
         duplicates: what becomes of private images that are there twice: "refuse", "keep-first" or "keep-all".
+        max_records: a public bound on private images, declared before they are counted; more are refused.
         quiet: no progress bar.
 
     Raises:
@@ -80,6 +82,7 @@ def embed(
             public=public,
             persons=persons,
             duplicates=duplicates,
+            max_records=max_records,
             progress=progress,
         )
     return EmbeddedImages(
