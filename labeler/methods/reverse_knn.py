@@ -10,7 +10,6 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from labeler.ball import largest_distance, squared_distance
 from labeler.methods.sensitivity import records_of_a_person
 from labeler.methods.terms import CountedVotes, MethodTraits
 from labeler.setting import Setting, StatedLevel
@@ -65,6 +64,9 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
         return radius**2 if counted is None else min(counted, radius**2)
     if counted is None:
         return None  # Only an agent may cast any number of votes.
+    # Loaded where it is wanted: the names of methods need no numpy.
+    from labeler.ball import squared_distance
+
     return squared_distance(counted, radius=radius, scale=setting.scale, entries=queries * setting.num_classes)
 
 
@@ -90,6 +92,9 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
         counted = _squared_as_counted(setting, level, setting.k)
         if level == "agent":
             return radius
+        # Loaded where it is wanted, as above.
+        from labeler.ball import largest_distance
+
         return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
         return setting.max_agent_records

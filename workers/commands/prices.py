@@ -220,6 +220,8 @@ def _print_plan(result: dict[str, Any]) -> None:
         life = result["life"]
         alone = "" if life["most_votes"] == 1 else f"; of its {life['most_votes']} in a job it casts all or none"
         console.print(f"A record has {life['votes']} votes under this noise in its whole life{alone}.")
+    if "ballot_radius" in result:
+        console.print(f"Each agent draws its ballot onto a ball of {result['ballot_radius']} votes (ballot_radius).")
     if result["noise_hint"]:
         console.print(result["noise_hint"])
     if "person" in result:

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from feature_store.quantize import quantize
 from feature_store.shard_writer import ShardWriter
 from feature_store.students.ballot_radius import propose_radius
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
+from workers.cli import app
 from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
 CLASSES = tuple("abcd")
@@ -77,3 +79,16 @@ def test_a_radius_that_was_named_is_kept_and_one_without_images_is_refused() -> 
     with pytest.raises(InvalidSetting, match="public images"):
         make_plan(request(), public=None)
     assert "ballot_radius" not in make_plan(request(ballot_radius=None, level="instance"), public=None)
+
+
+def test_the_command_says_the_radius_that_it_proposed(tmp_path: Path) -> None:
+    shard = public(tmp_path / "public")
+    arguments = (
+        "plan --method reverse-knn --queries 4 --classes 4 --agents 10 --delta 1e-5 --records 1000 --level agent"
+    )
+    asked = [*arguments.split(), "--epsilon", "0.5", "--solve", "sigma", "--queries-shard", str(shard)]
+    found = CliRunner().invoke(app, [*asked, "--ballot-radius", "auto"])
+    assert found.exit_code == 0, found.output
+    assert "onto a ball of 2" in found.output
+    refused = CliRunner().invoke(app, [*asked, "--ballot-radius", "far"])
+    assert refused.exit_code != 0
