@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from labeler.accounting.lifetime import set_aside_nano
+from labeler.asking import questions_for
 from labeler.budget import budget_for
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
@@ -84,6 +85,7 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
         "noise_hint": "" if request.dishonest_talliers is not None else hint(task),
+        "advised_queries": _advised(task, request, public),
         **_choices(task, request.dishonest_talliers),
     }
 
@@ -132,6 +134,18 @@ def _public_features(public: Path) -> NDArray[np.int16]:
         )
     features: NDArray[np.int16] = shard.features[shard.rows]
     return features
+
+
+def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | None:
+    """How many clusters to ask about; None where a model is asked for."""
+    if task.traits.asks_for_a_model:
+        return None
+    images = None
+    if public is not None:
+        from feature_store.shard import Shard
+
+        images = len(Shard.open(public, verify=False))
+    return questions_for(task, public_images=images, records=request.records)
 
 
 def training_from(min_records: int, max_records: int | None, regularisation: float) -> Training:

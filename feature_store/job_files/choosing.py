@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file
-from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, write_failure
+from feature_store.job_files.questions import (
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    USUAL_STUDENT,
+    StoredQuestions,
+    write_failure,
+)
 from feature_store.parquet_file import read_parquet
 from feature_store.query_selection import select_queries
 from feature_store.room import is_full
@@ -76,6 +83,7 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         images=features if request.strategy == "weights" else None,  # What the model that is asked for will label.
         fingerprint=request.fingerprint,
         backbone=request.backbone,
+        student=USUAL_STUDENT,
     )
     replace_file(folder / QUESTIONS, stored.to_bytes(), mode=0o600)
 

@@ -17,7 +17,7 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,9 @@ from feature_store.job_files.questions import (
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
+
+if TYPE_CHECKING:
+    from feature_store.students import StudentKind
 
 CPU_S: Final = 1800
 ROOM_BYTES: Final = 2**30
@@ -108,7 +111,12 @@ def label_job(order: LabellingOrder) -> None:
         assignment=questions.assignment,
         contributors=order.contributors,
     )
-    labelled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
+    labelled = label_images(
+        answers,
+        features,
+        rows=None if asks_for_a_model else questions.rows,
+        kind=cast("StudentKind", questions.student),
+    )
     stamp = ImageStamp(
         task_digest=order.task_digest,
         job_id=order.job_id,

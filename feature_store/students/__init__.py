@@ -1,14 +1,24 @@
 """Students: models trained on public images and released answers only.
 
-    release --> NoisyAnswers --> soft_labels --> prototypes | linear probe | spreading --> (fine-tuned network)
+    release --> NoisyAnswers --> matched | centred | discriminant                   (read the counts themselves)
+                             --> soft_labels --> prototypes | linear probe | spreading --> (fine-tuned network)
 
-`fit_student("auto", ...)` is the default. They lie below both `api` and `workers`, because a service labels the images
-of a job in the same way as `labeler run`; the network is `workers.students.finetune`, which needs torch.
+`fit_student("planned", ...)` is the default. They lie below both `api` and `workers`, because a service labels the
+images of a job in the same way as `labeler run`; the network is `workers.students.finetune`, which needs torch.
 """
 
 from __future__ import annotations
 
 from feature_store.students.answers import NoisyAnswers, denoise, soft_labels
-from feature_store.students.student import Student, StudentKind, fit_student, load_student
+from feature_store.students.student import Learners, Student, StudentKind, fit_student, load_student
 
-__all__ = ["NoisyAnswers", "Student", "StudentKind", "denoise", "fit_student", "load_student", "soft_labels"]
+__all__ = [
+    "Learners",
+    "NoisyAnswers",
+    "Student",
+    "StudentKind",
+    "denoise",
+    "fit_student",
+    "load_student",
+    "soft_labels",
+]

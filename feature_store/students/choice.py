@@ -46,6 +46,7 @@ def choose(
     *,
     seed: int,
     least_gain: float = LEAST_GAIN,
+    least_standard_errors: float = LEAST_STANDARD_ERRORS,
 ) -> tuple[str, dict[str, float]]:
     """Return the chosen rung and the estimated share of votes that contradict each.
 
@@ -55,6 +56,7 @@ def choose(
         assignment: shape (num_images,), the query that stands for each public image.
         seed: of the splits.
         least_gain: by which share of its contradicted votes a richer rung must be better.
+        least_standard_errors: by how many standard errors of that difference as well.
     """
     if answers.noisy_votes is None:
         errors, spread = _errors_of_winners(ladder, answers, assignment, seed)
@@ -64,7 +66,7 @@ def choose(
     chosen = names[0]
     for name in names[1:]:
         gain = errors[chosen] - errors[name]
-        if gain > max(least_gain * errors[chosen], LEAST_STANDARD_ERRORS * spread(chosen, name)):
+        if gain > max(least_gain * errors[chosen], least_standard_errors * spread(chosen, name)):
             chosen = name
     return chosen, errors
 

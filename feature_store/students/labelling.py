@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.calibration import asked_posterior, majority_share, sharpened, vote_agreement
 from feature_store.students.rehearsal import temperatures
-from feature_store.students.student import Student, StudentKind, assignment_of, fit_student
+from feature_store.students.student import Learners, Student, StudentKind, assignment_of, fit_student
 from labeler.methods import METHODS
 
 
@@ -57,7 +57,8 @@ def label_images(
     Raises:
         BadData: nothing was answered, or features do not fit the answers.
     """
-    student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed)
+    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
+    student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed, learners=learners)
     asked = np.zeros(len(public_features), dtype=np.bool_)
     if rows is not None:
         asked[rows[(rows >= 0) & answers.answered]] = True
@@ -67,7 +68,12 @@ def label_images(
 
     def label(release: NoisyAnswers) -> NDArray[np.float64]:
         again = fit_student(
-            cast(StudentKind, student.kind), release, public_features, num_classes=release.num_classes, seed=seed
+            cast(StudentKind, student.kind),
+            release,
+            public_features,
+            num_classes=release.num_classes,
+            seed=seed,
+            learners=learners,
         )
         return _say(again, release, public_features, rows)
 

@@ -111,7 +111,9 @@ def _permanents(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64
     for component, step in enumerate(steps):
         for start, one in step:
             ways = before[start] + after[start | 1 << one]
-            chances[component, one] = math.exp(logsumexp(ways) + log_likelihood[component, one] - log_permanent)
+            chances[component, one] = math.exp(
+                np.logaddexp.reduce(ways) + log_likelihood[component, one] - log_permanent
+            )
     return chances / chances.sum(axis=1, keepdims=True), log_permanent
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
 from feature_store.students.calibration import fit_temperature, sharpened
 from feature_store.students.centred import CentredLearner
-from feature_store.students.choice import LEAST_GAIN, Predict, choose
+from feature_store.students.choice import Predict, choose
 from feature_store.students.discriminant import DiscriminantLearner
 from feature_store.students.linear_probe import LinearLearner, LinearProbe
 from feature_store.students.matched import Matched, MatchedLearner
@@ -27,7 +27,7 @@ from labeler.errors import BadData, InvalidSetting
 
 Model = Prototypes | Matched | LinearProbe | Spreading
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
-Fit = Callable[[NoisyAnswers], Model]
+Reader = CentredLearner | MatchedLearner | DiscriminantLearner
 StudentKind = Literal[
     "planned", "auto", "matched", "centred", "discriminant", "prototypes", "linear-probe", "spreading"
 ]
@@ -39,7 +39,7 @@ _LEARNERS: dict[str, type[Learner]] = {
 }
 """Those that learn from what the release says about each image, from the simplest to the richest."""
 
-_READERS: dict[str, Callable[..., CentredLearner | MatchedLearner | DiscriminantLearner]] = {
+_READERS: dict[str, Callable[..., Reader]] = {
     "matched": MatchedLearner,
     "centred": CentredLearner.of,
     "discriminant": DiscriminantLearner,
@@ -47,13 +47,13 @@ _READERS: dict[str, Callable[..., CentredLearner | MatchedLearner | Discriminant
 """Those that read the noisy counts themselves, rather than what they say about each image."""
 
 _LADDERS: dict[str, tuple[str, ...]] = {
-    "planned": ("matched", "discriminant", "linear-probe", "spreading"),
+    "planned": ("matched", "discriminant", "spreading"),
     "auto": tuple(_LEARNERS),
 }
 """Kinds that let released votes decide (feature_store.students.choice), from the least sensitive to noise on."""
 
-PLANNED_GAIN = 0.05
-"""Gain of a rung of `planned`: the kinds of it are alike simple, so that hardly more than noise is asked of a gain."""
+PLANNED_GAIN, PLANNED_STANDARD_ERRORS = 0.05, 3.0
+"""What a richer rung of `planned` must gain: little, but surely. The first is the one that noise misleads least."""
 
 _MODELS: dict[str, type[Model]] = {
     "matched": Matched,
@@ -141,6 +141,36 @@ def load_student(path: Path | str) -> Student:
         raise BadData(f"{Path(path).name} is not a saved student ({type(error).__name__})") from None
 
 
+class Learners:
+    """What students need of the public images, prepared once for any number of releases about them.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        num_classes: C.
+        seed: same arguments, same students.
+
+    Raises:
+        BadData: NaN, or zero rows.
+    """
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int = 0) -> None:
+        check_features(public_features, "public")
+        self.features, self.num_classes, self.seed = public_features, num_classes, seed
+        self._made: dict[str, Learner | Reader] = {}
+
+    def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
+        """The model of one kind of student, which is no ladder."""
+        if not answers.answered[assignment].any():
+            raise BadData("the answered queries stand for no public image; check the assignment against the queries")
+        if kind not in self._made:
+            make = _READERS.get(kind) or _LEARNERS[kind]
+            self._made[kind] = make(self.features, num_classes=self.num_classes, seed=self.seed)
+        learner = self._made[kind]
+        if isinstance(learner, Reader):
+            return learner.learn(answers, assignment)
+        return learner.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+
+
 def fit_student(
     kind: StudentKind,
     answers: NoisyAnswers,
@@ -148,10 +178,11 @@ def fit_student(
     *,
     num_classes: int,
     seed: int = 0,
+    learners: Learners | None = None,
 ) -> Student:
     """Train a student on a release. Post-processing: costs no privacy.
 
-    Each public image takes the soft labels of the query that stands for it; an unanswered query says nothing.
+    An unanswered query says nothing.
 
     Args:
         kind: `planned` reads the counts themselves (`matched`, `discriminant`) and lets released votes decide whether
@@ -162,6 +193,7 @@ def fit_student(
             the student will be judged on do not belong here.
         num_classes: C, as in the task.
         seed: same arguments, same student.
+        learners: of these images, where there is more than one release about them.
 
     Raises:
         BadData: NaN, zero rows, another dimension or number of images than the answers'.
@@ -171,46 +203,23 @@ def fit_student(
         raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(get_args(StudentKind))}")
     if num_classes != answers.num_classes:
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
-    check_features(public_features, "public")
+    prepared = learners or Learners(public_features, num_classes=num_classes, seed=seed)
     assignment = assignment_of(answers, public_features)
     chosen: str = kind
     compared: dict[str, float] = {}
-    ladder = _LADDERS.get(kind, (kind,))
-    fits = {name: _fitting(name, answers, public_features, assignment, seed) for name in ladder}
     if kind in _LADDERS:
 
-        def predictor(fit: Fit) -> Predict:
-            return lambda seen: np.asarray(fit(seen).predict_proba(public_features).argmax(axis=1))
+        def predictor(name: str) -> Predict:
+            return lambda seen: np.asarray(
+                prepared.fit(name, seen, assignment).predict_proba(public_features).argmax(axis=1)
+            )
 
-        rungs = {name: predictor(fit) for name, fit in fits.items()}
-        least = LEAST_GAIN if kind == "auto" else PLANNED_GAIN
-        chosen, errors = choose(rungs, answers, assignment, seed=seed, least_gain=least)
+        rungs = {name: predictor(name) for name in _LADDERS[kind]}
+        least = {} if kind == "auto" else {"least_gain": PLANNED_GAIN, "least_standard_errors": PLANNED_STANDARD_ERRORS}
+        chosen, errors = choose(rungs, answers, assignment, seed=seed, **least)
         compared = {name: error for name, error in errors.items() if math.isfinite(error)}
-    student = Student(chosen, fits[chosen](answers), compared)
-    return _calibrated(student, answers, public_features, assignment)
-
-
-def _fitting(
-    name: str,
-    answers: NoisyAnswers,
-    features: NDArray[np.generic],
-    assignment: NDArray[np.int64],
-    seed: int,
-) -> Fit:
-    """How a student of a kind learns from a release about these images; what is public is prepared once."""
-    if not answers.answered[assignment].any():
-        raise BadData("the answered queries stand for no public image; check the assignment against the queries")
-    if name in _READERS:
-        reader = _READERS[name](features, num_classes=answers.num_classes, seed=seed)
-        return lambda seen: reader.learn(seen, assignment)
-    learner = _LEARNERS[name](features, num_classes=answers.num_classes, seed=seed)
-    return lambda seen: learner.fit(soft_labels(seen)[assignment], seen.answered[assignment].astype(np.float64))
-
-
-def _calibrated(
-    student: Student, answers: NoisyAnswers, features: NDArray[np.generic], assignment: NDArray[np.int64]
-) -> Student:
-    said = student.model.predict_proba(features)
+    student = Student(chosen, prepared.fit(chosen, answers, assignment), compared)
+    said = student.model.predict_proba(public_features)
     return replace(student, temperature=fit_temperature(student.kind, said, answers, assignment))
 
 

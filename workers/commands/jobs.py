@@ -112,7 +112,12 @@ def student(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[JOB]", help="Output folder of a finished job; or --job of a service.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="auto, centred, prototypes, spreading, linear-probe or finetune.")] = "auto",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="planned, auto, matched, centred, discriminant, prototypes, spreading, linear-probe or finetune."
+        ),
+    ] = "planned",
     test: Annotated[
         Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")
     ] = None,

@@ -234,5 +234,11 @@ def _print_plan(result: dict[str, Any]) -> None:
         if result[level].get("reason"):
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
+    if result["advised_queries"] is not None:
+        told = "; the price is the same for any number" if traits.records_choose else ""
+        console.print(
+            f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
+            "(student planned) follows from public images and released answers, at no price."
+        )
     if result["warning"]:
         console.print(f"Warning: {result['warning']}.", markup=False)

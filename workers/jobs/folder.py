@@ -27,6 +27,7 @@ from typing import Any
 
 from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import KeyFolder, erase_file
+from feature_store.job_files.questions import EARLIER_STUDENT, USUAL_STUDENT
 from feature_store.job_files.releases import release_from_bytes, release_from_npz
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, LabelerError, TryAgain
@@ -59,7 +60,7 @@ class JobFolder:
         """
         if self.check_same(plan):
             return
-        self._write_state({"format": PLAN_FORMAT, "plan": plan})
+        self._write_state({"format": PLAN_FORMAT, "plan": plan, "student": USUAL_STUDENT})
 
     def check_same(self, plan: Mapping[str, Any]) -> bool:
         """Check that what is known of a plan so far is what this folder is for; whether it is for anything.
@@ -78,6 +79,29 @@ class JobFolder:
                 "choose an empty folder, or repeat that job's exact settings to continue it"
             )
         return True
+
+    def usual_student(self) -> str:
+        """The kind of student of a job that names none: what it was when the job was begun.
+
+        Raises:
+            BadData: the plan is damaged.
+        """
+        if not (self.state / "plan.json").exists():
+            return USUAL_STUDENT
+        return str(self._read_state().get("student", EARLIER_STUDENT))
+
+    def agreed_questions(self) -> int | None:
+        """How many questions the job that was begun here asks; None where none was.
+
+        Raises:
+            BadData: the plan is damaged.
+        """
+        if not (self.state / "plan.json").exists():
+            return None
+        try:
+            return int(self._read_state()["plan"]["task"]["max_queries"])
+        except (KeyError, TypeError, ValueError):
+            raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
     def agreed_colluding_agents(self) -> int | None:
         """What the job that was begun here counts on; None where none was.

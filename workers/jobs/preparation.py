@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from labeler.planning import Price, price
 from labeler.task import Level, Task
 from workers.jobs.folder import JobFolder
 from workers.jobs.public_images import PublicImages
-from workers.jobs.task_file import TaskFile
+from workers.jobs.task_file import StudentKind, TaskFile
 from workers.progress import ProgressCallback, silent
 
 
@@ -76,6 +76,7 @@ class PreparedJob:
     test: PublicImages | None
     queries: QuerySet
     batches: tuple[QueryBatch, ...]
+    student: StudentKind
 
     @property
     def job_id(self) -> str:
@@ -161,7 +162,8 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     cost = price(task)
     batches = _batches(task, queries.features)
     check_budget(job, task, cost, job_charges(task, batches))
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches)
+    student = cast(StudentKind, job.file.student.kind or folder.usual_student())
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches, student)
 
 
 def open_queries(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback = silent) -> Shard:

@@ -73,7 +73,7 @@ def publish(
             answers,
             prepared.public.features,
             rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
-            kind=prepared.job.file.student.kind,
+            kind=prepared.student,
             seed=prepared.job.file.student.seed,
         )
         student = labelled.student
@@ -130,7 +130,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 def _fit(prepared: PreparedJob, answers: NoisyAnswers, *, kind: str | None = None) -> Student:
     settings = prepared.job.file.student
     return fit_student(
-        cast(StudentKind, kind or settings.kind),
+        cast(StudentKind, kind or prepared.student),
         answers,
         prepared.public.features,
         num_classes=prepared.task.num_classes,

@@ -74,7 +74,7 @@ def read_job(folder: Path) -> FinishedJob:
 def train_student(
     folder: Path,
     *,
-    kind: str = "auto",
+    kind: str = "planned",
     test: Path | None = None,
     images: str | None = None,
     backbone: str | None = None,
@@ -85,7 +85,7 @@ def train_student(
 
     Args:
         folder: output folder of a finished job.
-        kind: auto, centred, prototypes, linear-probe, spreading or finetune.
+        kind: of fit_student, or finetune.
         test: labelled public shard to score on; for finetune a source of labelled images.
         images: finetune only: the source of public images the job asked about.
         backbone: finetune only: the network to start from.

@@ -22,7 +22,9 @@ from labeler.task import PositiveFinite, Task, Training, parse_task
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
-StudentKind = Literal["auto", "centred", "prototypes", "spreading", "linear-probe"]
+StudentKind = Literal[
+    "planned", "auto", "matched", "centred", "discriminant", "prototypes", "spreading", "linear-probe"
+]
 
 
 class _Table(BaseModel):
@@ -122,11 +124,12 @@ class StudentTable(_Table):
     """`[student]`: what is trained on the answers. Costs no privacy.
 
     Attributes:
-        kind: which student; "auto" is the one that did best on the benchmarks.
+        kind: which student; see feature_store.students.student. When absent "planned", or "auto" for a job that was
+            begun before there was "planned", so that it gives the same labels again.
         seed: public seed of its training.
     """
 
-    kind: StudentKind = "auto"
+    kind: StudentKind | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ def run(
     method: Method = "reverse-knn",
     k: int = 1,
     clusters: int | None = None,
-    student: StudentKind = "auto",
+    student: StudentKind | None = None,
     test: PathLike[str] | str | None = None,
     backbone: str | None = None,
     allow_small_shards: bool = False,
@@ -41,10 +41,10 @@ def run(
         epsilon: the price per private image that the noise is solved for; or give `sigma_votes` instead.
         delta: at which it holds.
         method, k: how agents answer (labeler.methods).
-        clusters: ask about so many clusters of images; about twice the number of classes, but no more than there are
-            images, where None and the method asks questions. Nothing about an image depends on being asked about: every
-            image gets a label.
-        student: which student labels all images.
+        clusters: ask about so many clusters of images; where None and the method asks questions, as many as price,
+            classes and number of public images advise (labeler.asking). Nothing about an image depends on being asked
+            about: every image gets a label.
+        student: which student labels all images; None for the usual one.
         test: a labelled public shard to score it on.
         backbone: for `images`, where that is a folder.
         allow_small_shards: let an agent with fewer than k records vote with what it has.
@@ -69,11 +69,11 @@ def run(
     fields: dict[str, Any] = {"name": Path(out).name, "method": method, "k": k, "delta": delta} | task
     if epsilon is not None:
         fields["epsilon"] = epsilon
-    tables: dict[str, Any] = {"task": fields, "student": {"kind": student}}
-    if method in METHODS and not METHODS[method].asks_for_a_model:
-        count = clusters if clusters is not None else _clusters(shards[0] if shards else None, images)
-        tables["queries"] = {"strategy": "clustered", "count": count} if count else {"strategy": "all"}
+    tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
     try:
+        if method in METHODS and not METHODS[method].asks_for_a_model:
+            count = clusters if clusters is not None else _clusters(fields, shards, images, Path(out))
+            tables["queries"] = {"strategy": "clustered", "count": count} if count else {"strategy": "all"}
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task")) from None
@@ -92,15 +92,29 @@ def run(
     return LabelledJob(Path(out))
 
 
-def _clusters(shard: PathLike[str] | str | None, images: PathLike[str] | str) -> int | None:
-    """Two questions for each class, from the public class list and the number of public images."""
+def _clusters(
+    task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: PathLike[str] | str, out: Path
+) -> int | None:
+    """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
     from feature_store.shard import Shard
+    from labeler.asking import questions_for
+    from workers.jobs.folder import JobFolder
+    from workers.jobs.task_file import TaskFile
 
-    if shard is None:
+    if not shards:
         return None
-    wanted = 2 * len(Shard.open(Path(shard), verify=False).classes)
     path = Path(images)
-    is_shard = (path / "manifest.json").exists()
-    if not is_shard:
-        return wanted
-    return wanted if wanted < len(Shard.open(path, verify=False)) else None
+    public = len(Shard.open(path, verify=False)) if (path / "manifest.json").exists() else None
+    count = JobFolder(out).agreed_questions()
+    if count is None:
+        first = Shard.open(Path(shards[0]), verify=False)
+        classes = tuple(task.get("classes") or first.classes)
+        asked = TaskFile.model_validate({"task": dict(task)}).resolve(
+            classes=classes,
+            agents=len(shards),
+            num_queries=2 * len(classes) + int(task.get("k", 1)),
+            fingerprint=first.fingerprint,
+            nonce="",
+        )
+        count = questions_for(asked, public_images=public)
+    return count if public is None or count < public else None

@@ -24,6 +24,12 @@ def _office_caltech(data: Path | None, full: bool, progress: ProgressCallback) -
     return bench_office_caltech(data=data, full=full, progress=progress)
 
 
+def _answers(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.answers import bench_answers
+
+    return bench_answers(data=data, full=full, progress=progress)
+
+
 def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.backbones import bench_backbones
 
@@ -170,6 +176,7 @@ def run_schedules(
 
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
+    "answers": _answers,
     "backbones": _backbones,
     "embed": _embed,
     "calibration": _calibration,

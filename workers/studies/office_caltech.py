@@ -32,7 +32,7 @@ from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
-from feature_store.students import NoisyAnswers, fit_student
+from feature_store.students import Learners, NoisyAnswers, StudentKind, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
@@ -79,6 +79,7 @@ class Setting:
         count: clusters asked about; None asks about every public image.
         release: what is opened.
         colluding_agents: agents that may pool what they know.
+        student: what learns from the answers.
     """
 
     method: Method
@@ -86,6 +87,7 @@ class Setting:
     count: int | None
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
+    student: StudentKind = "auto"
 
     @property
     def name(self) -> str:
@@ -204,6 +206,8 @@ class Arena:
             for domain, shard in shards.items()
         }
         self._questions: dict[tuple[str, int, int | None], QuerySet] = {}
+        self._learners: dict[tuple[str, int], Learners] = {}
+        self._sigmas: dict[tuple[Setting, int, float], float] = {}
 
     def measure(
         self,
@@ -217,25 +221,7 @@ class Arena:
     ) -> BenchRow:
         """Student accuracy at a price (or a noise), mean and deviation over splits and draws of noise."""
         started = time.perf_counter()
-        accuracies, tasks = [], []
-        for split, draw in itertools.product(range(splits), range(draws)):
-            public, test = self._split(server, split)
-            questions = self._ask(server, split, public, setting.count)
-            task = self._task(
-                server, setting, f"split {split}, draw {draw}", len(questions), epsilon=epsilon, sigma=sigma
-            )
-            release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda _: None)
-            answers = NoisyAnswers.of(
-                task,
-                features=questions.features,
-                labels=release.labels,
-                noisy_votes=release.noisy_votes,
-                assignment=questions.assignment,
-            )
-            features, labels = self._shards[server].features, np.asarray(self._shards[server].labels)
-            student = fit_student("auto", answers, features[public], num_classes=task.num_classes, seed=split)
-            accuracies.append(float((student.predict(features[test]) == labels[test]).mean()))
-            tasks.append(task)
+        accuracies, tasks = self.runs(server, setting, splits=splits, draws=draws, epsilon=epsilon, sigma=sigma)
         instance = [price(task).instance for task in (tasks[0], tasks[-1])]
         return BenchRow(
             case=server,
@@ -260,6 +246,46 @@ class Arena:
             },
         )
 
+    def runs(
+        self,
+        server: str,
+        setting: Setting,
+        *,
+        splits: int,
+        draws: int,
+        epsilon: float | None = None,
+        sigma: float | None = None,
+    ) -> tuple[list[float], list[Task]]:
+        """Accuracy of each run, as a share, splits in the outer order, and its task."""
+        accuracies, tasks = [], []
+        for split, draw in itertools.product(range(splits), range(draws)):
+            public, test = self._split(server, split)
+            questions = self._ask(server, split, public, setting.count)
+            task = self.task(
+                server, setting, f"split {split}, draw {draw}", len(questions), epsilon=epsilon, sigma=sigma
+            )
+            release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda _: None)
+            answers = NoisyAnswers.of(
+                task,
+                features=questions.features,
+                labels=release.labels,
+                noisy_votes=release.noisy_votes,
+                assignment=questions.assignment,
+            )
+            features, labels = self._shards[server].features, np.asarray(self._shards[server].labels)
+            learners = self._learners_of(server, split, features[public], task.num_classes)
+            student = fit_student(
+                setting.student,
+                answers,
+                learners.features,
+                num_classes=task.num_classes,
+                seed=split,
+                learners=learners,
+            )
+            accuracies.append(float((student.predict(features[test]) == labels[test]).mean()))
+            tasks.append(task)
+        return accuracies, tasks
+
     def _split(self, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         # By source name: rows of a shard are in random order, which differs from one cache to the next.
         shard = self._shards[server]
@@ -267,6 +293,11 @@ class Arena:
         order = by_name[np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(by_name))]
         cut = int(PUBLIC_SHARE * len(order))
         return order[:cut], order[cut:]
+
+    def _learners_of(self, server: str, split: int, public: NDArray[np.generic], num_classes: int) -> Learners:
+        if (server, split) not in self._learners:
+            self._learners[server, split] = Learners(public, num_classes=num_classes, seed=split)
+        return self._learners[server, split]
 
     def _ask(self, server: str, split: int, public: NDArray[np.int64], count: int | None) -> QuerySet:
         key = (server, split, count)
@@ -279,9 +310,17 @@ class Arena:
     def _others(self, server: str) -> list[Agent]:
         return [agent for domain, agent in self._agents.items() if domain != server]
 
-    def _task(
-        self, server: str, setting: Setting, nonce: str, queries: int, *, epsilon: float | None, sigma: float | None
+    def task(
+        self,
+        server: str,
+        setting: Setting,
+        nonce: str,
+        queries: int,
+        *,
+        epsilon: float | None = None,
+        sigma: float | None = None,
     ) -> Task:
+        """The task of one run, at a price or a noise."""
         task = parse_task(
             {
                 "name": f"office-caltech10 {server}",
@@ -298,4 +337,10 @@ class Arena:
                 "nonce": nonce,
             }
         )
-        return task if epsilon is None else task.model_copy(update={"sigma_votes": solve_sigma(task, epsilon)})
+        if epsilon is None:
+            return task
+        # The price asks for neither the server's name nor the nonce.
+        known = setting, queries, epsilon
+        if known not in self._sigmas:
+            self._sigmas[known] = solve_sigma(task, epsilon)
+        return task.model_copy(update={"sigma_votes": self._sigmas[known]})
