@@ -1,6 +1,6 @@
 """Students: models trained on public images and released answers only.
 
-    release --> NoisyAnswers --> matched | centred | discriminant                   (read the counts themselves)
+    release --> NoisyAnswers --> averaged | matched | centred | discriminant        (read the counts themselves)
                              --> soft_labels --> prototypes | linear probe | spreading --> (fine-tuned network)
 
 `fit_student("planned", ...)` is the default. They lie below both `api` and `workers`, because a service labels the

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
+from feature_store.students.averaged import Averaged, AveragedLearner
 from feature_store.students.calibration import fit_temperature, sharpened
 from feature_store.students.centred import CentredLearner
 from feature_store.students.choice import Predict, choose
@@ -25,11 +26,11 @@ from feature_store.students.prototypes import PrototypeLearner, Prototypes
 from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
 
-Model = Prototypes | Matched | LinearProbe | Spreading
+Model = Prototypes | Matched | Averaged | LinearProbe | Spreading
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
-Reader = CentredLearner | MatchedLearner | DiscriminantLearner
+Reader = AveragedLearner | CentredLearner | MatchedLearner | DiscriminantLearner
 StudentKind = Literal[
-    "planned", "auto", "matched", "centred", "discriminant", "prototypes", "linear-probe", "spreading"
+    "planned", "auto", "averaged", "matched", "centred", "discriminant", "prototypes", "linear-probe", "spreading"
 ]
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -40,6 +41,7 @@ _LEARNERS: dict[str, type[Learner]] = {
 """Those that learn from what the release says about each image, from the simplest to the richest."""
 
 _READERS: dict[str, Callable[..., Reader]] = {
+    "averaged": AveragedLearner,
     "matched": MatchedLearner,
     "centred": CentredLearner.of,
     "discriminant": DiscriminantLearner,
@@ -47,7 +49,7 @@ _READERS: dict[str, Callable[..., Reader]] = {
 """Those that read the noisy counts themselves, rather than what they say about each image."""
 
 _LADDERS: dict[str, tuple[str, ...]] = {
-    "planned": ("matched", "discriminant", "spreading"),
+    "planned": ("averaged", "discriminant", "spreading"),
     "auto": tuple(_LEARNERS),
 }
 """Kinds that let released votes decide (feature_store.students.choice), from the least sensitive to noise on."""
@@ -56,6 +58,7 @@ PLANNED_GAIN, PLANNED_STANDARD_ERRORS = 0.05, 3.0
 """What a richer rung of `planned` must gain: little, but surely. The first is the one that noise misleads least."""
 
 _MODELS: dict[str, type[Model]] = {
+    "averaged": Averaged,
     "matched": Matched,
     "centred": Prototypes,
     "discriminant": LinearProbe,
@@ -185,7 +188,7 @@ def fit_student(
     An unanswered query says nothing.
 
     Args:
-        kind: `planned` reads the counts themselves (`matched`, `discriminant`) and lets released votes decide whether
+        kind: `planned` reads the counts themselves (`averaged`, `discriminant`) and lets released votes decide whether
             a richer student is needed; `auto` is what decided before there was `planned`, kept so that jobs of then
             give the same labels again. Any other names one kind; see its module.
         answers: the release.

@@ -115,7 +115,8 @@ def student(
     kind: Annotated[
         str,
         typer.Option(
-            help="planned, auto, matched, centred, discriminant, prototypes, spreading, linear-probe or finetune."
+            help="planned, auto, averaged, matched, centred, discriminant, prototypes, spreading, linear-probe or "
+            "finetune."
         ),
     ] = "planned",
     test: Annotated[

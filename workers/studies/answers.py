@@ -39,12 +39,12 @@ EPSILONS: Final = (0.05, 0.1, 0.3, 1.0)
 BEFORE: Final = {0.05: 15, 0.1: 20, 0.3: 20, 1.0: 15}
 """Clusters per epsilon that `labeler bench office-caltech` chose."""
 
-COUNTS: Final = (10, 20, 30)
-KINDS: Final[tuple[StudentKind, ...]] = ("matched", "centred")
+COUNTS: Final = (10, 20)
+KINDS: Final[tuple[StudentKind, ...]] = ("averaged", "matched", "prototypes")
 SPLITS: Final = 10
 DRAWS: Final = 2
 TUNING_SPLITS: Final = 10
-TUNING_DRAWS: Final = {0.05: 6}
+TUNING_DRAWS: Final = {0.05: 4}
 """Draws per split where single runs scatter most; elsewhere DRAWS."""
 
 NO_NOISE: Final = 1.0

@@ -22,6 +22,7 @@ from labeler.errors import BadData, InvalidSetting
 KINDS: list[StudentKind] = [
     "planned",
     "auto",
+    "averaged",
     "matched",
     "centred",
     "discriminant",
