@@ -164,6 +164,8 @@ def promised_mu(task: Task, level: StatedLevel) -> float:
     Raises:
         InvalidSetting: there is no finite price at the level.
     """
+    if task.life is not None and level == "instance":
+        return math.sqrt(task.life.budget_nano / NANO)  # of all such jobs an image will ever vote in
     stated = price(task)
     statement = stated.person if level == "person" else stated.instance
     nano = None if statement is None else statement.charge_nano

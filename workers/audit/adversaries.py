@@ -5,6 +5,8 @@
 | natural records | `natural` | `natural-chosen` |
 | records of its choice | `poisoned` | `poisoned-chosen` |
 
+Votes for life promise something about all jobs of an image: `many-jobs` asks a hundred of them.
+
 Each knows every record but the canary, and what the task's colluding agents know; each asks again beyond what was paid
 for. **To add one**, write an `Adversary` whose `prepare` gives an `Attack`, and add it to `ADVERSARIES`: an attack may
 live through as many jobs as it likes in one trial. It is then a row of every audit of a task it takes.
@@ -14,55 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting
-from labeler.setting import StatedLevel
 from labeler.task import Task
+from workers.audit.life import LifeAttack
 from workers.audit.observers import KnownVotes, Observer, OpenedNumbers, StudentNumbers, learn
 from workers.audit.pipeline import Pipeline, Seen
 from workers.audit.poison import dimension_of, model_queries, poisoned
+from workers.audit.surroundings import Surroundings
 from workers.audit.worlds import Records, Scene, Worlds
-
-View = Literal["release", "student"]
-"""What is looked at: what was opened, or the labels of a student that learnt from it."""
 
 LEARNING_RUNS: Final = 60
 """Of each world, where an observer has to learn; they are not counted."""
 
 _NATURAL_RECORDS: Final = 100
-
-
-@dataclass(frozen=True, eq=False)
-class Surroundings:
-    """What an attack is prepared from.
-
-    Attributes:
-        task: the task; its fingerprint is that of the audit's records.
-        level: "instance" or "person": what a canary is.
-        features, labels: natural records, quantised.
-        view: what the adversary looks at.
-        folder: empty, for its files.
-        seed: of everything public; the same for the same audit.
-        noise_seed: of all noise; None draws it as the product does.
-    """
-
-    task: Task
-    level: StatedLevel
-    features: NDArray[np.int16]
-    labels: NDArray[np.int16]
-    view: View
-    folder: Path
-    seed: int
-    noise_seed: int | None
-
-    def rng(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, purpose])
 
 
 class Attack(Protocol):
@@ -205,6 +177,12 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
             lambda around: SceneAttack(
                 poisoned(around.task, around.level, canaries=1, rng=around.rng(5), queries=None), around
             ),
+        ),
+        Adversary(
+            "many-jobs",
+            "votes for life: a hundred jobs about the same record, each chosen by the answers before",
+            LifeAttack,
+            takes=lambda task: task.life is not None,
         ),
     )
 }

@@ -25,9 +25,10 @@ from feature_store.durable import exclusive, replace_file
 from labeler.auditing import Attempt, AuditedLevel, AuditFacts, findings_of
 from labeler.errors import BadData, InvalidSetting
 from labeler.task import Task
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings, View
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.observers import KnownVotes
 from workers.audit.poison import most_canaries, poisoned
+from workers.audit.surroundings import Surroundings, View
 from workers.progress import ProgressCallback, silent
 
 FORMAT: Final = "labeler-audit/1"
