@@ -71,9 +71,15 @@ def test_any_order_of_rounds_is_the_sum_in_unlimited_integers(
 
 def test_a_round_that_is_undone_has_spent_nothing(database: Database) -> None:
     spends = LifetimeSpends(database)
-    with pytest.raises(ZeroDivisionError), database.write() as connection:
-        spends.add("a" * 64, cast(spends, {1: 5}), connection=connection)
-        raise ZeroDivisionError
+    votes = cast(spends, {1: 5})
+
+    def add_and_fail() -> None:
+        with database.write() as connection:
+            spends.add("a" * 64, votes, connection=connection)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        add_and_fail()
     assert spends.spent(digests(1)).spent.tolist() == [0]
     assert spends.rounds() == 0
 
