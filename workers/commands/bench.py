@@ -18,6 +18,7 @@ from workers.commands.console import Json, print_json
 
 BENCHES: Final = (
     "office-caltech",
+    "answers",
     "backbones",
     "embed",
     "calibration",
@@ -60,7 +61,9 @@ def bench(
     full: Annotated[
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="For papers and scale: folder for documents and pictures.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="For papers, answers and scale: folder for documents and pictures.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,

@@ -25,9 +25,17 @@ def _office_caltech(data: Path | None, full: bool, progress: ProgressCallback) -
 
 
 def _answers(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
-    from workers.studies.answers import bench_answers
+    return run_answers(data=data, full=full, out=None, progress=progress)
 
-    return bench_answers(data=data, full=full, progress=progress)
+
+def run_answers(*, data: Path | None, full: bool, out: Path | None, progress: ProgressCallback) -> list[BenchRow]:
+    """See `workers.studies.answers`."""
+    from workers.studies.answers import bench_answers, draw_answers
+
+    rows = bench_answers(data=data, full=full, progress=progress)
+    if out is not None:
+        draw_answers(rows, out)
+    return rows
 
 
 def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -225,7 +233,7 @@ def run_bench(
         paper: whose table, where name is "papers"; all of them if None.
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
-        out: papers and scale only: a folder for documents and pictures.
+        out: papers, answers and scale only: a folder for documents and pictures.
         seeds, resume, trace: simulate only; see `workers.studies.simulation.bench`.
         progress: told how far it is.
 
@@ -245,8 +253,10 @@ def run_bench(
         name = name if paper is None else f"{name} {paper}"
     elif name not in BENCHES:
         raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
-    elif paper is not None or (out is not None and name != "scale"):
+    elif paper is not None or (out is not None and name not in ("scale", "answers")):
         raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
+    elif name == "answers":
+        rows = run_answers(data=data, full=full, out=out, progress=progress)
     elif name == "scale":
         rows = run_scale(data=data, full=full, out=out, progress=progress)
     elif name == "simulate":

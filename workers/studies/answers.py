@@ -48,6 +48,7 @@ TUNING_DRAWS: Final = {0.05: 4}
 """Draws per split where single runs scatter most; elsewhere DRAWS."""
 
 NO_NOISE: Final = 1.0
+MEAN: Final = "mean of four servers"
 _METRIC: Final = "student accuracy on unseen images, %"
 _BOUND_DRAWS: Final = 2000
 
@@ -123,7 +124,7 @@ class _Study:
             told: dict[str, object] = {"clusters": setting.count, "student": setting.student}
             rows.append(_row(server, name, all_runs[-1], tasks[0], time.perf_counter() - started, told))
         together = np.mean(all_runs, axis=0)
-        return [*rows, _row("mean of four servers", name, together, tasks[0], None, {})]
+        return [*rows, _row(MEAN, name, together, tasks[0], None, {})]
 
     def bound(self, server: str, epsilon: float, colluding: int) -> BenchRow:
         """Classes matched right where the public images are divided into classes without a mistake."""
@@ -139,6 +140,51 @@ class _Study:
         ]
         told: dict[str, object] = {"clusters": classes, "student": "largest likelihood"}
         return _row(server, "bound: classes known, to be matched", np.array(right), task, None, told)
+
+
+def draw_answers(rows: list[BenchRow], folder: Path) -> Path:
+    """Write answers.png: a panel per server and one for their mean, accuracy against epsilon."""
+    # Loaded where it is wanted: a bench without --out draws nothing.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(13.5, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    lines = {
+        "as before, colluding 0": ("as before, 0 colluding", "#7a7a7a", "s--"),
+        "leave one server out, colluding 0": ("read well, 0 colluding", "#1f5a7a", "o-"),
+        "leave one server out, colluding 1": ("read well, 1 colluding", "#b4551d", "o-"),
+    }
+    panels = (*DOMAINS, MEAN)
+    shared = None
+    for place, case in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), place, sharey=shared)
+        shared = shared or axes
+        for method, (label, color, style) in lines.items():
+            found = sorted((row for row in rows if row.case == case and row.method == method), key=_epsilon)
+            spread = [row.sd or 0.0 for row in found]
+            at, values = [_epsilon(row) for row in found], [row.value for row in found]
+            axes.errorbar(at, values, yerr=spread, fmt=style, color=color, label=label, capsize=2, lw=1.4, ms=4)
+        ceiling = [
+            row.value for row in rows if row.case == case and row.method.startswith("leave one server out, without")
+        ]
+        for value in ceiling:
+            axes.axhline(value, color="#3f7d3a", lw=1, ls=":", label="read well, without noise")
+        axes.set(xscale="log", title=case, xlabel="epsilon, one image", ylim=(60, 101))
+        axes.minorticks_off()
+        axes.set_xticks(EPSILONS, labels=[f"{one:g}" for one in EPSILONS])
+        axes.grid(alpha=0.25)
+    if shared is not None:
+        shared.set_ylabel("student right on unseen images, %")
+        shared.legend(frameon=False, fontsize=8, loc="lower right")
+    path = folder / "answers.png"
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _epsilon(row: BenchRow) -> float:
+    return row.epsilon or 0.0
 
 
 def _noisy(votes: NDArray[np.int64], task: Task, rng: np.random.Generator) -> NDArray[np.float64]:
