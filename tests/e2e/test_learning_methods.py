@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from feature_store.job_files.models import read_model
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal import rounds as steps
+from feature_store.manifest import read_manifest, write_manifest
 from feature_store.shard import Shard
 
 DIMENSION = 64
@@ -102,6 +104,31 @@ def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labe
     refused = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "other")
     assert refused.code == 2
     assert "asks for 65 axes" in refused.err
+
+
+def test_a_task_that_counts_on_a_bound_is_refused_by_shards_that_keep_none_and_answered_by_those_that_do(
+    labeler, federation, tmp_path
+) -> None:
+    task, out = task_file(tmp_path, "blind-average", epsilon=24.0), tmp_path / "job"
+    task.write_text(task.read_text().replace("dimension = 16", "max_records = 400"))
+    refused = labeler("run", task, *federation.run_arguments, "--out", out, "--json")
+    assert refused.code == 1
+    assert "embed it again with --max-records" in refused.err
+    assert not (out / "report.json").exists()
+    kept = []
+    for path in federation.agents:
+        manifest = read_manifest(path)
+        assert manifest.records <= 400
+        kept.append(tmp_path / path.name)
+        shutil.copytree(path, kept[-1])
+        write_manifest(kept[-1], manifest.model_copy(update={"max_records": 400}))
+    shards = [part for path in kept for part in ("--shard", path)]
+    public = ("--queries", federation.root / "public.shard", "--test", federation.root / "test.shard")
+    result = labeler("run", task, *shards, *public, "--seed", 1, "--out", tmp_path / "kept", "--json")
+    assert result.code == 0, result.err
+    # Half the noise: what needed an epsilon of 48 without a bound.
+    assert json.loads(result.out)["labels"]["accuracy"] > 0.8
+    assert "at most 400 records" in (tmp_path / "kept" / "privacy_card.md").read_text()
 
 
 def test_the_card_of_a_simulation_says_that_it_protects_nobody(labeler, federation, tmp_path) -> None:
