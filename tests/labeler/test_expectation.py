@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labeler.expectation import RECORDS_EACH, expect, say_expected, winning_chance
+from labeler.expectation import RECORDS_EACH, expect, say_expected, votes_per_question, winning_chance
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 
@@ -91,3 +92,11 @@ def test_of_models_nothing_is_said_beforehand() -> None:
     found = expect(task(method="blind-average", max_queries=65, training=training, sigma_votes=4.0))
     assert (found.low, found.high, found.warning) == (None, None, "")
     assert "nothing can be said beforehand" in say_expected(found.to_json())
+
+
+def test_ballots_on_a_ball_bring_no_more_votes_to_a_question_than_their_radius_allows() -> None:
+    """Three agents, length 9, 20 pure questions of 10 classes: 3 * 9 / sqrt(20 * 0.9) votes each, of 3,000 records."""
+    ball = task(ballot_radius=9)
+    assert votes_per_question(ball, 20, 3000) == pytest.approx(3 * 9 / math.sqrt(18))
+    assert votes_per_question(ball, 20, 60) == votes_per_question(task(), 20, 60) == 3
+    assert votes_per_question(task(), 20, 3000) == 150
