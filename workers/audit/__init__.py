@@ -1,11 +1,8 @@
 """`labeler audit`: attacks on the real pipeline, and what they prove about a task's promise.
 
-adversaries   who attacks: which records and which questions it chooses (Chadha et al., ICML 2024); the registry
-poison        records and questions made for one method, so that a canary moves as much as anything can
-worlds        shards with and without canaries, equal in everything else
-pipeline      one life of the task: the coordinator's driver, agents, talliers, noise; as `labeler run` does it
-observers     what an adversary makes of what it sees: a score, high where the canary took part
-record        what was counted, durable run by run
-run           many runs and one run, and the document
-page          the document as a page
+Read `adversaries` first: who attacks, and the registry to which others are added. Each is prepared from `surroundings`.
+`worlds` makes shards with and without a canary, equal in everything else; `poison` makes records and questions for
+which a canary moves as much as anything can; `pipeline` is one life of the task, by the coordinator's driver, agents
+and talliers, as `labeler run` does it; `observers` turn what was seen into a score; `life` attacks votes for life by a
+hundred jobs. `tasks` reads what is audited, `run` counts runs durably, `page` shows what they prove.
 """

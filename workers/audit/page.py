@@ -22,7 +22,7 @@ _STYLE: Final = """
   --tint: #202a35; --bad: #ff9566; --good: #3fcba2; --c0: #a0acba; --c1: #6cb4ff; --c2: #f0b04a; --c3: #b7a3f5;
   --c4: #f08cab; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--ground); color: var(--ink);
+body { margin: 0 auto; max-width: 68rem; padding: 1.5rem; background: var(--ground); color: var(--ink);
   font: 16px/1.5 "Liberation Sans", Arial, Helvetica, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
 p { margin: .3rem 0 .7rem; } .muted { color: var(--muted); }
@@ -33,7 +33,7 @@ p { margin: .3rem 0 .7rem; } .muted { color: var(--muted); }
 figure { margin: 0; } figcaption { color: var(--muted); font-size: .9rem; }
 svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--ink); font-size: 13px; } svg .quiet { fill: var(--muted); } .axis { stroke: var(--line); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .93rem; }
+.scroll { overflow-x: auto; margin-top: 1.2rem; } table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 .scroll td, .scroll th { overflow-wrap: normal; } .scroll td:first-child { min-width: 15rem; }
 th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -51,14 +51,14 @@ def render_page(document: dict[str, Any]) -> str:
     """The page of a document of `workers.audit.run`."""
     facts = AuditFacts.model_validate_json(_json(document["facts"]))
     findings = AuditFindings.model_validate_json(_json(document["findings"]))
-    colors = {one.adversary: f"var(--c{min(place, 4)})" for place, one in enumerate(findings.findings)}
+    colors = {one.adversary: f"var(--c{(place + 1) % 5})" for place, one in enumerate(findings.findings)}
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Audit of {_text(facts.task['name'])}</title><style>{_STYLE}</style></head>\n<body><main>"
-        f"<h1>Audit of {_text(facts.task['name'])}</h1>{_about(facts)}{verdict(facts, findings)}"
+        f"<title>Audit: {_text(facts.task['name'])}</title><style>{_STYLE}</style></head>\n<body><main>"
+        f"<h1>Audit: {_text(facts.task['name'])}</h1>{_about(facts)}{verdict(facts, findings)}"
         '<h2>What was proved</h2><div class="pictures">'
         f"{_bars(findings, colors)}{_curves(document['curves'], findings, colors)}</div>"
         f"{_table(facts, findings, colors)}<h2>How to read this</h2>{_reading(facts)}</main></body></html>\n"
@@ -195,7 +195,8 @@ def _reading(facts: AuditFacts) -> str:
     pairs = (
         ("What ran", "Every run is a whole life of the task: index, votes, integer noise, secret shares, coordinator, "
          "talliers, journal. Adversaries know all records but the canary and the noise of the agents said to collude; "
-         "the agents that may drop out have; and each asks again beyond what was paid for."),
+         "the agents that may drop out have; and each asks again beyond what was paid for. A run of many-jobs is a "
+         "hundred jobs at one agent: its votes, spends and noise."),
         ("Bounds", "Exact binomial bounds on both error rates give mu, and mu gives epsilon at the task's delta. 'Any "
          "mechanism' assumes no Gaussian curve and, in one run, no independent noise."),
         ("What it does not say", "An adversary far below the promise is weak, or the bound is loose. No audit proves "

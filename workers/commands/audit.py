@@ -26,7 +26,10 @@ def audit(
     ] = Path("audit"),
     adversary: Annotated[
         list[str] | None,
-        typer.Option(help="natural, natural-chosen, poisoned, poisoned-chosen or one-run; repeat. All when left out."),
+        typer.Option(
+            help="natural, natural-chosen, poisoned, poisoned-chosen, one-run; many-jobs for votes for life. "
+            "All if left out."
+        ),
     ] = None,
     runs: Annotated[int, typer.Option(min=2, help="Runs of each adversary, half of them with the canary.")] = 1000,
     level: Annotated[str, typer.Option(help="What a canary is: instance (one record) or person.")] = "instance",
