@@ -241,12 +241,13 @@ class Database:
         if not about.is_new:
             check_current(about, self.what)
         self._present = present
-        missing = [table.name for table in wanted if table.name not in present]
+        missing = [table for table in wanted if table.name not in present]
         if missing and self.is_read_only:
-            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0]!r}")
+            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0].name!r}")
         if missing:
             with self.write() as connection:
-                metadata.create_all(connection, tables=wanted)
+                # One process owns a journal, so what was missing above is missing still: nothing is asked again.
+                metadata.create_all(connection, tables=missing, checkfirst=False)
                 if about.is_new:
                     write_version(connection, VERSION)
 

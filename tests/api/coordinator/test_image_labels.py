@@ -113,6 +113,12 @@ class Desk:
         )
 
 
+@pytest.fixture(autouse=True)
+def _whoever_asks_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What labels is a process that has to start, and cores are shared with other tests."""
+    monkeypatch.setattr(image_labels, "WAIT_S", 240.0)
+
+
 @pytest.fixture
 def job(house: House) -> Job:
     return Job(house)
