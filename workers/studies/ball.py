@@ -63,7 +63,7 @@ PRICES: Final = ((0.1, 1), (0.2, 0), (0.2, 1), (0.3, 1), (0.5, 0), (0.5, 1), (1.
 
 SEEDS: Final = tuple(range(1, 7))
 TUNING_SEEDS: Final = (1001, 1002)
-DRAWS: Final = 3
+DRAWS: Final = 8
 """Of noise per seed; agents, public images and scored images are the seed's."""
 
 NEIGHBORS: Final = 10

@@ -53,7 +53,7 @@ from workers.studies.rows import BenchRow
 
 LEAST_CERTAINTY = 0.6
 USPS_EPSILON = 2.8
-PAPER_EPSILONS = (2.7, 4.3)
+PAPER_EPSILONS = (1.0, 2.0, 2.7, 4.3)
 SMALL_BATCH, BATCH = 8, 32
 PAPER_MNIST = {4.3: "95.1 % at 4.3 (paper, as printed; 86.1 % in its other version)"}
 PAPER_USPS = {
