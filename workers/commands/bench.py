@@ -39,6 +39,8 @@ BENCHES: Final = (
     "rivals",
     "ball",
     "noise-by-talliers",
+    "curves",
+    "harder",
     "simulate",
     "life",
 )
@@ -62,7 +64,7 @@ def bench(
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="For papers, answers and scale: folder for documents and pictures.")
+        Path | None, typer.Option(help="Papers, answers, scale, curves: folder for documents and pictures.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,

@@ -173,6 +173,23 @@ def _noise_by_talliers(_: Path | None, full: bool, progress: ProgressCallback) -
     return bench_tallier_noise(full=full, progress=progress)
 
 
+def _curves(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    return run_curves(data=data, full=full, out=None, progress=progress)
+
+
+def run_curves(*, data: Path | None, full: bool, out: Path | None, progress: ProgressCallback) -> list[BenchRow]:
+    """See `workers.studies.rivals.cifar10`."""
+    from workers.studies.rivals.cifar10 import bench_curves
+
+    return bench_curves(data=data, full=full, out=out, progress=progress)
+
+
+def _harder(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.rivals.harder import bench_harder
+
+    return bench_harder(data=data, full=full, progress=progress)
+
+
 def run_schedules(
     *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
 ) -> list[BenchRow]:
@@ -205,6 +222,8 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "rivals": _rivals,
     "ball": _ball,
     "noise-by-talliers": _noise_by_talliers,
+    "curves": _curves,
+    "harder": _harder,
     "simulate": _simulate,
     "life": _life,
 }
@@ -233,7 +252,7 @@ def run_bench(
         paper: whose table, where name is "papers"; all of them if None.
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
-        out: papers, answers and scale only: a folder for documents and pictures.
+        out: papers, answers, scale and curves only: a folder for documents and pictures.
         seeds, resume, trace: simulate only; see `workers.studies.simulation.bench`.
         progress: told how far it is.
 
@@ -253,10 +272,12 @@ def run_bench(
         name = name if paper is None else f"{name} {paper}"
     elif name not in BENCHES:
         raise InvalidSetting(f"no bench is called {name!r}; choose {NAMES}")
-    elif paper is not None or (out is not None and name not in ("scale", "answers")):
+    elif paper is not None or (out is not None and name not in ("scale", "answers", "curves")):
         raise InvalidSetting(f"bench {name} has no parts and writes no files; leave out what only papers takes")
     elif name == "answers":
         rows = run_answers(data=data, full=full, out=out, progress=progress)
+    elif name == "curves":
+        rows = run_curves(data=data, full=full, out=out, progress=progress)
     elif name == "scale":
         rows = run_scale(data=data, full=full, out=out, progress=progress)
     elif name == "simulate":

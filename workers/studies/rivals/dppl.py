@@ -86,9 +86,12 @@ class PublicPrototypes:
     def fit(self, world: World) -> Predict:
         """The scores of all public images for each class, summed over agents: what a curator would hold."""
         candidates = unit(world.public)
-        scores = sum(
-            (class_sums(holding, self.scores(holding.inputs, candidates), world.num_classes))
-            for holding in world.holdings
+        scores = np.sum(
+            [
+                class_sums(one, self.scores(near), world.num_classes)
+                for one, near in zip(world.holdings, world.similarities, strict=True)
+            ],
+            axis=0,
         )
         seen = unit(world.asked)
 
@@ -102,10 +105,10 @@ class PublicPrototypes:
 
         return predict
 
-    def scores(self, features: NDArray[np.floating], candidates: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scores(self, cosines: NDArray[np.floating]) -> NDArray[np.float64]:
         """s(x, z) in [0, 1], shape (records, candidates)."""
-        cosines = np.clip(unit(features) @ candidates.T, self.low, self.high)
-        return np.asarray((cosines - self.low) / (self.high - self.low))
+        cut = np.clip(cosines.astype(np.float64), self.low, self.high)
+        return np.asarray((cut - self.low) / (self.high - self.low))
 
 
 def delta_of_range(epsilon: float, eta: float) -> float:

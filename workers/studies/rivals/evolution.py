@@ -51,7 +51,7 @@ class Evolution:
     def fit(self, world: World) -> Predict:
         """Similarities, once; rounds depend on the noise."""
         pool = unit(world.public)
-        similar = [(unit(holding.inputs) @ pool.T).astype(np.float32) for holding in world.holdings]
+        similar = world.similarities
         around = np.argsort(-(pool @ pool.T), axis=1)[:, : min(NEAREST, len(pool))]
         mean = pool.mean(axis=0)
         seen = unit(world.asked) - mean

@@ -45,12 +45,12 @@ class LeastSquares:
 
     def vectors(self, world: World) -> list[NDArray[np.float64]]:
         """What agents send, before noise: B of each."""
-        map_ = public_axes(world.public, axes=self.axes, whiten=self.whiten)
+        map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
         return [class_sums(one, map_(one.inputs), world.num_classes) for one in world.holdings]
 
     def fit(self, world: World) -> Predict:
         """phi of everything, each agent's B, the public A."""
-        map_ = public_axes(world.public, axes=self.axes, whiten=self.whiten)
+        map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
         sums = self.vectors(world)
         public, seen = map_(world.public), map_(world.asked)
         solve = np.eye(public.shape[1])
@@ -66,20 +66,19 @@ class LeastSquares:
         return predict
 
 
+@dataclass(frozen=True, eq=False)
 class PublicAxes:
     """phi of the module: a map fitted on public features alone."""
 
-    def __init__(self, public: NDArray[np.floating], *, axes: int, whiten: float) -> None:
-        rows = unit(public)
-        self._mean = rows.mean(axis=0)
-        _, deviations, components = np.linalg.svd(rows - self._mean, full_matrices=False)
-        kept = min(axes, len(rows) - 1)
-        self._matrix = components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten
+    mean: NDArray[np.float64]
+    matrix: NDArray[np.float64]
 
     def __call__(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        return unit((unit(features) - self._mean) @ self._matrix)
+        return unit((unit(features) - self.mean) @ self.matrix)
 
 
-def public_axes(public: NDArray[np.floating], *, axes: int, whiten: float = 0.0) -> PublicAxes:
-    """Fit the map on at most the first 5,000 public images, which is enough for its leading axes."""
-    return PublicAxes(public[:5_000], axes=axes, whiten=whiten)
+def public_axes(world: World, *, axes: int, whiten: float = 0.0) -> PublicAxes:
+    """Fit the map on the public images."""
+    mean, deviations, components = world.principal_axes
+    kept = min(axes, len(world.public) - 1)
+    return PublicAxes(mean, components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten)

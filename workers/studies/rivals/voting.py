@@ -34,10 +34,15 @@ class Answers:
 
 
 def ask(world: World, clusters: int) -> Answers:
-    """Cluster the public images, count every agent's votes."""
-    public = quantize(world.public)
-    questions = select_queries(public, strategy="clustered", count=min(clusters, len(public) - 1), seed=0)
-    return Answers(questions, [votes(holding, questions.features, world.num_classes) for holding in world.holdings])
+    """Cluster the public images, count every agent's votes; once for a world."""
+    key = ("ask", clusters)
+    if key not in world.memory:
+        public = quantize(world.public)
+        questions = select_queries(public, strategy="clustered", count=min(clusters, len(public) - 1), seed=0)
+        ballots = [votes(holding, questions.features, world.num_classes) for holding in world.holdings]
+        world.memory[key] = Answers(questions, ballots)
+    found: Answers = world.memory[key]
+    return found
 
 
 @dataclass(frozen=True)

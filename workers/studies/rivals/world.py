@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final, Protocol
+from functools import cached_property, lru_cache
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,29 @@ class World:
     radius: float = WHOLE
     liar: int | None = None
 
-    @property
+    @cached_property
     def asked(self) -> NDArray[np.float32]:
         """What methods label: the test images, then the public ones."""
         return np.concatenate([self.test.inputs, self.public])
+
+    @cached_property
+    def similarities(self) -> list[NDArray[np.float32]]:
+        """Cosine of every record of each agent with every public image."""
+        public = unit(self.public).astype(np.float32).T
+        return [np.asarray(unit(one.inputs).astype(np.float32) @ public) for one in self.holdings]
+
+    @cached_property
+    def principal_axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Mean, deviations and axes of the public images, leading axes first."""
+        rows = unit(self.public)
+        mean = rows.mean(axis=0)
+        _, deviations, components = np.linalg.svd(rows - mean, full_matrices=False)
+        return mean, deviations, components
+
+    @cached_property
+    def memory(self) -> dict[object, Any]:
+        """What methods of several settings share, by name; it goes with the world."""
+        return {}
 
 
 class Rival(Protocol):

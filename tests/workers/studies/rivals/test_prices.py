@@ -135,7 +135,7 @@ def test_a_public_prototype_tells_neighbours_apart_no_better_than_its_price(seed
         holding = one.holdings[0]
         scores = np.zeros(len(candidates))
         label = world.holdings[0].labels[-1]
-        scores += rival.scores(holding.inputs, candidates)[holding.labels == label].sum(axis=0)
+        scores += rival.scores(unit(holding.inputs) @ candidates.T)[holding.labels == label].sum(axis=0)
         law = np.exp(eta * (scores - scores.max()))
         laws.append(law / law.sum())
     for p, q in (laws, laws[::-1]):
