@@ -20,7 +20,7 @@ from workers.studies.rivals.reading import READINGS
 from workers.studies.rows import BenchRow
 
 EPSILONS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-SEEDS, DRAWS, TUNING_SEED = (0, 1), 2, 100
+SEEDS, DRAWS, TUNING_SEED = (0, 1, 2), 3, 100
 CHART: Final = "rivals.png"
 
 

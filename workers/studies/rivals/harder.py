@@ -39,8 +39,8 @@ from workers.studies.rows import BenchRow
 
 EPSILON: Final = 0.3
 RECORDS: Final = 400
-CLIPPED: Final = 150.0
-SEEDS, DRAWS, TUNING_SEED = (0, 1), 2, 100
+CLIPPED: Final = 64.0
+SEEDS, DRAWS, TUNING_SEED = (0, 1, 2), 2, 100
 LEAST_SHARE: Final = 0.01
 WRONG: Final = 0.1
 

@@ -21,8 +21,8 @@ from workers.studies.rivals.reading import Reading
 from workers.studies.rows import BenchRow
 
 EPSILONS = (0.05, 0.1, 0.3, 1.0)
-TUNING_SPLITS, REPORTED_SPLITS = range(100, 102), range(6)
-DRAWS = 2
+TUNING_SPLITS, REPORTED_SPLITS = range(100, 104), range(10)
+DRAWS = 3
 
 
 def bench_rivals(
