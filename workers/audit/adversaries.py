@@ -35,6 +35,7 @@ LEARNING_RUNS: Final = 60
 """Of each world, where an observer has to learn; they are not counted."""
 
 _NATURAL_RECORDS: Final = 100
+_STUDENT_IMAGES: Final = 200
 
 
 class Attack(Protocol):
@@ -89,7 +90,11 @@ class SceneAttack:
             sums = [self.pipeline.expected(self.worlds.with_canaries(present)) for present in ((), (0,))]
             return KnownVotes(task, *sums)
         opened = self._around.view == "release"
-        numbers = OpenedNumbers() if opened else StudentNumbers(task, self.scene.queries, canary.features)
+        numbers = (
+            OpenedNumbers()
+            if opened
+            else StudentNumbers(task, self.scene.queries, fitted(self._around)[0][:_STUDENT_IMAGES], canary.features)
+        )
         seen = [
             [self.life(f"learning {number}", present=present) for number in range(LEARNING_RUNS)]
             for present in (False, True)

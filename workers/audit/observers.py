@@ -141,12 +141,14 @@ class StudentNumbers:
 
     Attributes:
         task: of the release.
-        queries: that were asked; they are the student's public images too.
+        queries: that were asked.
+        images: the student's other public images, shape (images, dimension).
         about: features of the canary, shape (records, dimension).
     """
 
     task: Task
     queries: NDArray[np.int16] = field(repr=False)
+    images: NDArray[np.int16] = field(repr=False)
     about: NDArray[np.int16] = field(repr=False)
 
     def __call__(self, seen: Seen) -> NDArray[np.float64]:
@@ -162,7 +164,8 @@ class StudentNumbers:
             assignment=None,
             contributors=len(release.contributors),
         )
-        student = fit_student("prototypes", answers, self.queries, num_classes=self.task.num_classes)
+        public = np.concatenate([self.queries, self.images])
+        student = fit_student("prototypes", answers, public, num_classes=self.task.num_classes)
         return np.asarray(np.log(np.maximum(student.predict_proba(self.about[:1])[0], 1e-12)))
 
 
@@ -170,6 +173,6 @@ def learn(numbers: Numbers, without: Sequence[Seen], with_it: Sequence[Seen]) ->
     """Look at runs of one's own making."""
     before, after = (np.stack([numbers(one) for one in seen]) for seen in (without, with_it))
     spread = (before.var(axis=0) + after.var(axis=0)) / 2
-    direction = (after.mean(axis=0) - before.mean(axis=0)) / np.maximum(spread, 1e-12 + 1e-6 * spread.max(initial=0.0))
+    direction = (after.mean(axis=0) - before.mean(axis=0)) / np.maximum(spread, 1e-9 + 1e-6 * spread.max(initial=0.0))
     means = [float(side.mean(axis=0) @ direction) for side in (before, after)]
     return Learnt(numbers, direction, sum(means) / 2)
