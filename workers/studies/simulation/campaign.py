@@ -25,8 +25,9 @@ from typing import Any
 from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting
 from workers.studies.simulation.case import case_of
+from workers.studies.simulation.contract import Outcome, Subject
 from workers.studies.simulation.homes import Templates
-from workers.studies.simulation.world import Outcome, Subject, run_case
+from workers.studies.simulation.world import run_case
 
 CHUNK = 20
 """Schedules between two writings of the file."""

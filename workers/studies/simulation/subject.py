@@ -7,7 +7,7 @@ from pathlib import Path
 from feature_store.mailbox import Mailbox
 from feature_store.mailbox.memory import MemoryMailbox
 from workers.serve import stepwise_coordinator
-from workers.studies.simulation.world import Coordinator, Subject, VirtualClock
+from workers.studies.simulation.contract import Coordinator, Subject, VirtualClock
 
 
 def service() -> Subject:

@@ -3,12 +3,14 @@
 It reads every message at the moment it leaves, with the keys of all talliers, and the journals as they are on disk, by
 connections of its own: what a process only has in memory does not count. What it compares with is computed here, apart
 from the product: the exact votes by sorting, sums by adding what agents sent.
+
+Longer than 400 lines because it is one list: every rule of docs/simulation.md, each checked in a few lines.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -18,15 +20,11 @@ from numpy.typing import NDArray
 
 from feature_store.clock import Clock
 from feature_store.driving.sending import SUM_GRACE_S
-from feature_store.erasable import keys_in
 from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.chain import Entry
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
 from labeler.errors import LabelerError, NotFound, PrivacyRefusal
@@ -38,6 +36,7 @@ from labeler.sharing import unshard
 from labeler.tallier_noise import noise_source
 from labeler.task import Task
 from labeler.wellformed import BallotShare
+from workers.studies.simulation.disks import AgentDisk, TallierDisk
 from workers.studies.simulation.homes import NEIGHBOURS, VARIANTS, Template, questions
 
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
@@ -63,52 +62,6 @@ class Violation(BaseException):
     def __init__(self, what: str, detail: str) -> None:
         super().__init__(f"{what}: {detail}")
         self.what = what
-
-
-class _Peek:
-    """Erasable keys as they lie on the disk; `feature_store.erasable.ErasableKeys`, for looking only."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def read(self, name: str) -> bytes | None:
-        return keys_in(self._folder).get(name)
-
-    def names(self) -> list[str]:
-        return sorted(keys_in(self._folder))
-
-    def draw(self, name: str) -> bytes:
-        raise NotImplementedError(name)
-
-    def draw_all(self, names: Collection[str]) -> None:
-        raise NotImplementedError(names)
-
-    def erase(self, name: str) -> None:
-        raise NotImplementedError(name)
-
-    def erase_all(self, names: Collection[str]) -> None:
-        raise NotImplementedError(names)
-
-
-class _AgentJournal:
-    """What is on an agent's disk."""
-
-    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
-        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
-        self.ledger = Ledger(database, clock=clock, anchored=False)
-        self.memory = AgentMemory(database, self.ledger)
-        self.keys = _Peek(home / "erasable")
-        self.rounds = JournalRounds(database, self.keys)
-
-
-class _TallierJournal:
-    """What is on a tallier's disk."""
-
-    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
-        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
-        self.ledger = Ledger(database, clock=clock, anchored=False)
-        self.keys = _Peek(home / "erasable")
-        self.memory = TallierMemory(database, self.keys)
 
 
 class Witness:
@@ -138,8 +91,8 @@ class Witness:
         self._log = home / "journal.db-wal"
         self._ledger = Ledger(database, clock=clock, anchored=False)
         self._jobs, self._tasks = JobStore(database, clock=clock), TaskStore(database)
-        self._agents = {name: _AgentJournal(folder / name, self._owned, clock) for name in template.agents}
-        self._talliers = {name: _TallierJournal(folder / name, self._owned, clock) for name in template.talliers}
+        self._agents = {name: AgentDisk(folder / name, self._owned, clock) for name in template.agents}
+        self._talliers = {name: TallierDisk(folder / name, self._owned, clock) for name in template.talliers}
         self._keys = template.keys
         self._recipients = tuple((name, self._keys[name].public.seal_key) for name in template.talliers)
         self._by_digest: dict[str, Task] = {task.digest: task for task in template.tasks}
@@ -481,7 +434,7 @@ class Witness:
     def _ledgers(self) -> dict[str, Ledger]:
         return {COORDINATOR: self._ledger} | {name: one.ledger for name, one in self._journals().items()}
 
-    def _journals(self) -> dict[str, _AgentJournal | _TallierJournal]:
+    def _journals(self) -> dict[str, AgentDisk | TallierDisk]:
         return {**self._agents, **self._talliers}
 
     def _check_charges(self) -> None:

@@ -4,31 +4,30 @@ job ends.
 Everything runs in one thread, so the seed decides everything. Each party's code runs in its own name (`_enter`): at
 every moment between two of its effects (feature_store.faults.between) it can be killed. Whatever it had only in memory
 is then gone; its next turn boots it from its home.
+
+Longer than 400 lines because a schedule is one thing: whoever takes a turn, dies or is disturbed changes what all
+others meet.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeVar, cast
 
 from feature_store.faults import listening
 from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError
 from labeler.rounds.coordinator import TURN_GRACE_S
 from workers.agent.policy import Policy
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
-from workers.studies.simulation.homes import REQUESTER, START, VARIANTS, Template, Templates, questions
+from workers.studies.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
+from workers.studies.simulation.homes import REQUESTER, VARIANTS, Template, Templates, questions
 from workers.studies.simulation.parties import Party, boot_agent, boot_tallier
 from workers.studies.simulation.post import Door, Killed, LossyMailbox, Network
 from workers.studies.simulation.winners import MeetingRoom
@@ -52,101 +51,6 @@ _LAST_TURNS = 24
 _LEAP_S = 120.0
 
 T = TypeVar("T")
-
-
-class VirtualClock:
-    """The time, which passes only where the schedule says so."""
-
-    def __init__(self) -> None:
-        self.passed_s = 0.0
-
-    def utc(self) -> datetime:
-        """The time now, with its zone."""
-        return START + timedelta(seconds=self.passed_s)
-
-    def unix_s(self) -> float:
-        """The time now, unix time in seconds."""
-        return self.utc().astimezone(UTC).timestamp()
-
-    def steady_s(self) -> float:
-        """Seconds that never run backwards."""
-        return self.passed_s
-
-
-class Coordinator(Protocol):
-    """The coordinator while it lives."""
-
-    def tick(self) -> None:
-        """Take every step that can be taken now."""
-
-    def take(self, data: bytes) -> Coroutine[Any, Any, None]:
-        """Take posted messages."""
-
-    def poll(self, data: bytes) -> Coroutine[Any, Any, bytes]:
-        """Answer a poll."""
-
-    def submit(
-        self,
-        name: str,
-        task_digest: str,
-        questions: NDArray[np.int16],
-        *,
-        sizes: Sequence[int],
-        deadline_s: float,
-        by: str,
-    ) -> str:
-        """Take a job whose questions are prepared; its id.
-
-        Raises:
-            LabelerError: it is not taken.
-        """
-
-    def cancel(self, job_id: str) -> None:
-        """Cancel a job; nothing happens where it has ended."""
-
-    def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
-        """Give a party other keys."""
-
-    def close(self) -> None:
-        """Let go of everything; what is not on disk is lost."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The coordinator that is looked at.
-
-    Attributes:
-        boot: makes it from its home, over a mailbox and a clock.
-        complete: makes in a home what the coordinator makes at its first start.
-    """
-
-    boot: Callable[[Path, Mailbox, VirtualClock], Coordinator]
-    complete: Callable[[Path], None]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a schedule went.
-
-    Attributes:
-        seed: which.
-        steps: turns that were taken.
-        moments: between two effects, at each of which somebody could have died.
-        faults: kind -> how often it happened.
-        states: of the jobs at the end.
-        violation: what must not have happened, in words; empty where nothing did.
-        trace: what happened, step by step, where it was asked for.
-        wire: (step, milliseconds, sender, recipient, kind, length) of every message that left.
-    """
-
-    seed: int
-    steps: int
-    moments: int
-    faults: Counter[str]
-    states: tuple[str, ...]
-    violation: str = ""
-    trace: tuple[str, ...] = ()
-    wire: tuple[tuple[int, int, str, str, str, int], ...] = ()
 
 
 @dataclass
