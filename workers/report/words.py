@@ -7,6 +7,7 @@ import math
 from labeler.epsilon_words import say_epsilon
 from labeler.jobs import AnswerStatus
 from labeler.task import Task
+from workers.report.class_totals import class_totals
 from workers.report.model import JobReport
 
 _COIN_SAYS_NOTHING = 0.9995
@@ -253,5 +254,6 @@ def all_warnings(report: JobReport) -> tuple[str, ...]:
             if counts[status]
         ]
         found.append(f"{count(missing, 'question')} got no label: {', '.join(reasons)}.")
+    found += class_totals(report)
     found += [line for line in report.warnings if line not in found]
     return tuple(found)

@@ -1,0 +1,53 @@
+"""Hints from released votes alone: right about what is there, silent where nothing is to be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from workers.report.class_totals import class_totals
+from workers.report.model import JobReport
+from workers.report.words import all_warnings
+
+Maker = Callable[..., JobReport]
+
+
+def with_totals(report: JobReport, totals: Sequence[float]) -> JobReport:
+    rows = np.outer(np.full(len(report.queries), 1 / len(report.queries)), totals)
+    queries = tuple(replace(query, noisy_votes=row) for query, row in zip(report.queries, rows, strict=True))
+    return replace(report, queries=queries)
+
+
+def noise_of(report: JobReport) -> float:
+    return report.task.total_sigma_votes * len(report.queries) ** 0.5
+
+
+def test_a_class_whose_votes_are_noise_is_named_and_others_are_not(make_report: Maker) -> None:
+    report = make_report()
+    noise = noise_of(report)
+    (line,) = class_totals(with_totals(report, [10 * noise, 2.9 * noise, 3.1 * noise]))
+    assert "for dog add up to no more than noise" in line
+    assert "cat" not in line
+    assert "owl" not in line
+
+
+def test_classes_that_drown_others_are_told_with_their_ratio(make_report: Maker) -> None:
+    report = make_report()
+    noise = noise_of(report)
+    (line,) = class_totals(with_totals(report, [200 * noise, 50 * noise, 5 * noise]))
+    assert "cat got about 40 times the votes of owl" in line
+    assert class_totals(with_totals(report, [90 * noise, 50 * noise, 5 * noise])) == ()
+
+
+def test_votes_that_are_all_noise_are_called_guesses(make_report: Maker) -> None:
+    report = make_report()
+    (line,) = class_totals(with_totals(report, [1.0, 0.0, -1.0]))
+    assert "guessed" in line
+    assert line in all_warnings(with_totals(report, [1.0, 0.0, -1.0]))
+
+
+def test_a_winner_release_shows_no_votes_and_gets_no_hint(make_report: Maker) -> None:
+    assert class_totals(make_report(release="winner")) == ()
+    assert class_totals(make_report()) == ()
