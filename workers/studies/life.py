@@ -18,11 +18,11 @@ Compared on the same splits and questions:
 * **jobs by sum**: how many jobs with the noise of "for life" the sum of prices allows.
 
 **What was chosen, and where.** Which similarity is near enough follows from the requester's own images: the NEAR
-quantile of how similar they are to the questions that are not theirs. Both rule and NEAR were chosen with amazon as the
-requesters' domain and other classes of the other sets. (The first rule, the 2 % quantile of how similar images are to
-their own questions, was dropped after its first look at webcam, whose photographs are of few objects and resemble each
-other more than anybody else's: 76 % right for life where fresh budgets gave 94 %. dslr was not looked at before.)
-Everything else is as other benches have it, or the first of a list.
+quantile of how similar they are to the questions that are not theirs. Rule and NEAR were chosen with amazon as the
+requesters' domain and other classes of the other sets, by how many of the agents' images they let through. (The first
+rule, the 2 % quantile of how similar images are to their own questions, was dropped after its first look at webcam,
+whose photographs are of few objects and resemble each other more than anybody else's: 76 % right for life where fresh
+budgets gave 94 %. dslr was not looked at before.) Everything else is as other benches have it, or the first of a list.
 
 Noise is seeded, so that the table can be repeated.
 """
