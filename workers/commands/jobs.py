@@ -162,7 +162,7 @@ def student(
     if job is not None:
         if url is None or token is None:
             raise InvalidSetting("for a job of a service say which: --url and --token (or LABELER_URL, LABELER_TOKEN)")
-        if kind != "auto" or images is not None or backbone is not None or seed:
+        if kind != "planned" or images is not None or backbone is not None or seed:
             raise InvalidSetting(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"

@@ -141,7 +141,7 @@ def test_every_image_gets_the_label_that_the_same_release_gives_in_a_run(desk: D
         assignment=job.questions.assignment,
         contributors=len(AGENTS),
     )
-    ours = label_images(answers, job.features, rows=job.questions.rows)
+    ours = label_images(answers, job.features, rows=job.questions.rows, kind="planned")
     assert table.schema.equals(IMAGE_SCHEMA)
     assert table["source"].to_pylist() == [f"{number}.png" for number in range(IMAGES)]
     assert table["label"].to_numpy().tolist() == ours.probabilities.argmax(axis=1).tolist()

@@ -61,7 +61,7 @@ def test_photos_become_labels_of_every_image_a_student_and_labels_of_new_photos(
     assert asked.num_rows == CLUSTERS
     questions = select_queries(digit_features[:IMAGES], strategy="clustered", count=CLUSTERS, seed=0)
     answers = answers_of(asked, features=questions.features, assignment=questions.assignment)
-    here = label_images(answers, digit_features[:IMAGES], rows=questions.rows)
+    here = label_images(answers, digit_features[:IMAGES], rows=questions.rows, kind="planned")
     assert table["label"].to_pylist() == here.probabilities.argmax(axis=1).tolist()
     assert np.allclose(table["confidence"].to_numpy(), here.probabilities.max(axis=1), atol=1e-6)
     assert (table["label"].to_numpy() == DIGITS.target[:IMAGES]).mean() > 0.6
