@@ -58,7 +58,7 @@ def test_agents_that_train_label_the_public_images(labeler, federation, tmp_path
     assert again.code == 0, again.err
     assert json.loads(again.out)["accuracy"] > 0.8
     cards = []
-    for name in ("student.safetensors", "student-auto.safetensors"):
+    for name in ("student.safetensors", "student-planned.safetensors"):
         with safe_open(out / name, framework="numpy") as file:
             cards.append(json.loads(file.metadata()["labeler"])["privacy_card"])
     assert cards[0] == cards[1]
