@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.pricing import estimate
@@ -57,6 +59,13 @@ class Estimates:
 
 
 def _numbers(task: Task, queries: int) -> tuple[object, ...]:
-    """What mostly decides a price: where these were priced before, the next takes a millisecond."""
-    whom = (task.agents, task.colluding_agents, task.dishonest_talliers, task.max_queries, task.num_classes)
-    return (task.method, task.k, task.sigma_votes, task.delta, task.release, *whom, queries)
+    """All that decides a price: where these were priced before, the next takes a millisecond.
+
+    Everything but names. A field that is left out would let a requester have a price of seconds worked out by the
+    loop that serves everybody: with another grid, or another number of dropouts.
+    """
+    deciding = task.model_dump_json(exclude=_NAMES)
+    return (deciding, task.num_classes, queries)
+
+
+_NAMES: Final = {"name", "classes", "nonce", "backbone_fingerprint"}

@@ -135,7 +135,10 @@ def job_model(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> byt
             "student on its labels"
         )
     card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=release.is_seeded)
-    asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
+    asked = None
+    if task.training is not None and task.training.axes is not None:
+        # Of a model without axes nothing is wanted that lies outside the journal.
+        asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
     model = released_model(task, release, asked)
     return model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card)
 

@@ -31,12 +31,12 @@ def exposure(
     from labeler.epsilon_words import say_epsilon
     from labeler.errors import InvalidSetting
     from workers.audit.tasks import read_task
-    from workers.party.home import read_agent_config
+    from workers.party.home import path_in_home, read_agent_config
     from workers.voting.own_loss import own_losses
     from workers.voting.records import select_records
 
     config = read_agent_config(home)
-    own, public = Shard.open(config.shard), Shard.open(queries)
+    own, public = Shard.open(path_in_home(home, config.shard)), Shard.open(queries)
     if not public.is_public:
         raise InvalidSetting(f"{queries} is a private shard; questions are about public images")
     features = public.features[public.rows]

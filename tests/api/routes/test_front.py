@@ -123,3 +123,13 @@ def test_a_price_whose_numbers_were_priced_before_is_known_at_once_to_whoever_ma
     assert view == coordinator.estimates.estimate(other, reader=reader)
     stranger = Reader(coordinator.tokens.create("another requester", "requester")[0].token_id, "requester")
     assert coordinator.estimates.estimate_at_once(other, reader=stranger) is None
+
+
+def test_a_price_that_any_field_moves_is_not_worked_out_by_the_loop_that_serves_everybody(service: Service) -> None:
+    coordinator, reader = service.coordinator, service.reader("requester")
+    known = service.task(sigma_votes=23.5)
+    coordinator.estimates.estimate(EstimateRequest(task_id=known.task_id, queries=3), reader=reader)
+    for changes in ({"max_dropouts": 1}, {"dishonest_talliers": 1}, {"records_per_person": 2}):
+        other = service.task(**({"sigma_votes": 23.5} | changes))
+        asked = EstimateRequest(task_id=other.task_id, queries=3)
+        assert coordinator.estimates.estimate_at_once(asked, reader=reader) is None, changes

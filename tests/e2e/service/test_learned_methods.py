@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits
 from api.client import Client, ServiceProblem
 from api.schema import TaskRequest, TaskView
 from feature_store.job_files.models import read_model
+from feature_store.job_files.questions import QUESTIONS
 from tests.e2e.service.conftest import Service, running, wait_until
 
 DIMENSION = 64
@@ -85,6 +86,9 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
         assert client.wait(job).state == "completed"
         path = client.model(job, tmp_path / "model.safetensors")
         labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
+        # The journal alone has all of a model: the folders of jobs are in no backup.
+        (learning.home / "coordinator" / "jobs" / job / QUESTIONS).unlink()
+        assert client.model(job, tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
         asked = submit(client, make_task(client, "ensemble", max_queries=5), digit_features[:5])
         client.wait(asked)
         with pytest.raises(ServiceProblem, match="there is no model of the agents"):

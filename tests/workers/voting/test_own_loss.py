@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.batch import QueryBatch
@@ -24,6 +25,7 @@ from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
+from workers.party.home import AGENT_FILE, read_agent_config, settings_toml
 from workers.voting.own_loss import own_losses
 from workers.voting.records import select_records
 
@@ -164,3 +166,26 @@ def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     assert f"Your images {RECORDS}" in printed
     assert "For your eyes alone" in printed
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_site_is_told_of_the_shard_that_its_agent_answers_from_wherever_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path in agent.toml is one in the home where it is there, as for the agent itself: homes are moved."""
+    home, asked = tmp_path / "home", tmp_path / "q.shard"
+    shard = shard_of(tmp_path).path
+    make_agent_home(home, agent_id="a", coordinator_url="http://127.0.0.1:1", shard=shard, engine="numpy")
+    shutil.move(shard, home / "own.shard")
+    config = read_agent_config(home).model_copy(update={"shard": "own.shard"})
+    replace_file(home / AGENT_FILE, settings_toml(config), mode=0o600)
+    with ShardWriter(asked, classes=(), fingerprint="audit", dimension=8, public=True) as writer:
+        writer.append(natural_records(60, 8)[0][-20:], np.full(20, -1, np.int16), [str(one) for one in range(20)])
+        writer.finish()
+    (tmp_path / "task.json").write_text(audited_task(max_queries=20).model_dump_json())
+    arguments = ["agent", "exposure", tmp_path / "task.json", "--home", home, "--queries", asked]
+    monkeypatch.setattr("sys.argv", ["labeler", *map(str, arguments)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert f"Your images {RECORDS}" in capsys.readouterr().out
