@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,15 @@ import pytest
 
 from feature_store.job_files.choosing import QuestionRequest, write_questions
 from feature_store.job_files.models import model_file
-from feature_store.job_files.questions import FAILURE, QUESTIONS, UPLOAD, read_stored_questions, write_failure
+from feature_store.job_files.questions import (
+    EARLIER_STUDENT,
+    FAILURE,
+    QUESTIONS,
+    UPLOAD,
+    USUAL_STUDENT,
+    read_stored_questions,
+    write_failure,
+)
 from feature_store.job_files.releases import release_from_bytes, release_to_bytes
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting
@@ -46,8 +55,11 @@ def test_questions_keep_their_bytes(tmp_path: Path, strategy: str, count: int | 
     fields = {"strategy": strategy, "count": count, "seed": 3, "fingerprint": "f" * 64, "backbone": "pixels"}
     write_questions(tmp_path, QuestionRequest.model_validate(fields | {"source": "features"}))
     data = (tmp_path / QUESTIONS).read_bytes()
-    assert digest(data) == CHOSEN[strategy, count]
-    assert read_stored_questions(tmp_path / QUESTIONS).to_bytes() == data
+    stored = read_stored_questions(tmp_path / QUESTIONS)
+    assert stored.to_bytes() == data
+    # What a job's labels are read by is named since there is more than one way; where nothing is, it is the first.
+    assert stored.student == USUAL_STUDENT
+    assert digest(replace(stored, student=EARLIER_STUDENT).to_bytes()) == CHOSEN[strategy, count]
 
 
 def test_a_failure_keeps_its_bytes(tmp_path: Path) -> None:
