@@ -48,7 +48,8 @@ def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> 
             "this home has a folder of erasable keys, and the journal beside it is empty: journal.db was lost, and "
             "with it what this party has spent and answered. Restore journal.db and journal.head from the newest "
             "backup of this home. If they are lost for good, retire this party: enrol a new one with a new home, whose "
-            "policy allows only what the old one had left"
+            "policy allows only what the old one had left, and no votes for life (life_epsilon): nobody knows what its "
+            "images have spent on them"
         )
     if wanted is not None and (key is None or not hmac.compare_digest(check_value(key), wanted)):
         raise JournalBehind(

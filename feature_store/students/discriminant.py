@@ -70,6 +70,7 @@ class DiscriminantLearner:
         """
         counts = released_counts(answers)
         supported = (counts != 0).any(axis=0)
+        supported |= not supported.any()  # where nothing speaks for any, nothing speaks against any either
         centres = group_means(self._rows, assignment, len(counts))
         sigma, queries = noise_of_counts(answers), int(answers.answered.sum())
         votes = np.ones(answers.num_classes)

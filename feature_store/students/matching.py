@@ -65,7 +65,9 @@ def match(log_likelihood: NDArray[np.float64], supported: NDArray[np.bool_]) -> 
             them, and only the second prior is left.
     """
     if not supported.all():
-        return _free(np.where(supported, log_likelihood, -np.inf))
+        # Where nothing speaks for any, nothing speaks against any either.
+        possible = supported | (not supported.any())
+        return _free(np.where(possible, log_likelihood, -np.inf))
     balanced, free = _balanced(log_likelihood), _free(log_likelihood)
     evidence = float(np.logaddexp(balanced.log_evidence, free.log_evidence))
     weight = math.exp(balanced.log_evidence - evidence)

@@ -66,7 +66,8 @@ def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows of probabilities proportional to exp(score); a score of -inf is impossible."""
-    shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+    """Rows of probabilities proportional to exp(score); a score of -inf is impossible, and where all are, all alike."""
+    largest = scores.max(axis=1, keepdims=True)
+    shifted = np.exp(np.where(np.isneginf(largest), 0.0, scores - np.where(np.isneginf(largest), 0.0, largest)))
     probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
     return probabilities

@@ -264,6 +264,10 @@ class Agent:
         return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
 
     def _records(self, task: Task) -> Records:
+        # Said before the charge by `check_task`, and again here: the shard may have been embedded anew in between, and
+        # where a cut binds one record replaces another, which costs twice what was charged. What was declared is
+        # public, so that silence tells nothing.
+        check_bound(task, self._shard)
         return select_records(self._shard, records_per_person=task.records_per_person)
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:

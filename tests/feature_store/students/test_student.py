@@ -216,3 +216,26 @@ def test_files_that_are_no_students_are_refused(content: bytes, tmp_path: Path) 
         load_student(path)
     with pytest.raises(BadData, match="not a saved student"):
         load_student(tmp_path / "absent.npz")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", ["one line", "one image", "no votes"])
+def test_where_nothing_tells_classes_apart_probabilities_are_numbers_all_the_same(kind: StudentKind, world: str) -> None:
+    """Images on one line of which one answer came, images that are all alike, and a release that counted nothing."""
+    rng = np.random.default_rng(0)
+    public = rng.normal(size=(40, 1 if world == "one line" else 6)) + 0.01
+    if world == "one image":
+        public[:] = public[0]
+    labels = np.array([1, -1, -1, -1]) if world == "one line" else np.array([0, 1, 2, 0])
+    answers = NoisyAnswers(
+        features=public[:4],
+        labels=labels,
+        total_sigma_votes=0.0,
+        num_classes=3,
+        noisy_votes=np.zeros((4, 3)) if world == "no votes" else None,
+        assignment=np.arange(40) % 4,
+    )
+    said = fit_student(kind, answers, public, num_classes=3).predict_proba(public)
+    assert np.isfinite(said).all()
+    assert np.allclose(said.sum(axis=1), 1)

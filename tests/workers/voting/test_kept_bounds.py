@@ -135,6 +135,20 @@ def test_an_agent_whose_site_keeps_the_bound_answers_and_one_record_moves_its_an
     assert np.abs(change).max() <= event.largest_change
 
 
+@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
+def test_a_shard_that_was_embedded_anew_without_the_bound_answers_nothing_that_was_charged_before(
+    tmp_path: Path, method: str
+) -> None:
+    """Charged, then killed, and started again over another shard: a cut at 40 of 50 would let one record replace
+    another, at half the noise that this needs.
+    """
+    task = _task(method)
+    batch = QueryBatch(_shard(tmp_path / "asked", task.max_queries, max_records=40).features[:].copy())
+    agent, _ = _agent(_shard(tmp_path / "anew", 50))
+    with pytest.raises(PrivacyRefusal, match="at most 40 records"):
+        agent.computed(task, batch, key=b"k" * 32, seal=lambda _, body: body)
+
+
 def test_a_cap_per_person_needs_no_bound_since_it_is_priced_without_one(tmp_path: Path) -> None:
     task = _task(records_per_person=2)
     agent, _ = _agent(_shard(tmp_path / "a", 30))
