@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
+
 from labeler.accounting.events import NANO
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
 from labeler.planning import NO_BOUND, PrivacyStatement, statement
+from labeler.refused_fields import describe_validation
 from labeler.task import StatedLevel, Task
 
 MOST_QUERIES = 100_000_000
@@ -119,7 +122,10 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
 
 
 def _changed(task: Task, **changes: Any) -> Task:
-    return task.model_copy(update=changes)
+    try:
+        return task.model_copy(update=changes)
+    except ValidationError as error:
+        raise InvalidSetting(f"what would be needed is no task: {describe_validation(error, 'task')}") from None
 
 
 def _check_target(epsilon: float) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labeler.ball import largest_distance, project, squared_distance
 from labeler.ballots import reverse_knn_ballots
 from labeler.contribution import contribution, largest_sum, on_grid
-from labeler.errors import InvalidTask
+from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.noise import noise_share
 from labeler.planning import has_finite_price, price
@@ -272,3 +272,10 @@ def test_the_bound_is_no_smaller_than_its_square_root_formula(scale: int, square
     rest = found * scale**2 - scale**2 * squared - entries
     assert rest.denominator == 1
     assert (int(rest) - 1) ** 2 < 4 * scale**2 * squared * entries <= int(rest) ** 2
+
+
+def test_a_radius_for_which_no_noise_is_enough_is_refused_in_a_sentence() -> None:
+    fields = {"name": "t", "classes": ["a", "b"], "method": "reverse-knn", "k": 1, "sigma_votes": 1.0, "delta": 1e-5}
+    task = parse_task(fields | {"agents": 3, "max_queries": 10, "ballot_radius": 2**40})
+    with pytest.raises(InvalidSetting, match="sigma_votes"):
+        solve_sigma(task, 1e-3, level="agent")

@@ -178,7 +178,7 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
             f"{SECRET_FILE} is here, and the journal beside it is empty: the journal was lost, and with it what "
             f"this agent has spent and answered. Restore {JOURNAL_FILE} and {ANCHOR_FILE} from the newest backup of "
             "this home. If they are lost for good, retire this agent: enrol a new one with a new home and a policy "
-            "whose caps allow only what the old one had left"
+            "whose caps allow only what the old one had left, and no votes for life (life_epsilon)"
         )
 
 
