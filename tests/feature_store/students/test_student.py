@@ -221,9 +221,7 @@ def test_files_that_are_no_students_are_refused(content: bytes, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", ["one line", "one image", "no votes"])
-def test_where_nothing_tells_classes_apart_probabilities_are_numbers_all_the_same(
-    kind: StudentKind, world: str
-) -> None:
+def test_where_nothing_tells_classes_apart_probabilities_are_numbers(kind: StudentKind, world: str) -> None:
     """Images on one line of which one answer came, images that are all alike, and a release that counted nothing."""
     rng = np.random.default_rng(0)
     public = rng.normal(size=(40, 1 if world == "one line" else 6)) + 0.01
