@@ -62,7 +62,7 @@ from numpy.typing import NDArray
 
 from labeler.accounting.events import NANO, IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.life import Life
+from labeler.life import MOST_LIFE_NANO, Life
 from labeler.setting import Setting
 
 ROUND_NANO: Final = 1
@@ -176,12 +176,18 @@ def set_aside_nano(cap_nano: int) -> int:
         Nano-units; at least 1000 rounds can be charged beside it.
 
     Raises:
-        InvalidSetting: the cap is too small to hold any.
+        InvalidSetting: the cap is too small to hold any, or larger than what any task of votes for life may promise:
+            what is set aside is never given back.
     """
     kept = max(1000 * ROUND_NANO, cap_nano // 1000)
     if cap_nano <= kept:
         raise InvalidSetting(
             f"{cap_nano} nano-units of mu^2 are too few for votes for life; at least "
             f"{kept + 1} are needed: choose a larger epsilon"
+        )
+    if cap_nano - kept > MOST_LIFE_NANO:
+        raise InvalidSetting(
+            f"{cap_nano} nano-units of mu^2 are more than votes for life are proved for, at most "
+            f"{MOST_LIFE_NANO}; what is set aside is never given back: choose a smaller epsilon"
         )
     return cap_nano - kept

@@ -37,7 +37,7 @@ from workers.party.home import AgentConfig, create_agent_home
 
 KEY, OTHER = SiteKey(b"k" * 32), SiteKey(b"o" * 32)
 RECORDS = 60
-EPSILON = 20.0
+EPSILON = 15.0
 
 
 def write(
@@ -307,8 +307,8 @@ def test_a_home_from_a_backup_keeps_the_spends_and_casts_no_votes_for_life_any_m
 
 
 def test_what_is_set_aside_is_charged_once_and_a_larger_promise_charges_the_rest(site: LifeSite) -> None:
-    first, second = (set_aside_nano(budget_for(epsilon, 1e-5)) for epsilon in (EPSILON, 25.0))
-    for life, expected in ((EPSILON, first), (EPSILON, first), (25.0, second), (5.0, second)):
+    first, second = (set_aside_nano(budget_for(epsilon, 1e-5)) for epsilon in (EPSILON, 17.0))
+    for life, expected in ((EPSILON, first), (EPSILON, first), (17.0, second), (5.0, second)):
         site.life = life
         site.write_policy()
         running = site.run()

@@ -33,6 +33,7 @@ from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.life import MOST_LIFE_NANO, Life
 from labeler.planning import price
 from labeler.task import Task, parse_task
+from workers.agent.policy import BudgetTable
 
 
 def task(budget_nano: int = 71_779_539, **changes: object) -> Task:
@@ -295,3 +296,13 @@ def test_a_similarity_is_an_exact_inner_product() -> None:
     assert Life(budget_nano=1, least_similarity=0.5).least_product(2048) == 2**21
     tenth = Life(budget_nano=1, least_similarity=0.1).least_product(2048)
     assert tenth - 1 < Fraction(0.1) * 2048**2 <= tenth
+
+
+def test_no_more_is_set_aside_for_ever_than_a_task_can_promise() -> None:
+    """`labeler agent` with life_epsilon = 50 would charge what no task may ever use, and never give it back."""
+    most = MOST_LIFE_NANO * 1000 // 999
+    assert set_aside_nano(most) <= MOST_LIFE_NANO
+    with pytest.raises(InvalidSetting, match="never given back"):
+        set_aside_nano(most + 1000)
+    with pytest.raises(ValueError, match="never given back"):
+        BudgetTable(instance_epsilon=60.0, agent_epsilon="unlimited", delta=1e-5, life_epsilon=50.0)
