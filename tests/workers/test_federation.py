@@ -207,3 +207,21 @@ def federation_images(tmp_path_factory: pytest.TempPathFactory, images: Path) ->
     for name in ("a", "b"):
         embed_images(images, "pixels:8", root / f"{name}.shard", classes=("no", "yes"), duplicates="keep-all")
     return root / "a.shard", root / "b.shard"
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "said"),
+    [
+        ({"life_epsilon": 0.0}, "life_epsilon"),
+        ({"life_epsilon": 5.0, "instance_epsilon": 1.0}, "cannot be larger"),
+        ({"life_epsilon": 50.0, "instance_epsilon": 60.0}, "never given back"),
+    ],
+)
+def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_home_is_made(
+    tmp_path: Path, epsilons: dict[str, float], said: str
+) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    with pytest.raises(InvalidSetting, match=said):
+        make_federation(tmp_path / "home", Plan(agents=3, **epsilons))  # type: ignore[arg-type]
+    assert not (tmp_path / "home" / "coordinator").exists()
+    make_federation(tmp_path / "home", Plan(agents=3))

@@ -31,9 +31,10 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHOD_NAMES
+from labeler.refused_fields import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
 from workers.federation.data import FederationData, bring_shards, deal_digits
-from workers.federation.plan import Epsilon, Plan
+from workers.federation.plan import Plan
 from workers.homes.new import public_document
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
 from workers.party.home import (
@@ -170,6 +171,7 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
         _check_unchanged(home, state, plan)
         return LocalFederation(home, state)
     _check_fresh(home)
+    budget = _budget(plan)  # before anything is made: what is half made is no home
     homes = agent_homes(home, _number_of_agents(plan))
     for folder in (home / "coordinator", home / "redis", home / "logs", *homes.values(), *tallier_homes(home).values()):
         _private_folder(folder, below=home)
@@ -177,7 +179,8 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
         data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
     else:
         data = deal_digits(home, list(homes.values()), plan.backbone)
-    _make_homes(home, homes, data, plan)
+    # One engine for all, and the one that starts at once: a handful of digits needs no faster search.
+    _make_homes(home, homes, data, budget, engine="auto" if plan.shards else "numpy")
     state = _State(agents=len(homes), has_examples=not plan.shards)
     _write_state(home, state)
     return LocalFederation(home, state)
@@ -228,9 +231,7 @@ def free_listens(count: int) -> list[str]:
         return [f"{LOOPBACK}:{probe.getsockname()[1]}" for probe in probes]
 
 
-def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan: Plan) -> None:
-    instance = INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon
-    agent_level: Epsilon = "unlimited" if plan.agent_epsilon is None else plan.agent_epsilon
+def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budget: BudgetTable, *, engine: str) -> None:
     coordinator = home / "coordinator"
     if not (coordinator / KEYS_FILE).exists():
         PartyKeys.generate().save(coordinator / KEYS_FILE)
@@ -240,12 +241,12 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         public_url=url,
         redis_url="redis://127.0.0.1:6379",
         delta=DELTA,
-        instance_epsilon=instance,
-        agent_epsilon=agent_level,
+        instance_epsilon=budget.instance_epsilon,
+        agent_epsilon=budget.agent_epsilon,
         classes=data.classes,
         backbones={data.fingerprint: data.backbone},
         ask_again_s=2.0,
-        life_epsilon=plan.life_epsilon,
+        life_epsilon=budget.life_epsilon,
     )
     replace_file(coordinator / COORDINATOR_FILE, text.encode(), mode=0o600)
     pins: dict[str, str] = {}
@@ -258,9 +259,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         )
         pins[name] = create_tallier_home(path, config).seal_key
     policy = Policy(
-        budget=BudgetTable(
-            instance_epsilon=instance, agent_epsilon=agent_level, delta=DELTA, life_epsilon=plan.life_epsilon
-        ),
+        budget=budget,
         allow=AllowTable(
             backbones=(data.fingerprint,),
             tasks="any",
@@ -275,11 +274,26 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, plan:
         coordinator=CoordinatorTable(verify_key=public.verify_key),
     )
     for (name, path), shard in zip(agents.items(), data.shards, strict=True):
-        # One engine for all, and the one that starts at once: a handful of digits needs no faster search.
-        engine = "auto" if plan.shards else "numpy"
         create_agent_home(
             path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard), engine=engine), policy
         )
+
+
+def _budget(plan: Plan) -> BudgetTable:
+    """What everybody's accounts may spend.
+
+    Raises:
+        InvalidSetting: the epsilons are none, or do not go together.
+    """
+    try:
+        return BudgetTable(
+            instance_epsilon=INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon,
+            agent_epsilon="unlimited" if plan.agent_epsilon is None else plan.agent_epsilon,
+            delta=DELTA,
+            life_epsilon=plan.life_epsilon,
+        )
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "budget")) from None
 
 
 def _number_of_agents(plan: Plan) -> int:
