@@ -8,7 +8,10 @@ What a round spends is written in the transaction that stores its answer, before
 from spends that another round has changed since is not stored (`LifetimeSpends.add`): it is computed again. A round
 that failed later, or was never opened, stays spent. Spends only grow, and no row goes: rules of the database.
 
-    life_spends     digest, spent        one row per image that ever voted
+A round writes a row for **every** image that was looked at, with 0 where it fell silent: the answer leaves after its
+spends are stored, so a round that wrote fewer rows would tell by its haste how many images were silent.
+
+    life_spends     digest, spent        one row per image that was ever looked at
     life_rounds     seq, round, key      one row per round that was stored: which spends an answer was computed from
     life_aside      account, nano        how much of a ledger's account was set aside for it, once
     life_closed     reason               the spends are not known any more (an older journal was restored): none vote
@@ -20,8 +23,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import CheckConstraint, Column, Connection, LargeBinary, Table, Text, bindparam, func, insert, select
+from sqlalchemy import CheckConstraint, Column, Connection, Executable, LargeBinary, Table, Text, func, insert, select
 from sqlalchemy import update as change
+from sqlalchemy.dialects import postgresql, sqlite
 
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE
@@ -37,7 +41,7 @@ life_spends = Table(
     metadata,
     Column("digest", LargeBinary, primary_key=True),
     Column("spent", WHOLE, nullable=False),
-    CheckConstraint("spent >= 1", name="spent"),
+    CheckConstraint("spent >= 0", name="spent"),
     sqlite_strict=True,
 )
 stay(life_spends, ("digest",))
@@ -93,7 +97,6 @@ NO_DIGESTS = (
     "votes for life need a shard that knows its images again, and this one was made without a site key; embed the "
     "images again"
 )
-_AT_ONCE = 500
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,8 +122,8 @@ class CastVotes:
     Attributes:
         version: of the spends from which it was computed.
         site_key: name of the key that the digests are under.
-        digests: of the images that vote, each once, int64, shape (m, 2).
-        nano: what each spends, int64, shape (m,), at least 1.
+        digests: of all images that were looked at, each once, int64, shape (n, 2).
+        nano: what each spends, int64, shape (n,), 0 where it is silent.
     """
 
     version: int
@@ -185,16 +188,10 @@ class LifetimeSpends:
             raise PrivacyRefusal("another round has spent of the same records meanwhile; this one is computed again")
         row = {"seq": cast.version + 1, "round_digest": round_digest, "site_key": cast.site_key}
         connection.execute(insert(life_rounds), row)
-        amounts = dict(zip(_keys(cast.digests), cast.nano.tolist(), strict=True))
-        known = _which(connection, list(amounts))
-        new = [{"digest": key, "spent": nano} for key, nano in amounts.items() if key not in known]
-        more = [{"wanted": key, "more": nano} for key, nano in amounts.items() if key in known]
-        if new:
-            connection.execute(insert(life_spends), new)
-        if more:
-            table = life_spends.c
-            statement = change(life_spends).where(table.digest == bindparam("wanted"))
-            connection.execute(statement.values(spent=table.spent + bindparam("more")), more)
+        spends = zip(_keys(cast.digests), cast.nano.tolist(), strict=True)
+        rows = [{"digest": key, "spent": nano} for key, nano in spends]
+        if rows:
+            connection.execute(_added(connection), rows)
 
     def rounds(self) -> int:
         """How many rounds of votes for life were answered."""
@@ -259,12 +256,13 @@ def _version(connection: Connection) -> int:
     return int(connection.execute(select(func.max(life_rounds.c.seq))).scalar() or 0)
 
 
-def _which(connection: Connection, keys: list[bytes]) -> set[bytes]:
-    found: set[bytes] = set()
-    for start in range(0, len(keys), _AT_ONCE):
-        wanted = life_spends.c.digest.in_(keys[start : start + _AT_ONCE])
-        found |= {bytes(one) for one in connection.execute(select(life_spends.c.digest).where(wanted)).scalars()}
-    return found
+def _added(connection: Connection) -> Executable:
+    """One statement for images that are known and for those that are not: which they are takes no other time."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(life_spends)
+    more = life_spends.c.spent + statement.excluded.spent
+    added: Executable = statement.on_conflict_do_update(index_elements=["digest"], set_={"spent": more})
+    return added
 
 
 def _keys(digests: Digests) -> list[bytes]:

@@ -34,7 +34,7 @@ def lifetime_ballots(
     engine: str = "numpy",
     memory_limit_bytes: int | None = None,
 ) -> tuple[NDArray[np.int64], CastVotes]:
-    """The votes of the images that are near enough and can pay for them, and what each of these spends.
+    """The votes of the images that are near enough and can pay for them, and what each image spends.
 
     Args:
         task: with `life`.
@@ -80,8 +80,7 @@ def lifetime_ballots(
         votes += reverse_knn_ballots(near, labels, num_queries=len(batch), num_classes=task.num_classes)
         paid[block] = np.where(casts, count, 0) * price
         done = block.stop
-    voted = np.flatnonzero(paid)
-    return votes, CastVotes(spent.version, shard.site_key, digests[voted], paid[voted])
+    return votes, CastVotes(spent.version, shard.site_key, digests, paid)
 
 
 def one_row_of_each_image(shard: Shard) -> NDArray[np.int64]:
