@@ -2,6 +2,8 @@
 
     released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
 
+Of the learner "means" the sum of each class is brought to length one, so that its scores are cosines.
+
 Everything here follows from the release and public features, at no further price.
 """
 
@@ -14,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData, InvalidSetting
-from labeler.methods.blind_average import linear_terms
+from labeler.methods.blind_average import model_terms
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task
@@ -36,7 +39,7 @@ class LinearModel:
     """
 
     weights: NDArray[np.float64]
-    terms: LinearTerms
+    terms: LinearTerms | MeanTerms
     axes: PublicAxes | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +62,7 @@ class LinearModel:
         return {"weights": self.weights} | ({} if self.axes is None else {"axes": self.axes.rows})
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms) -> LinearModel:
+    def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms | MeanTerms) -> LinearModel:
         """A model of its arrays."""
         axes = arrays.get("axes")
         return cls(arrays["weights"], terms, None if axes is None else PublicAxes(axes))
@@ -116,8 +119,12 @@ def released_model(task: Task, release: Release, asked: NDArray[np.int16] | None
     Raises:
         InvalidSetting: the task or the release is of another kind.
     """
-    terms = linear_terms(task)
+    terms = model_terms(task)
     if not task.traits.asks_for_a_model or release.noisy_votes is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model")
     weights = release.noisy_votes * (terms.sensitivity / len(release.contributors))
+    if isinstance(terms, MeanTerms):
+        # Cosines: agents hold more records of one class than of another, and a mean has no intercept.
+        weights[-1] = 0
+        weights /= np.maximum(np.linalg.norm(weights, axis=0), np.finfo(float).tiny)
     return LinearModel(weights, terms, axes_of(task, asked))

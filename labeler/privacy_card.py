@@ -58,8 +58,8 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "max_dropouts": task.max_dropouts,
         **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
-        # Only where a record changes half of it: every other card is as it always was.
-        **({} if price.one_record is None or not _keeps_a_bound(task) else {"one_record": price.one_record}),
+        # Only where it is not what every learner without a kept bound has: such a card is as it always was.
+        **({} if price.one_record is None or not _says_what_a_record_moves(task) else {"one_record": price.one_record}),
         **({} if task.life is None else {"life": task.life.model_dump(mode="json")}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
@@ -67,8 +67,8 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
     }
 
 
-def _keeps_a_bound(task: Task) -> bool:
-    return task.training is not None and task.training.max_records is not None
+def _says_what_a_record_moves(task: Task) -> bool:
+    return task.training is not None and (task.training.max_records is not None or task.training.learner == "means")
 
 
 def guarantee(price: Price) -> dict[str, Any]:

@@ -56,14 +56,19 @@ class PublicAxes:
         """Numbers of a feature that it maps."""
         return int(self.rows.shape[1])
 
+    def along(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """A (x - m), whole numbers and exact, shape (n, axes); features as for a call."""
+        whole = np.rint(features.astype(np.float64) * FEATURE_ONE)
+        along: NDArray[np.float64] = (whole - self.rows[-1].astype(np.float64)) @ self.rows[:-1].T.astype(np.float64)
+        return along
+
     def __call__(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Rows of length one, or zero for a feature that is the centre; float64, shape (n, axes).
 
         Args:
             features: as stored, divided by 2048: shape (n, dimension).
         """
-        whole = np.rint(features.astype(np.float64) * FEATURE_ONE)
-        along = (whole - self.rows[-1].astype(np.float64)) @ self.rows[:-1].T.astype(np.float64)
+        along = self.along(features)
         lengths = np.sqrt(np.einsum("ij,ij->i", along, along))[:, None]
         # An integer row that is not zero is at least one long.
         mapped: NDArray[np.float64] = along / np.maximum(lengths, 1.0)

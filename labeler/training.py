@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from labeler.descent import MOST_RECORDS
+
+NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
+"""What a task with learner "means" has where others say how they train."""
 
 
 class Training(BaseModel):
@@ -21,8 +24,9 @@ class Training(BaseModel):
             the task caps the records of a person. None: nobody keeps a bound.
         regularisation: lambda of the mean loss + lambda/2 |weights|^2.
         clip_norm: c; features are cut to this L2 norm, whatever a record holds.
-        learner: blind-average: "softmax", or "svm" with one class against the rest.
-        radius: blind-average: R, the most that the weights may be long.
+        learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
+            sums of records by class along the axes (labeler.class_means). What says how to train means nothing for it.
+        radius: blind-average: R, the most that the weights may be long; of "means", its sums, in records.
         iterations: blind-average: gradient steps.
         axes: blind-average: how many public axes, and a public centre, stand in front of the model
             (labeler.public_axes); they are the rows that are asked about. None: features as they are.
@@ -37,15 +41,33 @@ class Training(BaseModel):
     regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
     clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     max_records: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
-    learner: Literal["softmax", "svm"] = "softmax"
+    learner: Literal["softmax", "svm", "means"] = "softmax"
     radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
     axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
 
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_means_nothing(cls, given: Any) -> Any:
+        # What trains nothing is spared the fields that say how, and has one way to be written.
+        return {**NOTHING_TRAINED, **given} if isinstance(given, dict) and given.get("learner") == "means" else given
+
     @model_validator(mode="after")
     def _check(self) -> Training:
+        if self.learner == "means":
+            told = sorted(name for name, value in NOTHING_TRAINED.items() if getattr(self, name) != value)
+            if told:
+                raise ValueError(
+                    f"training.{told[0]} means nothing for learner means, which sums records and trains nothing; leave "
+                    "it out"
+                )
+            if self.axes is None:
+                raise ValueError(
+                    "training.axes must be given for learner means: along public axes every record has length one, "
+                    "which its price is for"
+                )
         if self.max_records is not None and self.max_records < self.min_records:
             raise ValueError(
                 f"training.max_records must be at least the min_records {self.min_records} that a mean is taken over, "

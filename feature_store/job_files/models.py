@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData
 from labeler.training import Training
@@ -110,11 +111,13 @@ class StoredModel:
 
         return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
 
-    def _terms(self) -> LinearTerms:
+    def _terms(self) -> LinearTerms | MeanTerms:
         try:
             training = Training.model_validate(self.card["training"])
         except (KeyError, ValidationError):
             raise BadData("the model's card does not say how it was trained; download it again") from None
+        if training.learner == "means":
+            return MeanTerms(len(self.classes), len(self.arrays["weights"]) - 1, training.radius)
         return LinearTerms(
             learner=training.learner,
             num_classes=len(self.classes),

@@ -167,6 +167,10 @@ def one_record_in_words(task: Asked) -> str | None:
     if task.training is None:
         return None
     most = kept_bound(task)
+    if task.training.learner == "means":
+        if task.a_record_may_be_replaced:
+            return "one record moves an agent's sums by at most 2: records_per_person may let it replace another"
+        return "one record moves an agent's sums by at most 1: it comes or goes and replaces none"
     if most is not None:
         return (
             "one record moves a model by at most L / (n lambda): it comes or goes and replaces none, since every site "

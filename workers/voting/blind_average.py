@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
+from labeler.class_means import MeanTerms
+from labeler.errors import InvalidSetting
 from labeler.linear_model import axes_of
-from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.blind_average import model_terms, weight_sum
+from labeler.methods.sensitivity import kept_bound
+from labeler.public_axes import PublicAxes
 from labeler.task import Task
+from workers.learning.class_means import class_sums
 from workers.learning.linear import train_rows
 from workers.voting.model_store import ModelStore
 from workers.voting.records import Records, most_trained
@@ -33,10 +38,20 @@ def weight_ballots(
     """
 
     def train() -> NDArray[np.int64]:
-        terms = linear_terms(task)
-        axes = axes_of(task, batch.features)
-        weights = train_rows(records.trainable(most_trained(task)), terms=terms, axes=axes, engine=engine)
+        terms, axes = model_terms(task), axes_of(task, batch.features)
+        weights = (
+            _sums(task, terms, records, axes)
+            if isinstance(terms, MeanTerms)
+            else train_rows(records.trainable(most_trained(task)), terms=terms, axes=axes, engine=engine)
+        )
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
     answer = models.once(records.version, f"blind-average {task.digest} {batch.digest}", train)
     return answer.reshape(len(batch), task.num_classes)
+
+
+def _sums(task: Task, terms: MeanTerms, records: Records, axes: PublicAxes | None) -> NDArray[np.float64]:
+    """Of all records: where no bound is kept none are cut, since a cut would let one record replace another."""
+    if axes is None:
+        raise InvalidSetting("class means are along public axes, and the task has none")
+    return class_sums(records.trainable(kept_bound(task) or len(records)), terms=terms, axes=axes)

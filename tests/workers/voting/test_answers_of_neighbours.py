@@ -83,6 +83,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blind-average, a bound is kept": {
         "method": "blind-average", "training": {"min_records": 5, "max_records": 3_000, "regularisation": 0.1},
     },
+    "blind-average, class means": {"method": "blind-average", "training": {"learner": "means", "axes": DIMENSION}},
+    "blind-average, class means on a small ball": {
+        "method": "blind-average",
+        "training": {"learner": "means", "axes": DIMENSION, "radius": 3.0, "max_records": 3_000},
+    },
     "aux-distill, a bound is kept": {
         "method": "aux-distill",
         "training": {"min_records": 5, "max_records": 3_000, "regularisation": 0.1, "dimension": 3},

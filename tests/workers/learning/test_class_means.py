@@ -1,0 +1,227 @@
+"""Class sums along public axes: exact, of each record by itself, and within the bound that their price is for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from feature_store.job_files.models import LINEAR, model_file, read_model
+from feature_store.quantize import quantize
+from feature_store.query_selection import axis_rows
+from labeler.batch import QueryBatch
+from labeler.class_means import FINE, MeanTerms
+from labeler.convex import LinearTerms
+from labeler.errors import InvalidSetting, InvalidTask
+from labeler.linear_model import LinearModel, released_model
+from labeler.methods.blind_average import linear_terms, model_terms, weight_sum
+from labeler.methods.sensitivity import one_record_in_words
+from labeler.planning import price
+from labeler.privacy_card import card_in_words, privacy_card
+from labeler.public_axes import FEATURE_ONE, PublicAxes
+from labeler.release import Release
+from labeler.task import Task, parse_task
+from workers.learning.class_means import class_sums, whole_rows, whole_sums
+from workers.learning.descent import Rows
+from workers.voting.blind_average import weight_ballots
+from workers.voting.model_store import InMemoryModels
+from workers.voting.records import Records
+
+DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
+MEANS = {"learner": "means", "axes": AXES}
+PUBLIC = quantize(np.random.default_rng(2).normal(size=(80, DIMENSION)) + 3)
+Features = NDArray[np.int16]
+
+
+def task(training: dict[str, Any] | None = None, **fields: Any) -> Task:
+    given_fields = {
+        "name": "t", "classes": CLASSES, "method": "blind-average", "sigma_votes": 3.0, "delta": 1e-4, "agents": 1,
+        "max_queries": AXES + 1, "backbone_fingerprint": "f", "training": MEANS | (training or {}),
+    }  # fmt: skip
+    return parse_task(given_fields | fields)
+
+
+def records(features: Features, labels: NDArray[np.int16], version: str = "v") -> Records:
+    return Records(features, np.arange(len(labels)), labels, version)
+
+
+def draw(seed: int, count: int, *, largest: int = 2048) -> tuple[PublicAxes, Features, NDArray[np.int16]]:
+    rng = np.random.default_rng(seed)
+    axes = PublicAxes(rng.integers(-largest, largest + 1, (AXES + 1, DIMENSION)).astype(np.int16))
+    features = rng.integers(-2048, 2049, (count, DIMENSION)).astype(np.int16)
+    return axes, features, rng.integers(0, 3, count).astype(np.int16)
+
+
+def exact_row(axes: PublicAxes, row: NDArray[np.int16]) -> list[int]:
+    """phi in whole FINE-ths by integers of any length: no floating point."""
+    along = [
+        sum(int(a) * (int(x) - int(m)) for a, x, m in zip(axis, row, axes.rows[-1], strict=True))
+        for axis in axes.rows[:-1]
+    ]
+    squares = sum(one * one for one in along) or 1
+    return [int(math.copysign(math.isqrt(one * one * FINE * FINE // squares), one)) for one in along]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), largest=st.sampled_from([1, 2048, 32767]), block=st.integers(1, 25))
+def test_a_record_is_the_same_whole_numbers_alone_and_among_others_and_those_of_exact_arithmetic(
+    seed: int, largest: int, block: int
+) -> None:
+    axes, features, labels = draw(seed, 25, largest=largest)
+    features[3] = np.clip(axes.rows[-1], -2048, 2048)
+    rows = features / np.float32(FEATURE_ONE)
+    together = whole_rows(axes, rows)
+    for at in range(0, 25, block):
+        assert np.array_equal(whole_rows(axes, rows[at : at + block]), together[at : at + block])
+    exact = np.array([exact_row(axes, one) for one in features])
+    assert np.abs(together - exact).max() <= 1
+    terms = MeanTerms(3, AXES, 1e6)
+    found = whole_sums(Rows.of(rows, labels), terms=terms, axes=axes)
+    assert np.array_equal(found, [together[labels == one].sum(axis=0) for one in range(3)])
+    order = np.random.default_rng(seed).permutation(25)
+    assert np.array_equal(found, whole_sums(Rows.of(rows[order], labels[order]), terms=terms, axes=axes))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 60),
+    radius=st.sampled_from([0.3, 1.0, 2.5, 20.0, 1e9]),
+    kept=st.sampled_from([None, 1, 100]),
+    alike=st.booleans(),
+)
+def test_a_record_that_comes_or_goes_moves_what_an_agent_sends_by_at_most_what_is_charged(
+    seed: int, count: int, radius: float, kept: int | None, alike: bool
+) -> None:
+    axes, features, labels = draw(seed, count)
+    if alike:  # all the same but the last, which lies opposite: the ball binds, and the last turns the sum most
+        features[:-1], labels[:] = features[0], labels[0]
+    count = count if kept is None else min(count, kept)
+    asked = task({"radius": radius} | ({} if kept is None else {"max_records": kept}))
+    terms, spec, batch = model_terms(asked), weight_sum(asked), QueryBatch(axes.rows)
+    assert isinstance(terms, MeanTerms)
+    sent = [
+        weight_ballots(asked, batch, records(features[:n], labels[:n], str(n)), InMemoryModels())
+        for n in (count, count - 1)
+    ]
+    moved = sent[0] - sent[1]
+    assert int((moved * moved).sum()) <= spec.event("instance").squared_sensitivity
+    assert np.abs(moved).max() <= spec.event("instance").largest_change
+    assert all(int((one * one).sum()) <= spec.event("agent").squared_sensitivity for one in sent)
+    exact = [
+        class_sums(Rows.of(features[:n] / FEATURE_ONE, labels[:n]), terms=terms, axes=axes) for n in (count, count - 1)
+    ]
+    assert np.linalg.norm(exact[0] - exact[1]) <= terms.sensitivity
+    if radius == 1e9 and kept is None:
+        assert np.linalg.norm(exact[0] - exact[1]) > 1 - 1e-6
+
+
+def test_a_cap_per_person_may_replace_a_record_which_moves_twice_as_much_and_is_charged_so() -> None:
+    seen = PublicAxes(np.vstack([2048 * np.eye(AXES, DIMENSION), np.zeros(DIMENSION)]).astype(np.int16))
+    up, down = np.zeros((1, DIMENSION), np.int16), np.zeros((1, DIMENSION), np.int16)
+    up[0, 0], down[0, 0] = 2000, -7
+    capped, free = task(records_per_person=1), task()
+    sent = {}
+    for asked, row in itertools.product((capped, free), (up, down)):
+        answer = weight_ballots(asked, QueryBatch(seen.rows), records(row, np.zeros(1, np.int16)), InMemoryModels())
+        sent[asked.digest, row[0, 0]] = answer / weight_sum(asked).scale * model_terms(asked).sensitivity
+    for asked in (capped, free):
+        assert np.linalg.norm(sent[asked.digest, 2000] - sent[asked.digest, -7]) == pytest.approx(2, abs=1e-3)
+    assert (model_terms(free).sensitivity, model_terms(capped).sensitivity) == pytest.approx((1, 2), abs=1e-6)
+    # Equal multipliers: of the capped one twice the noise is added, in records.
+    noise = [weight_sum(one).sigma * model_terms(one).sensitivity for one in (free, capped)]
+    assert noise[1] == pytest.approx(2 * noise[0], rel=1e-6)
+    assert price(capped).person is not None
+    words = [one_record_in_words(one) or "" for one in (free, capped)]
+    assert "at most 1" in words[0]
+    assert "at most 2" in words[1]
+
+
+def test_the_price_is_that_of_any_model_of_this_multiplier_and_of_an_agent_that_of_its_ball() -> None:
+    means = price(task())
+    softmax = price(task({"learner": "softmax", "min_records": 20, "regularisation": 0.5}))
+    assert means.instance.epsilon == pytest.approx(softmax.instance.epsilon, rel=1e-3)
+    prices = [price(task({"radius": radius})).agent.epsilon for radius in (1.0, 4.0)]
+    assert prices[0] == pytest.approx(means.instance.epsilon, rel=0.01)
+    assert prices[1] > 3 * prices[0]
+    kept = price(task({"radius": 1e6, "max_records": 4}))
+    assert kept.agent.epsilon == pytest.approx(prices[1], rel=1e-6)
+    assert model_terms(task({"max_records": 4}, records_per_person=2)).largest_norm == pytest.approx(100)
+
+
+def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner takes the first million and pays for replacing; here nobody is cut off, so nobody is let in."""
+    monkeypatch.setattr("workers.voting.records.MOST_RECORDS", 10)
+    axes, features, _ = draw(3, 30)
+    answers = [
+        weight_ballots(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16)), InMemoryModels())
+        for n in (30, 29)
+    ]
+    moved = (answers[0] - answers[1]) / weight_sum(task()).scale
+    expected = np.array(exact_row(axes, features[29])) / FINE
+    assert np.allclose(moved[:-1, 0], expected, atol=2 / weight_sum(task()).scale)
+    assert not moved[:, 1:].any()
+    assert not moved[-1].any()
+
+
+def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_its_file(tmp_path: Path) -> None:
+    rng, rows, asked = np.random.default_rng(1), axis_rows(PUBLIC, AXES), task(sigma_votes=0.5)
+    labels = np.repeat(np.arange(3), (60, 20, 5)).astype(np.int16)
+    features = quantize(rng.normal(size=(85, DIMENSION)) + 3 + 4 * np.eye(3, DIMENSION)[labels])
+    answer = weight_ballots(asked, QueryBatch(rows), records(features, labels), InMemoryModels())
+    noisy = weight_sum(asked).open(answer)
+    noisy += rng.normal(scale=0.5, size=noisy.shape)
+    release = Release("histogram", noisy.argmax(axis=1).astype(np.int16), noisy, frozenset("a"), True)
+    model = released_model(asked, release, rows)
+    z = (PUBLIC.astype(float) - rows[-1]) @ rows[:-1].T
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    cosines = z @ (noisy[:-1] / np.linalg.norm(noisy[:-1], axis=0))
+    assert np.allclose(model.scores(PUBLIC), cosines, atol=1e-12)
+    # The class of few records is named, too.
+    assert (model.predict(features) == labels).mean() > 0.7
+    assert (model.predict(features)[labels == 2] == 2).any()
+    card = privacy_card(asked, price(asked), is_seeded=False)
+    assert "at most 1" in card["one_record"]
+    assert card["one_record"] in card_in_words(card)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model_file(model.arrays, kind=LINEAR, classes=CLASSES, card=card))
+    read = read_model(path).predict_proba(PUBLIC)
+    assert np.array_equal(read.argmax(axis=1), model.predict(PUBLIC))
+    again = LinearModel.of(model.arrays, model_terms(asked))
+    assert np.array_equal(again.scores(PUBLIC), model.scores(PUBLIC))
+    silent = Release("histogram", release.labels, np.zeros_like(noisy), frozenset("a"), True)
+    assert not released_model(asked, silent, rows).scores(PUBLIC).any()
+
+
+def test_a_task_of_means_says_nothing_of_training_and_older_tasks_are_written_as_they_were() -> None:
+    asked = task()
+    assert parse_task(json.loads(asked.model_dump_json())).digest == asked.digest
+    assert parse_task(asked.model_dump()).digest == asked.digest
+    assert task({"min_records": 1, "regularisation": 1.0}).digest == asked.digest
+    older = task({"learner": "softmax", "min_records": 20, "regularisation": 0.5})
+    assert older.digest == "49570f8a8f6af6e5c8c48510f2d973f453ee9eef6ad5bdc945d45179110c8a3a"
+    assert isinstance(model_terms(older), LinearTerms)
+    for field, value in {"min_records": 5, "regularisation": 0.1, "clip_norm": 2.0, "iterations": 9}.items():
+        with pytest.raises(InvalidTask, match=f"{field} means nothing for learner means"):
+            task({field: value})
+    with pytest.raises(InvalidTask, match=r"training.axes must be given for learner means"):
+        task({"axes": None})
+    with pytest.raises(InvalidTask, match="min_records"):
+        task({"learner": "softmax", "regularisation": 0.5})
+    with pytest.raises(InvalidTask, match="only means something for method blind-average"):
+        task(method="aux-distill", max_queries=400)
+    with pytest.raises(InvalidSetting, match="max_queries = 6, found 7"):
+        price(task(max_queries=7))
+    with pytest.raises(InvalidSetting, match="trains no linear model"):
+        linear_terms(asked)
+    for wrong in ({"num_classes": 1}, {"axes": 0}, {"radius": 0.0}, {"radius": math.inf}, {"max_records": 0}):
+        with pytest.raises(InvalidSetting):
+            MeanTerms(**({"num_classes": 3, "axes": 2, "radius": 1.0} | wrong))  # type: ignore[arg-type]
