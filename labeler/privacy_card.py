@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from labeler.methods.sensitivity import contribution_in_words, sums_means
 from labeler.planning import METHOD, Price, person_guarantee
 from labeler.task import Task
 
@@ -51,7 +52,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "accounting": METHOD if task.life is None else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
-        "contribution": task.traits.answer,
+        "contribution": contribution_in_words(task),
         "noise_multiplier" if not task.traits.counts else "sigma_votes": task.sigma_votes,
         "agents": task.agents,
         "colluding_agents": task.colluding_agents,
@@ -68,7 +69,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
 
 
 def _says_what_a_record_moves(task: Task) -> bool:
-    return task.training is not None and (task.training.max_records is not None or task.training.learner == "means")
+    return task.training is not None and (task.training.max_records is not None or sums_means(task))
 
 
 def guarantee(price: Price) -> dict[str, Any]:

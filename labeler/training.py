@@ -11,6 +11,9 @@ from labeler.descent import MOST_RECORDS
 NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
 """What a task with learner "means" has where others say how they train."""
 
+WIDE_RADIUS: Final = 2.0**20
+"""Of learner "means" where the task names none, in records: longer sums would be cut, and noise stays what it is."""
+
 
 class Training(BaseModel):
     """How an agent fits the model that it answers with, where the price depends on it: all of it public.
@@ -26,7 +29,8 @@ class Training(BaseModel):
         clip_norm: c; features are cut to this L2 norm, whatever a record holds.
         learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
             sums of records by class along the axes (labeler.class_means). What says how to train means nothing for it.
-        radius: blind-average: R, the most that the weights may be long; of "means", its sums, in records.
+        radius: blind-average: R, the most that the weights may be long; of "means" its sums, in records, and then
+            WIDE_RADIUS where it is not given.
         iterations: blind-average: gradient steps.
         axes: blind-average: how many public axes, and a public centre, stand in front of the model
             (labeler.public_axes); they are the rows that are asked about. None: features as they are.
@@ -52,7 +56,9 @@ class Training(BaseModel):
     @classmethod
     def _say_what_means_nothing(cls, given: Any) -> Any:
         # What trains nothing is spared the fields that say how, and has one way to be written.
-        return {**NOTHING_TRAINED, **given} if isinstance(given, dict) and given.get("learner") == "means" else given
+        if isinstance(given, dict) and given.get("learner") == "means":
+            return {**NOTHING_TRAINED, "radius": WIDE_RADIUS, **given}
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Training:

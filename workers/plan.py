@@ -160,6 +160,18 @@ def training_from(min_records: int, max_records: int | None, regularisation: flo
         raise InvalidSetting(describe_validation(error, "training")) from None
 
 
+def means_along(axes: int, max_records: int | None) -> Training:
+    """That agents train nothing, and sum their records by class along so many public axes.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+    try:
+        return Training.model_validate({"learner": "means", "axes": axes, "max_records": max_records})
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "training")) from None
+
+
 def _life(request: PlanRequest) -> Life | None:
     """What a record may spend where so much is set aside for it.
 

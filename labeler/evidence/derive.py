@@ -34,6 +34,7 @@ from labeler.evidence.document import (
     Unit,
 )
 from labeler.methods import METHODS
+from labeler.methods.sensitivity import contribution_in_words
 from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
 from labeler.planning import METHOD, PrivacyStatement, price
 from labeler.setting import LEVELS
@@ -281,7 +282,7 @@ def _mechanism(task: Task) -> Mechanism:
     return Mechanism(
         system=traits.system,
         source=source_of(traits),
-        contribution=traits.answer,
+        contribution=contribution_in_words(task),
         release="the winning class of each question" if task.release == "winner" else f"the noisy sum of {traits.sums}",
         noise=(
             f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit} per number that "

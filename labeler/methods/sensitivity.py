@@ -162,12 +162,22 @@ def kept_bound(setting: Setting) -> int | None:
     return None if setting.a_record_may_be_replaced else training.max_records
 
 
+def sums_means(task: Asked) -> bool:
+    """Whether agents sum records by class (`labeler.class_means`), where other tasks of the method train a model."""
+    return task.training is not None and task.training.learner == "means"
+
+
+def contribution_in_words(task: Asked) -> str:
+    """What an agent contributes, for people."""
+    return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
+
+
 def one_record_in_words(task: Asked) -> str | None:
     """Which of two bounds on what one record changes a price is for; None where agents train nothing it is about."""
     if task.training is None:
         return None
     most = kept_bound(task)
-    if task.training.learner == "means":
+    if sums_means(task):
         if task.a_record_may_be_replaced:
             return "one record moves an agent's sums by at most 2: records_per_person may let it replace another"
         return "one record moves an agent's sums by at most 1: it comes or goes and replaces none"

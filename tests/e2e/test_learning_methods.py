@@ -106,6 +106,32 @@ def test_a_model_looks_along_public_axes_and_its_file_labels_as_the_job_did(labe
     assert "asks for 65 axes" in refused.err
 
 
+def test_class_means_along_public_axes_are_one_noisy_sum_that_labels_every_image(labeler, federation, tmp_path) -> None:
+    out, task = tmp_path / "job", task_file(tmp_path, "blind-average", epsilon=4.0)
+    task.write_text(task.read_text().replace(TRAINING, '[task.training]\nlearner = "means"\naxes = 10\n'))
+    result = labeler(
+        "run", task, *federation.run_arguments, "--test", federation.root / "test.shard", "--seed", 1, "--out", out,
+        "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["privacy"]["instance"]["epsilon"] <= 4.0
+    assert summary["labels"]["accuracy"] > 0.8
+    assert summary["student"]["accuracy"] > 0.8
+    model = read_model(out / "model.safetensors")
+    lengths = np.linalg.norm(model.arrays["weights"], axis=0)
+    assert model.arrays["weights"].shape == (11, 4)
+    assert np.allclose(lengths, 1)
+    public = Shard.open(federation.root / "public.shard")
+    labels = pq.read_table(out / "pseudo_labels.parquet")["label"].to_numpy()
+    assert np.array_equal(model.predict_proba(public.features[public.rows]).argmax(axis=1), labels)
+    assert "one record moves an agent's sums by at most 1" in (out / "privacy_card.md").read_text()
+    task.write_text(task.read_text().replace("axes = 10", ""))
+    refused = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert "training.axes must be given for learner means" in refused.err
+
+
 def test_a_task_that_counts_on_a_bound_is_refused_by_shards_that_keep_none_and_answered_by_those_that_do(
     labeler, federation, tmp_path
 ) -> None:

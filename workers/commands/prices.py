@@ -61,9 +61,15 @@ def plan(
     min_records: Annotated[
         int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
     ] = None,
+    axes: Annotated[
+        int | None,
+        typer.Option(min=1, help="blind-average by class means: along so many public axes; nothing is trained."),
+    ] = None,
     max_records: Annotated[
         int | None,
-        typer.Option(min=1, help="With --min-records: most records of any agent, a bound that every site keeps."),
+        typer.Option(
+            min=1, help="With --min-records or --axes: most records of any agent, a bound that every site keeps."
+        ),
     ] = None,
     regularisation: Annotated[
         float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
@@ -99,13 +105,17 @@ def plan(
 
     `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
 
-    For blind-average --queries is one more than the features have numbers: the rows of the model.
+    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --solve sigma --agents 3`
+
+    For blind-average --queries is one more than the features have numbers, or than --axes: the rows of the model.
     """
     from labeler.errors import InvalidSetting
-    from workers.plan import PlanRequest, make_plan, training_from
+    from workers.plan import PlanRequest, make_plan, means_along, training_from
 
-    if max_records is not None and min_records is None:
+    if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
+    if axes is not None and min_records is not None:
+        raise InvalidSetting("--axes is for class means, which train nothing; leave --min-records out")
 
     request = PlanRequest(
         method=one_of("method", _current(method), METHOD_NAMES),
@@ -127,7 +137,13 @@ def plan(
         ballot_radius=_radius(ballot_radius),
         life_epsilon=life_epsilon,
         least_similarity=least_similarity,
-        training=None if min_records is None else training_from(min_records, max_records, regularisation),
+        training=(
+            means_along(axes, max_records)
+            if axes is not None
+            else None
+            if min_records is None
+            else training_from(min_records, max_records, regularisation)
+        ),
         records=records,
     )
     result = make_plan(request, public=queries_shard)

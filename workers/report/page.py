@@ -13,6 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from labeler.epsilon_words import say_epsilon, say_estimate
+from labeler.methods.sensitivity import contribution_in_words
 from workers.report import words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors
 from workers.report.confused import confusion_table
@@ -180,7 +181,7 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
     rows = [
         ("Task", task.name),
         ("Classes", f"{task.num_classes:,}"),
-        ("What an agent answers with", f"{traits.answer} ({task.method}{words.neighbors(task)})"),
+        ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{words.neighbors(task)})"),
         ("What is opened", f"{opened} ({task.release})"),
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
         ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),

@@ -6,6 +6,7 @@ import math
 
 from labeler.epsilon_words import say_epsilon
 from labeler.jobs import AnswerStatus
+from labeler.methods.sensitivity import sums_means
 from labeler.task import Task
 from workers.report.class_totals import class_totals
 from workers.report.model import JobReport
@@ -225,6 +226,8 @@ def was_released(report: JobReport) -> tuple[str, ...]:
     opened = (
         "the winning class of each question, chosen under noise"
         if report.task.release == "winner"
+        else "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
+        if sums_means(report.task)
         else "a linear model: the mean of the agents' models under noise, and the labels it gives"
         if report.task.traits.asks_for_a_model
         else f"one noisy sum of {report.task.traits.sums} per question and class, and the label it gives"

@@ -127,6 +127,22 @@ def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
     assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
 
 
+def test_class_means_are_summed_by_the_service_and_label_every_image(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    with learning.client() as client:
+        training = {"learner": "means", "axes": 12}
+        task = make_task(client, "blind-average", epsilon=4.0, max_queries=13, training=training, name="means")
+        job = submit(client, task, digit_features[:QUERIES])
+        assert client.wait(job).state == "completed"
+        model = read_model(client.model(job, tmp_path / "model.safetensors"))
+        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
+    assert np.mean(labels == load_digits().target[:QUERIES]) > 0.6
+    assert np.allclose(np.linalg.norm(model.arrays["weights"], axis=0), 1)
+    assert "at most 1" in model.card["one_record"]
+    assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
+
+
 def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digit_features: np.ndarray) -> None:
     with learning.client() as client:
         task = make_task(client, "blind-average", max_queries=DIMENSION)
