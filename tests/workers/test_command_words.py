@@ -53,6 +53,8 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
         ("plan --sigma 25 --max-agent-records 5", "--max-agent-records only means something"),
         ("plan --sigma 25 --method reverse-knn --records-per-person 2 --max-dropouts -1", "--max-dropouts: Input"),
         ("plan --sigma 25 --method blind-average --min-records 5 --regularisation -1", "--regularisation: Input"),
+        ("plan --sigma 25 --method blind-average --min-records 5 --axes 10 --queries 11", "leave --min-records out"),
+        ("plan --sigma 25 --method blind-average --axes 10 --max-records 2000000 --queries 11", "--max-records: Input"),
         ("plan --sigma 1e-9", "--sigma must be at least"),
         ("plan --sigma 25 --release votes", "--release must be one of"),
         ("plan --epsilon 1", "--solve"),

@@ -35,6 +35,9 @@ TASKS = {
     "reverse-knn winner": audited_task(method="reverse-knn", k=2, sigma_votes=0.7, release="winner"),
     "ensemble": audited_task(method="ensemble", k=1),
     "blind-average": audited_task(method="blind-average", k=1, max_queries=9, sigma_votes=0.5, training=TRAINING),
+    "class means": audited_task(
+        method="blind-average", k=1, max_queries=9, sigma_votes=0.5, training={"learner": "means", "axes": 8}
+    ),
     "aux-distill": audited_task(
         method="aux-distill", k=1, max_queries=100, sigma_votes=0.5, training=TRAINING | {"dimension": 8}
     ),
@@ -58,7 +61,7 @@ def distance(attack: SceneAttack) -> float:
     return float(np.linalg.norm(observer.with_it - observer.without) / observer.task.sigma_votes)
 
 
-@pytest.mark.parametrize("name", ["knn", "reverse-knn", "ensemble"])
+@pytest.mark.parametrize("name", ["knn", "reverse-knn", "ensemble", "class means"])
 def test_a_poisoned_canary_with_chosen_questions_moves_all_that_is_paid_for(
     name: str, around: Callable[..., Surroundings]
 ) -> None:
