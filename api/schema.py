@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.jobs import FINISHED as FINISHED
-from labeler.jobs import AskedStrategy
+from labeler.jobs import AskedStrategy, check_selection
 from labeler.jobs import JobState as JobState
 from labeler.life import MOST_LIFE_NANO
 from labeler.methods import Method, ReleaseKind
@@ -176,8 +176,7 @@ class Selection(Request):
 
     @model_validator(mode="after")
     def _count_is_given(self) -> Selection:
-        if self.strategy in ("random", "clustered") and self.count is None:
-            raise ValueError(f"strategy {self.strategy} needs count, how many questions to ask")
+        check_selection(self.strategy, self.count)
         return self
 
 

@@ -1,19 +1,25 @@
 """Which public questions to ask. Choosing costs no privacy: only public features and a public seed are read.
 
-Three strategies. `all` asks about every public image, `random` about a sample of them, and `clustered`
+Four strategies. `all` asks about every public image, `random` about a sample of them, `clustered` and `spectral`
 about the centres of groups of similar images: a centre is a synthetic feature, no image, and one
 answer labels the whole group. Fewer, better questions buy more than any accounting. Where agents are asked for a linear
 model there is nothing to choose: `weights` are the rows at which the scores of such a model are its weights.
+
+Why no strategy has a price: agents answer whatever is asked, and a task's price holds for any questions that were
+fixed before an answer was known, as these are: they are a function of public images, a count and a public seed.
 
 Clusters are k-means cells of the directions of the leading principal components: the small
 components of a backbone's features are mostly noise, and leaving them out makes the groups purer
 (measured on photos of 10 classes: 95.8 instead of 95.1 % and 86.9 instead of 83.7 % of the images
 share their group's class at 10 groups). The centre itself is the mean direction of its images in
 the **original** space, because that is where private records measure their similarity to it.
+`spectral` finds the groups along the graph of nearest neighbours (`feature_store.spectral_groups`); what is asked
+about a group and what its answer labels is the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast, get_args
 
@@ -75,20 +81,26 @@ class QuerySet:
 
 
 def select_queries(
-    public_features: NDArray[np.int16], *, strategy: Strategy = "clustered", count: int | None = None, seed: int = 0
+    public_features: NDArray[np.int16],
+    *,
+    strategy: Strategy = "clustered",
+    count: int | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> QuerySet:
     """Choose questions about a public set. The same arguments give the same questions.
 
     Args:
         public_features: int16, shape (num_images, dimension), quantised, no zero rows.
-        strategy: all, random or clustered; weights for the rows of a linear model.
+        strategy: all, random, clustered or spectral; weights for the rows of a linear model.
         count: how many questions; not more than there are images. Needed unless strategy is `all`. For `weights`: along
             how many public axes the model looks; None for features as they are.
         seed: public; two parties with the same public images and seed choose the same questions.
+        progress: told of the steps of `spectral`, which may take a minute.
 
     Raises:
         BadData: the features are not quantised public features.
-        InvalidSetting: unknown strategy, or a count outside 1 to the number of images.
+        InvalidSetting: unknown strategy, a count outside 1 to the number of images, or `spectral` cannot make it.
     """
     _check_features(public_features)
     if strategy not in get_args(Strategy):
@@ -109,12 +121,15 @@ def select_queries(
         rows = np.sort(np.random.default_rng(seed).choice(num_images, size=count, replace=False)).astype(np.int64)
         features = public_features[rows]
         return _query_set(public_features, features, rows, _nearest(public_features, features), strategy, seed)
-    directions = _leading_directions(public_features, count, seed)
-    # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
-    from sklearn.cluster import KMeans
+    if strategy == "spectral":
+        assignment = _along_neighbors(public_features, count, seed, progress)
+    else:
+        directions = _leading_directions(public_features, count // 4, seed)
+        # Loaded where it is wanted: many an embedder never clusters, and starts seconds earlier without.
+        from sklearn.cluster import KMeans
 
-    clusters = KMeans(count, n_init=10 if num_images <= 5000 else 2, random_state=seed).fit(directions)
-    assignment = clusters.labels_.astype(np.int64)
+        clusters = KMeans(count, n_init=10 if num_images <= 5000 else 2, random_state=seed).fit(directions)
+        assignment = clusters.labels_.astype(np.int64)
     features = _centres(public_features, assignment, count)
     return _query_set(public_features, features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
 
@@ -179,11 +194,10 @@ def _unit(rows: NDArray[np.int16]) -> NDArray[np.float32]:
     return cast(NDArray[np.float32], floats / np.linalg.norm(floats, axis=1, keepdims=True))
 
 
-def _leading_directions(features: NDArray[np.int16], count: int, seed: int) -> NDArray[np.float32]:
+def _leading_directions(features: NDArray[np.int16], wanted: int, seed: int) -> NDArray[np.float32]:
     """Unit vectors along the leading principal components, one row per image."""
     unit = _unit(features)
-    wanted = min(max(count // 4, _MIN_DIRECTIONS), _MAX_DIRECTIONS)
-    dimensions = min(wanted, *(size - 1 for size in unit.shape))
+    dimensions = min(max(wanted, _MIN_DIRECTIONS), _MAX_DIRECTIONS, *(size - 1 for size in unit.shape))
     if dimensions < 2:
         return unit
     small = min(unit.shape) <= 500
@@ -192,6 +206,21 @@ def _leading_directions(features: NDArray[np.int16], count: int, seed: int) -> N
     reduced = PCA(dimensions, svd_solver="full" if small else "randomized", random_state=seed).fit_transform(unit)
     norms = np.linalg.norm(reduced, axis=1, keepdims=True)
     return cast(NDArray[np.float32], (reduced / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32))
+
+
+def _along_neighbors(
+    features: NDArray[np.int16], count: int, seed: int, progress: Callable[[str, int, int], None] | None
+) -> NDArray[np.int64]:
+    """Spectral groups of the different images, in the order in which they come; copies are where their image is."""
+    from feature_store.spectral_groups import spectral_groups
+
+    _, first, copy_of = np.unique(features, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    directions = _leading_directions(features[first[order]], 4 * count, seed)
+    groups = spectral_groups(directions, count, seed=seed, progress=progress)
+    return cast(NDArray[np.int64], groups[place[copy_of.ravel()]])
 
 
 def _centres(features: NDArray[np.int16], assignment: NDArray[np.int64], count: int) -> NDArray[np.int16]:

@@ -270,7 +270,7 @@ def _num_queries(request: JobRequest, upload: Upload, task: Task) -> int:
         if selection.count not in (None, upload.count):
             raise InvalidSetting(
                 f"selection: strategy all asks about all {upload.count} images, so count {selection.count} contradicts "
-                "it; leave count out, or choose random or clustered"
+                "it; leave count out, or choose random, clustered or spectral"
             )
         return upload.count
     count = selection.count or 0

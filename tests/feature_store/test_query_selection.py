@@ -52,7 +52,7 @@ def test_centres_are_quantised_unit_vectors(groups: tuple[NDArray[np.int16], NDA
     assert np.abs(norms - 2048).max() < 5
 
 
-@pytest.mark.parametrize("strategy", ["random", "clustered"])
+@pytest.mark.parametrize("strategy", ["random", "clustered", "spectral"])
 def test_same_public_seed_same_questions(groups: tuple[NDArray[np.int16], NDArray[np.int64]], strategy: str) -> None:
     first, again, other = (
         select_queries(groups[0], strategy=strategy, count=12, seed=seed)  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ BENCHES: Final = (
     "thousand-agents",
     "rivals",
     "ball",
+    "strategies",
     "noise-by-talliers",
     "curves",
     "harder",

@@ -52,7 +52,9 @@ def submit(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the labels of all images; implies --wait.")] = None,
     name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
-    strategy: Annotated[str | None, typer.Option(help="all, random or clustered; the task file's otherwise.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="all, random, clustered or spectral; the task file's otherwise.")
+    ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="How many questions; the task file's otherwise.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Public seed of the choice of questions.")] = None,
     key: Annotated[

@@ -146,6 +146,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         strategy="weights" if METHODS[job.file.task.method].asks_for_a_model else selection.strategy,
         count=job.file.axes if METHODS[job.file.task.method].asks_for_a_model else selection.count,
         seed=selection.seed,
+        progress=progress,
     )
     task = job.file.resolve(
         classes=shards[0].classes,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.jobs import AskedStrategy
+from labeler.jobs import AskedStrategy, check_selection
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.refused_fields import Loc, problems_of
 from labeler.settings_text import SettingsText
@@ -104,7 +104,8 @@ class QueriesTable(_Table):
     """`[queries]`: which of the public images are asked about. Costs no privacy.
 
     Attributes:
-        strategy: "all", "random", or "clustered" (one question per cluster of public images).
+        strategy: "all", "random", "clustered" (one question per cluster of public images), or "spectral" (the same,
+            along the graph of their nearest neighbours).
         count: how many to ask; required except for "all".
         seed: public seed of the choice.
     """
@@ -115,8 +116,7 @@ class QueriesTable(_Table):
 
     @model_validator(mode="after")
     def _count_is_given(self) -> QueriesTable:
-        if self.strategy != "all" and self.count is None:
-            raise ValueError(f"strategy {self.strategy!r} needs count, how many questions to ask")
+        check_selection(self.strategy, self.count)
         return self
 
 

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labeler.jobs import AskedStrategy
 from labeler.methods import Method
 from workers.notebook.job import LabelledJob
 
@@ -24,6 +25,7 @@ def run(
     method: Method = "reverse-knn",
     k: int = 1,
     clusters: int | None = None,
+    strategy: AskedStrategy = "clustered",
     student: StudentKind | None = None,
     test: PathLike[str] | str | None = None,
     backbone: str | None = None,
@@ -44,6 +46,7 @@ def run(
         clusters: ask about so many clusters of images; where None and the method asks questions, as many as price,
             classes and number of public images advise (labeler.asking). Nothing about an image depends on being asked
             about: every image gets a label.
+        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
         student: which student labels all images; None for the usual one.
         test: a labelled public shard to score it on.
         backbone: for `images`, where that is a folder.
@@ -73,7 +76,7 @@ def run(
     try:
         if method in METHODS and not METHODS[method].asks_for_a_model:
             count = clusters if clusters is not None else _clusters(fields, shards, images, Path(out))
-            tables["queries"] = {"strategy": "clustered", "count": count} if count else {"strategy": "all"}
+            tables["queries"] = {"strategy": strategy, "count": count} if count else {"strategy": "all"}
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task")) from None

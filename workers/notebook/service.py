@@ -11,6 +11,7 @@ from typing import Any, Self
 from api.client import Client
 from api.schema import LabelsOf, Selection, TaskRequest
 from labeler.errors import JobNotCompleted
+from labeler.jobs import AskedStrategy
 from workers.notebook.job import Frame, framed
 from workers.notebook.student import TrainedStudent, load_student
 
@@ -50,6 +51,7 @@ class Service:
         images: str | Path | Sequence[Path],
         *,
         clusters: int | None = None,
+        strategy: AskedStrategy = "clustered",
         name: str = "",
         idempotency_key: str | None = None,
     ) -> str:
@@ -59,6 +61,7 @@ class Service:
             task_id: the task under whose price it runs.
             images: a folder, a zip, a Parquet file, or image files.
             clusters: ask about so many clusters of images; about every image when None.
+            strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
             name: for people.
             idempotency_key: give one to make a cell safe to run twice.
 
@@ -69,7 +72,7 @@ class Service:
             JobNotCompleted: the job ended otherwise; the message says how and why.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
-        selection = None if clusters is None else Selection(strategy="clustered", count=clusters)
+        selection = None if clusters is None else Selection(strategy=strategy, count=clusters)
         where = Path(images) if isinstance(images, str) else images
         job = self.client.submit(task_id, images=where, selection=selection, name=name, idempotency_key=idempotency_key)
         ended = self.client.wait(job.job_id)

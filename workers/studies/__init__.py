@@ -128,6 +128,12 @@ def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> lis
     return bench_winner_delay(full=full, progress=progress)
 
 
+def _strategies(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.strategies import bench_strategies
+
+    return bench_strategies(data=data, full=full, progress=progress)
+
+
 def _ball(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.ball import bench_ball
 
@@ -221,6 +227,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "thousand-agents": _thousand_agents,
     "rivals": _rivals,
     "ball": _ball,
+    "strategies": _strategies,
     "noise-by-talliers": _noise_by_talliers,
     "curves": _curves,
     "harder": _harder,

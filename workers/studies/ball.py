@@ -1,7 +1,7 @@
 """Ballots on a ball in AE-DPFL's federation: MNIST, 100 agents of 6 digits, agent level, and nobody trains a model.
 
 Records are edge features (fixed) along the leading axes of 3,000 public digits nobody labelled. Those digits' graph of
-nearest neighbours is cut into ten groups (spectral clustering); the questions are the groups' mean directions. Every
+nearest neighbours is cut into ten groups (strategy `spectral`); the questions are the groups' mean directions. Every
 record votes for its label at its nearest question, every agent draws its ballot onto a ball whose radius a plan
 proposes (`feature_store.students.ballot_radius`), and the noisy histogram is released: a round of `workers.simulated`,
 each agent's own noise and shares.
@@ -33,14 +33,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from sklearn.cluster import KMeans
-from sklearn.manifold import spectral_embedding
-from sklearn.neighbors import kneighbors_graph
 
 from feature_store.quantize import quantize
+from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, fit_student
 from feature_store.students.ballot_radius import propose_radius
-from feature_store.students.projection import fit_projection
 from feature_store.students.spreading import SpreadingLearner
 from labeler.batch import QueryBatch
 from labeler.planning import price
@@ -66,11 +63,6 @@ TUNING_SEEDS: Final = (1001, 1002)
 DRAWS: Final = 8
 """Of noise per seed; agents, public images and scored images are the seed's."""
 
-NEIGHBORS: Final = 10
-"""Edges of a public image in their graph."""
-
-MORE_AXES: Final = 2
-"""Eigenvectors of that graph beyond the number of groups: with none, two digits often fall into one group."""
 ACCURACY: Final = "accuracy on unseen images, %"
 READ: Final = "reverse-knn on a ball, groups read one to one"
 PRODUCT: Final = "reverse-knn on a ball, student spreading"
@@ -123,7 +115,7 @@ class World:
             return quantize(np.asarray(along(rows), dtype=np.float64))
 
         shown = grid(asker.inputs[known])
-        groups = natural_groups(shown, count=CLASSES, seed=seed)
+        groups = select_queries(shown, strategy="spectral", count=CLASSES, seed=seed).assignment
         questions = quantize(np.stack([shown[groups == group].mean(axis=0) for group in range(CLASSES)]))
         parts = mnist_partition(private.labels, agents=agents, records=records, seed=seed)
         places = np.full((agents, max(map(len, parts))), NOBODY, dtype=np.int32)
@@ -199,22 +191,6 @@ class World:
         shares = np.zeros((len(self.questions), CLASSES))
         np.add.at(shares, (self.nearest, self.groups), 1 / len(self.groups))
         return shares
-
-
-def natural_groups(public: NDArray[np.int16], *, count: int, seed: int) -> NDArray[np.int64]:
-    """Spectral clustering as Ng, Jordan, Weiss (2001) have it, with rows of unit length; of public images.
-
-    Args:
-        public: features.
-        count: groups.
-        seed: public.
-    """
-    rows = fit_projection(public, dimensions=4 * count, seed=seed)(public)
-    graph = kneighbors_graph(rows, NEIGHBORS, mode="connectivity")
-    at = spectral_embedding(graph.maximum(graph.T), n_components=count + MORE_AXES, drop_first=False, random_state=seed)
-    at /= np.linalg.norm(at, axis=1, keepdims=True)
-    groups: NDArray[np.int64] = KMeans(count, n_init=10, random_state=seed).fit_predict(at).astype(np.int64)
-    return groups
 
 
 def groups_posterior(noisy_votes: Floats, membership: Floats, task: Task) -> Floats:

@@ -36,7 +36,7 @@ from feature_store.students import Learners, NoisyAnswers, StudentKind, fit_stud
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
-from labeler.jobs import Strategy
+from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
@@ -80,6 +80,7 @@ class Setting:
         release: what is opened.
         colluding_agents: agents that may pool what they know.
         student: what learns from the answers.
+        strategy: how clusters are found.
     """
 
     method: Method
@@ -88,6 +89,7 @@ class Setting:
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
     student: StudentKind = "auto"
+    strategy: AskedStrategy = "clustered"
 
     @property
     def name(self) -> str:
@@ -205,7 +207,7 @@ class Arena:
             )
             for domain, shard in shards.items()
         }
-        self._questions: dict[tuple[str, int, int | None], QuerySet] = {}
+        self._questions: dict[tuple[str, int, int | None, AskedStrategy], QuerySet] = {}
         self._learners: dict[tuple[str, int], Learners] = {}
         self._sigmas: dict[tuple[Setting, int, float], float] = {}
 
@@ -260,10 +262,11 @@ class Arena:
         accuracies, tasks = [], []
         for split, draw in itertools.product(range(splits), range(draws)):
             public, test = self._split(server, split)
-            questions = self._ask(server, split, public, setting.count)
-            task = self.task(
-                server, setting, f"split {split}, draw {draw}", len(questions), epsilon=epsilon, sigma=sigma
-            )
+            questions = self._ask(server, split, public, setting)
+            run = f"split {split}, draw {draw}"
+            if setting.strategy != "clustered":
+                run += f", {setting.strategy}"  # Other questions are another task to agents.
+            task = self.task(server, setting, run, len(questions), epsilon=epsilon, sigma=sigma)
             release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda _: None)
             answers = NoisyAnswers.of(
                 task,
@@ -286,6 +289,11 @@ class Arena:
             tasks.append(task)
         return accuracies, tasks
 
+    def groups(self, server: str, split: int, setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each public image of a split, which question stands for it, and its true class."""
+        public, _ = self._split(server, split)
+        return self._ask(server, split, public, setting).assignment, np.asarray(self._shards[server].labels)[public]
+
     def _split(self, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         # By source name: rows of a shard are in random order, which differs from one cache to the next.
         shard = self._shards[server]
@@ -299,12 +307,12 @@ class Arena:
             self._learners[server, split] = Learners(public, num_classes=num_classes, seed=split)
         return self._learners[server, split]
 
-    def _ask(self, server: str, split: int, public: NDArray[np.int64], count: int | None) -> QuerySet:
-        key = (server, split, count)
+    def _ask(self, server: str, split: int, public: NDArray[np.int64], setting: Setting) -> QuerySet:
+        strategy: AskedStrategy = "all" if setting.count is None else setting.strategy
+        key = (server, split, setting.count, strategy)
         if key not in self._questions:
             features = np.ascontiguousarray(self._shards[server].features[public])
-            strategy: Strategy = "all" if count is None else "clustered"
-            self._questions[key] = select_queries(features, strategy=strategy, count=count, seed=split)
+            self._questions[key] = select_queries(features, strategy=strategy, count=setting.count, seed=split)
         return self._questions[key]
 
     def _others(self, server: str) -> list[Agent]:

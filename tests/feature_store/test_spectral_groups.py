@@ -1,0 +1,133 @@
+"""Groups along nearest neighbours: what bends stays whole, and no graph makes them fail or differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from feature_store import spectral_groups as module
+from feature_store.quantize import quantize
+from feature_store.query_selection import select_queries
+from feature_store.spectral_groups import spectral_groups
+from labeler.errors import InvalidSetting
+from labeler.jobs import MOST_SPECTRAL_GROUPS
+
+
+def bent(rng: np.random.Generator, images: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Two rings of directions, one inside the other: no plane parts them."""
+    truth = rng.integers(0, 2, images)
+    angle, length = rng.uniform(0, 2 * np.pi, images), np.where(truth == 0, 0.25, 1.0)
+    plane = length[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    rows = np.hstack([plane, np.ones((images, 1))]) + 0.02 * rng.standard_normal((images, 3))
+    return quantize(rows), truth
+
+
+def islands(rng: np.random.Generator, count: int, images: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    centres = 5 * np.eye(count, 40)
+    truth = np.arange(images) % count
+    return quantize(centres[truth] + 0.2 * rng.standard_normal((images, 40))), truth
+
+
+def share_alike(groups: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    table = np.zeros((int(groups.max()) + 1, int(truth.max()) + 1))
+    np.add.at(table, (groups, truth), 1)
+    return float(table.max(axis=1).sum() / len(truth))
+
+
+def unit(features: NDArray[np.int16]) -> NDArray[np.float64]:
+    rows = features.astype(np.float64)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def test_rings_that_no_plane_parts_are_parted(rng: np.random.Generator) -> None:
+    features, truth = bent(rng, 900)
+    mean = unit(features) - unit(features).mean(axis=0)
+    assert share_alike(spectral_groups(mean, 2, seed=0), truth) == 1.0
+    assert share_alike(select_queries(features, strategy="clustered", count=2).assignment, truth) < 0.9
+
+
+def test_islands_are_told_apart_whether_as_many_as_groups_or_more_or_fewer(rng: np.random.Generator) -> None:
+    features, truth = islands(rng, 6, 300)
+    same = select_queries(features, strategy="spectral", count=6)
+    assert share_alike(same.assignment, truth) == 1.0
+    assert same.coverage.empty_groups == 0
+    for fewer_or_more in (3, 9):
+        found = select_queries(features, strategy="spectral", count=fewer_or_more)
+        assert len(set(found.assignment.tolist())) == fewer_or_more
+        joined = [len(set(found.assignment[truth == island].tolist())) for island in range(6)]
+        assert max(joined) == 1 if fewer_or_more == 3 else sum(joined) == 9
+
+
+def test_small_and_large_pieces_have_the_eigenvectors_of_their_graph(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = np.zeros((90, 90))
+    for start, end in ((0, 40), (40, 70), (70, 90)):
+        for one in range(start, end):
+            for other in rng.choice(np.arange(start, end), 5, replace=False):
+                if one != other:
+                    graph[one, other] = graph[other, one] = 1
+            neighbour = start + (one + 1 - start) % (end - start)
+            graph[one, neighbour] = graph[neighbour, one] = 1
+    pieces = np.repeat([0, 1, 2], [40, 30, 20])
+    exact = module._leading_vectors(csr_matrix(graph), pieces, 5, seed=0)
+    monkeypatch.setattr(module, "_DENSE_IMAGES", 10)
+    lanczos = module._leading_vectors(csr_matrix(graph), pieces, 5, seed=0)
+    np.testing.assert_allclose(exact @ exact.T, lanczos @ lanczos.T, atol=1e-8)
+    degrees = graph.sum(axis=1)
+    whole, vectors = np.linalg.eigh(graph / np.sqrt(np.outer(degrees, degrees)))
+    rows = vectors[:, np.argsort(-whole)[:5]]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(exact @ exact.T, rows @ rows.T, atol=1e-8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 19])
+def test_copies_of_an_image_share_its_group_however_many_groups_are_asked_for(
+    rng: np.random.Generator, count: int
+) -> None:
+    features = np.repeat(quantize(rng.standard_normal((4, 8))), 5, axis=0)
+    queries = select_queries(features, strategy="spectral", count=count)
+    assert len(queries) == count
+    assert queries.features.any(axis=1).all()
+    assert all(len(set(queries.assignment[start : start + 5].tolist())) == 1 for start in range(0, 20, 5))
+
+
+def test_images_that_are_all_the_same_share_one_group() -> None:
+    features = np.tile(quantize(np.ones((1, 8))), (30, 1))
+    queries = select_queries(features, strategy="spectral", count=3)
+    assert queries.coverage.mean_similarity == pytest.approx(1.0)
+    assert queries.features.any(axis=1).all()
+
+
+@pytest.mark.parametrize("images", [2, 3, 5, 11, 12])
+def test_tiny_sets_are_grouped(rng: np.random.Generator, images: int) -> None:
+    features = quantize(rng.standard_normal((images, 8)))
+    for count in range(1, images + 1):
+        assert len(select_queries(features, strategy="spectral", count=count)) == count
+
+
+def test_more_groups_than_images_or_than_are_offered_are_refused(rng: np.random.Generator) -> None:
+    features = quantize(rng.standard_normal((MOST_SPECTRAL_GROUPS + 10, 8)))
+    with pytest.raises(InvalidSetting, match=f"{len(features)} public images"):
+        select_queries(features, strategy="spectral", count=len(features) + 1)
+    with pytest.raises(InvalidSetting, match=f"1 to {MOST_SPECTRAL_GROUPS} groups, found {MOST_SPECTRAL_GROUPS + 1}"):
+        select_queries(features, strategy="spectral", count=MOST_SPECTRAL_GROUPS + 1)
+
+
+def test_a_large_set_is_grouped_by_its_landmarks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, truth = bent(rng, 1500)
+    mean = unit(features) - unit(features).mean(axis=0)
+    monkeypatch.setattr(module, "MOST_LANDMARKS", 600)
+    first, again = (spectral_groups(mean, 2, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert len(first) == 1500
+    assert share_alike(first, truth) == 1.0
+
+
+def test_progress_tells_every_step_once(rng: np.random.Generator) -> None:
+    features, _ = islands(rng, 2, 60)
+    told: list[tuple[int, int]] = []
+    select_queries(features, strategy="spectral", count=2, progress=lambda _, done, total: told.append((done, total)))
+    assert told == [(done, 4) for done in range(5)]
