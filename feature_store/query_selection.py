@@ -220,7 +220,7 @@ def _along_neighbors(
     place[order] = np.arange(len(order))
     directions = _leading_directions(features[first[order]], 4 * count, seed)
     groups = spectral_groups(directions, count, seed=seed, progress=progress)
-    return cast(NDArray[np.int64], groups[place[copy_of.ravel()]])
+    return groups[place[copy_of.ravel()]]
 
 
 def _centres(features: NDArray[np.int16], assignment: NDArray[np.int64], count: int) -> NDArray[np.int16]:

@@ -95,7 +95,7 @@ def _groups(directions: Floats, count: int, seed: int, progress: Progress | None
         sizes = np.bincount(piece_of)
         means = np.zeros((pieces, directions.shape[1]))
         np.add.at(means, piece_of, directions)
-        groups = _k_means(means / sizes[:, None], count, seed, weights=sizes)[piece_of]
+        groups: NDArray[np.int64] = _k_means(means / sizes[:, None], count, seed, weights=sizes)[piece_of]
     else:
         rows = _leading_vectors(graph, piece_of, count + MORE_AXES, seed)
         told(3)

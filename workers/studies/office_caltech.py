@@ -289,7 +289,7 @@ class Arena:
             tasks.append(task)
         return accuracies, tasks
 
-    def groups(self, server: str, split: int, setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def groups(self, server: str, split: int, setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
         """Of each public image of a split, which question stands for it, and its true class."""
         public, _ = self._split(server, split)
         return self._ask(server, split, public, setting).assignment, np.asarray(self._shards[server].labels)[public]

@@ -24,6 +24,7 @@ from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from labeler.jobs import AskedStrategy
 from tests.api.conftest import House
 from workers.federation.redis_server import RedisServer
 
@@ -105,15 +106,17 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0) is None
 
 
+@pytest.mark.parametrize("strategy", ["clustered", "spectral"])
 def test_clusters_are_chosen_in_a_process_and_the_conductor_is_told(
-    house: House, prepare: Callable[..., Preparation]
+    house: House, prepare: Callable[..., Preparation], strategy: AskedStrategy
 ) -> None:
     told = threading.Event()
-    job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5, seed=3))
+    job = ask(prepare(lambda _: told.set()), house, submit(house, strategy=strategy, count=5, seed=3))
     assert told.wait(60)
     found = load_file(questions(house, job))
-    expected = select_queries(quantize(VECTORS), strategy="clustered", count=5, seed=3)
+    expected = select_queries(quantize(VECTORS), strategy=strategy, count=5, seed=3)
     assert np.array_equal(found["features"], expected.features)
+    assert np.array_equal(found["assignment"], expected.assignment)
     assert found["rows"].tolist() == [-1] * 5
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import labeler.batching
 from api.coordinator import submission
@@ -94,6 +95,7 @@ def test_the_deadline_is_the_requests_or_the_configured_one(house: House) -> Non
         ({"backbone_fingerprint": None}, 3, "feature vectors need backbone_fingerprint"),
         ({"backbone_fingerprint": "0" * 16}, 3, "similarities between two backbones mean nothing"),
         ({"selection": {"strategy": "random", "count": 4}}, 3, "selection.count is 4, and 3 images were sent"),
+        ({"selection": {"strategy": "spectral", "count": 4}}, 3, "selection.count is 4, and 3 images were sent"),
         ({"selection": {"strategy": "all", "count": 2}}, 3, "contradicts"),
         ({"query_ids": ["a"]}, 3, "query_ids go with feature vectors in the request"),
         ({"features": [[1.0, 2.0]]}, 3, "send one of the two"),
@@ -110,6 +112,20 @@ def test_what_does_not_fit_the_task_is_refused_and_leaves_nothing(
     assert house.files() == []
     assert house.ledger.head() == head
     assert house.jobs.list() == []
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"strategy": "spectral"}, "strategy 'spectral' needs count"),
+        ({"strategy": "spectral", "count": 501}, "at most 500 groups, found count 501"),
+    ],
+)
+def test_a_selection_that_no_images_could_be_given_is_refused_before_any_are_sent(
+    selection: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        JobRequest.model_validate({"task_id": "0" * 64, "selection": selection})
 
 
 def test_queries_of_a_task_run_out(house: House) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from api.coordinator.labels import read_names
 from feature_store.job_files.choosing import QuestionRequest, write_questions
-from feature_store.job_files.questions import UPLOAD
+from feature_store.job_files.questions import QUESTIONS, UPLOAD, read_stored_questions
 from feature_store.journal.jobs import JobRecord
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from labeler.jobs import AskedStrategy
 from labeler.randomness import seeded_source
 from workers.jobs.folder import open_job_folder
 from workers.jobs.preparation import LabellingJob, prepare
@@ -34,11 +36,14 @@ def images_seen_several_times(folder: Path) -> Shard:
     return Shard.open(folder)
 
 
-def test_the_service_and_run_name_a_cluster_after_the_same_image(make_shard: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["clustered", "spectral"])
+def test_the_service_and_run_ask_the_same_and_name_a_cluster_after_the_same_image(
+    make_shard: Any, tmp_path: Path, strategy: AskedStrategy
+) -> None:
     public = images_seen_several_times(tmp_path / "public")
     file = TaskFile(
         task=TaskTable(name="t", method="knn", k=3, sigma_votes=20.0, delta=1e-5),
-        queries=QueriesTable(strategy="clustered", count=3),
+        queries=QueriesTable(strategy=strategy, count=3),
     )
     agents = tuple(make_shard(f"a{number}", seed=number).path for number in range(2))
     with open_job_folder(tmp_path / "out") as folder:
@@ -53,10 +58,13 @@ def test_the_service_and_run_name_a_cluster_after_the_same_image(make_shard: Any
     column = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), 16)
     pq.write_table(pa.table({"name": list(public.sources), "feature": column}), job_folder / UPLOAD)
     request = QuestionRequest(
-        strategy="clustered", count=3, seed=file.queries.seed, fingerprint="backbone", source="features"
+        strategy=strategy, count=3, seed=file.queries.seed, fingerprint="backbone", source="features"
     )
     write_questions(job_folder, request)
+    stored = read_stored_questions(job_folder / QUESTIONS)
+    assert stored.features.tobytes() == prepared.queries.features.tobytes()
+    assert stored.assignment.tobytes() == prepared.queries.assignment.tobytes()
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    job = JobRecord("job", "0" * 64, "t", "completed", 36, 3, 0, "clustered", 3, 0, "features", now, now, now, "token")
+    job = JobRecord("job", "0" * 64, "t", "completed", 36, 3, 0, strategy, 3, 0, "features", now, now, now, "token")
     _, names = read_names(job_folder, job)
     assert names == found

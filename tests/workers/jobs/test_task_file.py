@@ -68,6 +68,8 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\nepsilon=1", "exactly one of sigma_votes"),
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=nan", "task.sigma_votes: Input should be a finite number"),
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n[queries]\nstrategy='random'", "needs count"),
+        (FOUR + "[queries]\nstrategy='spectral'", "strategy 'spectral' needs count"),
+        (FOUR + "[queries]\nstrategy='spectral'\ncount=501", "at most 500 groups, found count 501"),
         ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
         (FOUR + "[task.life]\nleast_similarity=0.5", "life only means something for method reverse-knn"),
         (

@@ -61,6 +61,22 @@ def test_every_public_image_has_a_label_and_most_are_right(job: labeler.Labelled
     assert "16 of 16 questions answered" in repr(job)
 
 
+def test_clusters_along_nearest_neighbours_label_every_image_too(job: labeler.LabelledJob, folders: Path) -> None:
+    sites, scans = [folders / f"{name}.shard" for name in ("site-a", "site-b")], folders / "scans.shard"
+    along = labeler.run(
+        sites, scans, folders / "along", epsilon=8.0, delta=1e-4, clusters=16, strategy="spectral", seed=3, quiet=True
+    )
+    table = along.labels("arrow")
+    right = [name.endswith(f"-{label}.png") for name, label in zip(*_columns(table), strict=True)]
+    assert len(right) == 120
+    assert np.mean(right) > 0.75
+    with open_run_journal(folders / "along" / ".job") as journal:
+        assert [(one.strategy, one.count) for one in journal.jobs.list()] == [("spectral", 16)]
+    assert [one["amount"] for one in charges_of(folders / "along")] == [
+        one["amount"] for one in charges_of(folders / "job")
+    ]
+
+
 def charges_of(folder: Path) -> list[dict[str, Any]]:
     with open_run_journal(folder / ".job") as journal:
         return journal.charges()
