@@ -31,12 +31,11 @@ from labeler.privacy_card import card_in_words, privacy_card
 from labeler.release import Release
 from labeler.task import parse_task
 
-# Before, one of two digests each: the order of the metadata differed from process to process. spectral came later.
+# Before, one of two digests each: the order of the metadata differed from process to process.
 CHOSEN = {
     ("all", None): "3d21112010a70c5d68e240f7a334f463aa25abf9058443b652ff82202c722d26",
     ("random", 7): "e57c14c0b9c36eb7ddf48e7fd4dd63d77f79de78ffec9036a3db50542e60e35e",
     ("clustered", 5): "74d095a864b06bb63ce1f4b649e1fba3b9578858f57af4ceca9f0a7e62acdb56",
-    ("spectral", 5): "fcd9695c4b29f3222932ba3ab0e20772e6790707777516f8a866d82d451b55c3",
     ("weights", None): "2e8f80dd55c771dd1910f5baf7c9cc8c03e3b64c11614c5b791a7011f10e470a",
 }
 VOTES = np.random.default_rng(6).normal(size=(9, 3))
