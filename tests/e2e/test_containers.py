@@ -112,7 +112,20 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     podman("rm", "--all", "--force", "--time", "5")
     podman("volume", "rm", "--all", "--force")
     if not kept:
-        podman("system", "reset", "--force", timeout_s=600)
+        _reset(podman)
+
+
+def _reset(podman: Podman, *, tries: int = 5) -> None:
+    """Remove the store; again where monitors of the last containers still write their events into what is removed."""
+    for left in reversed(range(tries)):
+        try:
+            podman("system", "reset", "--force", timeout_s=600)
+        except AssertionError:
+            if not left:
+                raise
+            time.sleep(2)
+        else:
+            return
 
 
 def _make_base(podman: Podman, folder: Path) -> None:
