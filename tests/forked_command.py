@@ -98,6 +98,16 @@ class ForkedCommand:
             raise subprocess.TimeoutExpired("labeler", timeout or 0.0)
         return self._process.exitcode
 
+    def end(self) -> None:
+        """End it in peace if it does so within a minute, and close what it prints."""
+        self.send_signal(signal.SIGTERM)
+        try:
+            self.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+        self.stdout.close()
+
 
 def run_forked(*arguments: object) -> tuple[int, str]:
     """Run a command to its end: its exit code, and what it said, on one line."""

@@ -267,8 +267,8 @@ DEFECTS = (
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
     Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
     Defect("tallier", "adds one share twice", ("the same answer",), _add_one_share_twice),
-    Defect("tallier", "draws its noise from what a restart forgets", ("the same answer",), _forget_the_noise, 6),
-    Defect("tallier", "adds no noise where it must", ("the same answer",), _add_no_noise, 6),
+    Defect("tallier", "draws its noise from what a restart forgets", ("the same answer",), _forget_the_noise, 34),
+    Defect("tallier", "adds no noise where it must", ("the same answer",), _add_no_noise, 34),
 )
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -227,20 +223,7 @@ def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: 
     until = float(int(max(time.time(), NOW.timestamp()))) + 86_400
     made = proposal(site, until=until)
     propose(site, made)
-    fault = tmp_path / "fault"
-    fault.write_text("agent.willing")
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(site.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
+    site.killed_at("agent.willing")
     assert site.relay.received("willing") == []
     running = site.run()
     assert willing(site, 1) == [Willing("job-1", until)]

@@ -106,6 +106,23 @@ class Site:
     def run(self) -> Any:
         return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: self.now, wait_s=5.0))
 
+    def killed_at(self, point: str) -> None:
+        """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
+        fault = self.home.parent / "fault"
+        fault.write_text(point)
+        code = (
+            "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
+            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+        )
+        died = subprocess.run(
+            [sys.executable, "-c", code, str(self.home)],
+            env=os.environ | {"LABELER_FAULTS": str(fault)},
+            cwd=Path(__file__).parents[2],
+            timeout=60,
+            check=False,
+        )
+        assert died.returncode == -signal.SIGKILL
+
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
         """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
         end = time.monotonic() + 20
@@ -801,20 +818,7 @@ def test_nothing_secret_is_logged(site: Site, caplog: pytest.LogCaptureFixture) 
 def test_killed_at_any_step_it_gives_the_same_answer_and_pays_once(site: Site, tmp_path: Path, point: str) -> None:
     ask = site.ask()
     site.send(ask)
-    fault = tmp_path / "fault"
-    fault.write_text(point)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(site.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
+    site.killed_at(point)
     before = len(site.relay.mail_of("tallier-0"))
     assert before == (1 if point == "agent.sent" else 0)
     running = site.run()

@@ -3,11 +3,7 @@ sentences, and in each of them what is sent again are the bytes that were sent f
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -257,20 +253,7 @@ def test_killed_before_anything_left_and_then_a_record_deleted_one_answer_leaves
 ) -> None:
     ask = site.ask()
     site.send(ask)
-    fault = tmp_path / "fault"
-    fault.write_text(point)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(site.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
+    site.killed_at(point)
     assert site.relay.mail_of("tallier-0") == []
     other = Shard.open(site.shard.path)
     other.delete(other.record_ids[:1])

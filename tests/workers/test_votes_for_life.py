@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,19 +199,7 @@ def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
 ) -> None:
     ask = site.ask_for_life()
     site.send(ask)
-    (fault := tmp_path / "fault").write_text(point)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(site.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
+    site.killed_at(point)
     is_stored = point in ("agent.stored", "agent.sent")
     price = vote_nano(ask.task)
     assert site.spends() == ([price] * RECORDS if is_stored else [])

@@ -63,13 +63,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         told = json.loads(line)
         yield Federation(told["url"], told["token"], Path(told["examples"]), folder / "home")
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        process.end()
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -55,17 +53,6 @@ class Service:
 StartService = Callable[..., Service]
 
 
-def stop(process: ForkedCommand) -> None:
-    """End a process that was started here, in peace if it does so within a minute."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
-
-
 @contextmanager
 def running(
     home: Path, *arguments: object, agents: int = 3, journal: str | None = None, more: str = ""
@@ -94,7 +81,7 @@ def running(
         told = json.loads(line)
         yield Service(told["url"], told["token"], home, faults, process)
     finally:
-        stop(process)
+        process.end()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import redis
 
 from api.client import Client
 from api.schema import JobView, TaskRequest, TaskView
-from tests.e2e.service.conftest import Service, stop
+from tests.e2e.service.conftest import Service
 from tests.forked_command import ForkedCommand
 from workers.agent.site import site_budget
 
@@ -114,4 +114,4 @@ def started(log: Path, *arguments: object) -> Iterator[ForkedCommand]:
     try:
         yield process
     finally:
-        stop(process)
+        process.end()

@@ -18,7 +18,7 @@ from api.client import Client
 from api.schema import JobView
 from labeler.batch import QueryBatch
 from labeler.errors import LabelerError
-from tests.e2e.service.conftest import Service, running, stop, wait_until
+from tests.e2e.service.conftest import Service, running, wait_until
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, posted, submit
 from tests.e2e.service.test_crash_matrix import Thief, expected_release
 from tests.e2e.service.test_postgresql import journal_of
@@ -51,7 +51,7 @@ def another(service: Service) -> Iterator[str]:
         assert line, log.read_text()
         yield json.loads(line)["url"]
     finally:
-        stop(process)
+        process.end()
 
 
 def leader(service: Service) -> tuple[str, int]:
