@@ -114,7 +114,9 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
     if request.ballot_radius != "auto":
         return request
     if public is None:
-        raise InvalidSetting("a radius is proposed from the public images: name their shard, or give a whole number")
+        raise InvalidSetting(
+            "a radius is proposed from the public images: name their shard (--queries-shard), or give a whole number"
+        )
     from feature_store.students.ballot_radius import propose_radius
 
     each = RECORDS_EACH if request.records is None else max(1, request.records // request.agents)
