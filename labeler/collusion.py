@@ -103,7 +103,7 @@ def holds_against(
             most and there is a bound.
     """
     if task.dishonest_talliers is not None:
-        return _of_talliers_noise(task.dishonest_talliers, two_talliers_epsilon)
+        return _of_talliers_noise(task, task.dishonest_talliers, two_talliers_epsilon)
     return _readers(task, participant_epsilon) + (
         ""
         if histogram_epsilon is None
@@ -112,14 +112,15 @@ def holds_against(
     )
 
 
-def _of_talliers_noise(dishonest: int, two_talliers_epsilon: float | None) -> str:
+def _of_talliers_noise(task: Task, dishonest: int, two_talliers_epsilon: float | None) -> str:
     many = "one of the three talliers" if dishonest == 1 else "two of the three talliers"
+    bare = "the votes" if task.traits.counts else f"every agent's {task.traits.sums}"
     worse = "there is no bound" if two_talliers_epsilon is None else f"epsilon is {say_epsilon(two_talliers_epsilon)}"
     return (
         f"Holds against whoever reads the release, together with all other participants and {many}, who add the noise: "
         "agents add none. "
         + (f"Should two talliers pool what they know, {worse} per private image; " if dishonest == 1 else "")
-        + f"{'should' if dishonest == 1 else 'Should'} all three, they read the votes."
+        + f"{'should' if dishonest == 1 else 'Should'} all three, they read {bare}."
     )
 
 

@@ -79,7 +79,7 @@ def hint(task: Task) -> str:
     Of talliers it counts on two honest ones, unless the task says otherwise. Nothing is said of winners, whose price
     moves with who adds the noise: `noise_choices` compares those.
     """
-    if task.release == "winner" or not task.traits.counts or task.talliers != TALLIERS or task.noise_by == "talliers":
+    if task.release == "winner" or task.traits.has_local_noise or task.talliers != TALLIERS or task.dishonest_talliers:
         return ""
     now, then = task.agents / task.noise_contributors, TALLIERS / (TALLIERS - 1)
     if now <= then:

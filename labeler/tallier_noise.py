@@ -21,6 +21,12 @@ its counterpart in no other, and is uniform given all else; then what H sends is
 sends (an offset of any size, chosen after seeing all there is) is a function of what it knows: post-processing of y,
 and so are sums that wrap around. QED
 
+**Models.** The proof uses of x that it is a sum of one integer vector per agent, fixed before anything is drawn, and
+of the price that it is the integer sum's for the distance such vectors move: nothing of counts. So the weights of
+blind-average, on their grid (`labeler.vector_sum`), go the same way at the same price. Not aux-distill: there an
+agent's noise is in its heads, and what it answers is a function of them that is not linear, so that no noise added to a
+sum of answers has the law of what it sends, nor covers what bare heads would tell.
+
 **Once.** A second draw over the same set would let two sums be averaged, and a sum over another set would differ from
 the first by single ballots. So a tallier sums a round over one set, for ever (`labeler.rounds.tallier`); its noise is
 a function of a key of the round, which is durable before the first share is, and of the contributors; and the sum is

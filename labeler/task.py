@@ -197,10 +197,11 @@ class Task(BaseModel):
                     f"talliers must be {TALLIERS} where they add the noise (dishonest_talliers): of two, of which one "
                     "may be dishonest, the other would add all of it. Use 3 talliers, or leave dishonest_talliers out"
                 )
-            if self.traits.has_local_noise or not self.traits.counts:
+            if self.traits.has_local_noise:
                 raise ValueError(
-                    f"dishonest_talliers must not be given for method {self.method}: talliers add noise to counts of "
-                    "votes; leave it out, so that the agents add it"
+                    f"dishonest_talliers must not be given for method {self.method}: its noise is in the model from "
+                    "which each agent answers, before there is anything to sum, and no noise on the sum stands in for "
+                    "it; leave it out, so that the agents add it"
                 )
             if self.agents - self.max_dropouts < 1 or self.colluding_agents > self.agents:
                 raise ValueError(

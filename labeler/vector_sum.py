@@ -28,6 +28,7 @@ from labeler.grid import MAX_GRID_SUM, MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRI
 from labeler.noise import DiscreteGaussian
 from labeler.randomness import ByteSource
 from labeler.setting import StatedLevel
+from labeler.tallier_noise import TALLIERS
 
 ROUNDING_MARGIN = 1e-9
 """Relative margin on every bound, for double precision."""
@@ -39,7 +40,9 @@ class VectorSum:
 
     Each of N agents holds x_i in R^D, |x_i| <= largest_norm. It contributes rint(S x_i) + n_i, where n_i is D
     independent draws of the discrete Gaussian of parameter S sigma / sqrt(h), h = N - colluding_agents - max_dropouts.
-    Opened is the sum over the contributors, divided by S.
+    Opened is the sum over the contributors, divided by S. With `dishonest_talliers` it contributes rint(S x_i) alone,
+    in secret shares, and each of three talliers adds such draws to its share of the sum, with
+    h = 3 - dishonest_talliers (`labeler.tallier_noise`): the same sum of integers with h unknown draws in it.
 
     Attributes:
         dimension: D, numbers per vector.
@@ -49,6 +52,7 @@ class VectorSum:
         agents: N.
         colluding_agents: how many may pool what they know.
         max_dropouts: how many may fail to contribute before nothing is opened.
+        dishonest_talliers: where the talliers add the noise, how many of the three may be dishonest; None: agents do.
 
     Raises:
         InvalidSetting: a number is out of bounds.
@@ -62,6 +66,7 @@ class VectorSum:
     agents: int
     colluding_agents: int = 0
     max_dropouts: int = 0
+    dishonest_talliers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("largest_norm", "sensitivity", "sigma"):
@@ -75,12 +80,16 @@ class VectorSum:
             )
         if self.dimension < 1 or self.agents < 1 or min(self.colluding_agents, self.max_dropouts) < 0:
             raise InvalidSetting("a sum of vectors has at least one coordinate and one agent, and no negative counts")
+        if self.dishonest_talliers is not None and self.quorum < 1:
+            raise InvalidSetting(f"{self.max_dropouts} dropouts of {self.agents} agents leave nobody who contributes")
         if self.noise_contributors < 1:
             raise InvalidSetting(
                 f"{self.agents} agents less {self.colluding_agents} colluding and {self.max_dropouts} dropouts leave "
                 "nobody whose noise is certainly unknown"
             )
-        largest = self.agents * (self.scale * self.largest_norm + 1 + DiscreteGaussian(self.share_sigma_grid).reach)
+        parties = self.agents if self.dishonest_talliers is None else TALLIERS
+        largest = self.agents * (self.scale * self.largest_norm + 1)
+        largest += parties * DiscreteGaussian(self.share_sigma_grid).reach
         if not MIN_SHARE_SIGMA_GRID <= self.share_sigma_grid <= MAX_SHARE_SIGMA_GRID or largest >= MAX_GRID_SUM:
             raise UnsafeGrid(
                 f"no grid serves vectors of norm {self.largest_norm:g} under noise of {self.sigma:g}: a noise share "
@@ -89,7 +98,9 @@ class VectorSum:
 
     @property
     def noise_contributors(self) -> int:
-        """h: contributors whose noise is certainly unknown to the adversary."""
+        """h: shares of noise that are certainly unknown to the adversary."""
+        if self.dishonest_talliers is not None:
+            return TALLIERS - self.dishonest_talliers
         return self.agents - self.colluding_agents - self.max_dropouts
 
     @property
@@ -105,7 +116,7 @@ class VectorSum:
 
     @property
     def share_sigma_grid(self) -> float:
-        """The parameter of one agent's noise share, grid units."""
+        """The parameter of one party's noise share, grid units."""
         return self.scale * self.sigma / math.sqrt(self.noise_contributors)
 
     def event(self, level: StatedLevel = "instance", *, records: int = 1) -> IntegerSum:
@@ -160,7 +171,12 @@ class VectorSum:
         return np.rint(values * self.scale).astype(np.int64)
 
     def contribution(self, vector: NDArray[np.floating], *, source: ByteSource) -> NDArray[np.int64]:
-        """The quantised vector plus this agent's noise share. Secret: one share alone protects too little."""
+        """The quantised vector plus this agent's noise share. Secret: one share alone protects too little.
+
+        Bare where the talliers add the noise: it must leave in secret shares alone.
+        """
+        if self.dishonest_talliers is not None:
+            return self.quantize(vector)
         return self.quantize(vector) + DiscreteGaussian(self.share_sigma_grid).sample(source, self.dimension)
 
     def open(self, total: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -93,10 +93,9 @@ def weight_sum(setting: Setting) -> VectorSum:
     """The one sum of the task, in units of the sensitivity s of one agent's weights.
 
     An agent's contribution is w / s, with s from `LinearTerms.sensitivity` or `MeanTerms.sensitivity`, where it is
-    proved. The sum is one
-    `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent. At agent level the vector of
-    norm at most R / s becomes zero; at person level at most m records leave one after the other, see
-    `labeler.methods.sensitivity`.
+    proved. The sum is one `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent or from
+    the talliers. At agent level the vector of norm at most R / s becomes zero; at person level at most m records leave
+    one after the other, see `labeler.methods.sensitivity`.
     """
     from labeler.vector_sum import VectorSum
 
@@ -109,6 +108,7 @@ def weight_sum(setting: Setting) -> VectorSum:
         agents=setting.agents,
         colluding_agents=setting.colluding_agents,
         max_dropouts=setting.max_dropouts,
+        dishonest_talliers=setting.dishonest_talliers,
     )
 
 

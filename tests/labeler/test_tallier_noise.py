@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from feature_store.quantize import quantize
+from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
 from labeler.collusion import resolve_colluding_agents
 from labeler.contribution import check_round, contribution, input_shares, on_grid
@@ -26,8 +28,10 @@ from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, Protocol
 from labeler.field import field_for
 from labeler.messages.rounds import round_fields, round_from
 from labeler.messages.shares import aggregate_from_bytes, aggregate_to_bytes
+from labeler.methods.blind_average import weight_sum
+from labeler.methods.sensitivity import integer_event
 from labeler.noise import DiscreteGaussian
-from labeler.noise_choice import noise_choices
+from labeler.noise_choice import hint, noise_choices
 from labeler.planning import price
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.release import open_histogram, open_winner
@@ -37,6 +41,9 @@ from labeler.tally import AggregateShare, Round, add_shares, round_of, round_wit
 from labeler.task import Task, parse_task
 from workers.studies.plain_tallier import Tallier, agree_on_contributors
 from workers.studies.winner_reference import reference_winners
+from workers.voting.blind_average import weight_ballots
+from workers.voting.model_store import InMemoryModels
+from workers.voting.records import Records
 
 KEYS = tuple(bytes([number]) * 32 for number in range(3))
 
@@ -112,8 +119,8 @@ def test_a_task_without_it_is_written_and_hashed_as_before() -> None:
         ({"max_dropouts": 3}, "at least one agent must contribute"),
         ({"colluding_agents": 4}, "no more can collude than there are"),
         (
-            {"method": "blind-average", "k": 1, "training": {"min_records": 100, "regularisation": 0.1}},
-            "talliers add noise to counts of votes",
+            {"method": "aux-distill", "k": 1, "training": {"min_records": 100, "regularisation": 0.1, "dimension": 2}},
+            "its noise is in the model from which each agent answers",
         ),
     ],
 )
@@ -443,3 +450,95 @@ def test_where_no_way_is_allowed_it_says_why() -> None:
         noise_choices(fields(colluding_agents=3, talliers=2), 1)
     with pytest.raises(InvalidSetting):
         DiscreteGaussian(0.1)
+
+
+# Models: the same sum of vectors of integers.
+
+MODEL = {"method": "blind-average", "k": 1, "max_queries": 5, "sigma_votes": 2.0}
+LEARNERS: tuple[dict[str, Any], ...] = (
+    {"min_records": 20, "regularisation": 0.1},
+    {"min_records": 20, "max_records": 40, "regularisation": 0.3, "learner": "svm", "radius": 0.7, "iterations": 9},
+    {"learner": "means", "axes": 4},
+)
+
+
+@pytest.mark.parametrize("training", LEARNERS)
+@pytest.mark.parametrize("dishonest", [1, 2])
+def test_a_model_costs_under_the_talliers_noise_what_it_costs_under_as_many_unknown_agents(
+    training: dict[str, Any], dishonest: int
+) -> None:
+    task = task_of(**MODEL, training=training, dishonest_talliers=dishonest, agents=40, max_dropouts=7)
+    as_many = parse_task(fields(**MODEL, training=training, agents=3, colluding_agents=dishonest))
+    for level in ("instance", "agent"):
+        mine, other = (integer_event(one, level, 5) for one in (task, as_many))
+        assert mine == other
+        assert mine is not None
+        assert mine.noise_contributors == 3 - dishonest
+        assert mine.share_sigma_grid == task.share_sigma_grid == task.tallier_sigma_grid
+    assert weight_sum(task).scale == task.scale
+    assert task.total_sigma_votes == pytest.approx(2.0 * math.sqrt(3 / (3 - dishonest)))
+    assert price(task).instance.participant_epsilon == price(task).instance.epsilon
+    assert "they read every agent's weights" in price(task).holds_against
+    assert "votes" not in price(task).holds_against
+
+
+@settings(max_examples=30, deadline=None)  # the sampler's table of each new parameter takes a while
+@given(
+    agents=st.integers(1, 200), sigma=st.sampled_from([0.05, 2.0, 500.0]), dishonest=st.sampled_from([1, 2]),
+    training=st.sampled_from(LEARNERS), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_bare_models_of_any_length_that_is_allowed_are_opened_under_the_talliers_three_draws(
+    agents: int, sigma: float, dishonest: int, training: dict[str, Any], seed: int
+) -> None:
+    changes = {"agents": agents, "colluding_agents": 0, "sigma_votes": sigma, "dishonest_talliers": dishonest}
+    try:
+        task = task_of(**MODEL | changes, training=training)
+        spec = weight_sum(task)
+    except UnsafeGrid:
+        assert sigma < 1, "noise far below what one record moves"
+        return
+    rng, names = np.random.default_rng(seed), [f"agent-{number}" for number in range(min(agents, 3))]
+    vectors = [rng.normal(size=spec.dimension) for _ in names]
+    models = {
+        name: spec.quantize(one * spec.largest_norm / np.linalg.norm(one)).reshape(5, 3)
+        for name, one in zip(names, vectors, strict=True)
+    }
+    for own in models.values():
+        assert np.array_equal(contribution(own, task, source=os_source()), own), "nothing but shares hides it"
+    if agents > 3:
+        return
+    drawn = sum((noise_of(task, number, 5, set(models)) for number in range(3)), np.zeros((5, 3), np.int64))
+    opened = open_histogram(sums_of(task, models, seed=seed), task).noisy_votes
+    assert opened is not None
+    assert np.array_equal(np.rint(opened * task.scale), sum(models.values(), drawn))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), training=st.sampled_from(LEARNERS), dishonest=st.sampled_from([1, 2]))
+def test_one_record_moves_a_bare_model_by_no_more_than_the_talliers_noise_is_charged_for(
+    seed: int, training: dict[str, Any], dishonest: int
+) -> None:
+    """Neighbouring records, trained by the product, as they reach the talliers: bare, on the grid."""
+    task = task_of(**MODEL, training=training, dishonest_talliers=dishonest)
+    rng = np.random.default_rng(seed)
+    features = quantize(rng.normal(size=(25, 4)))
+    ids, labels = np.arange(25, dtype=np.uint64), rng.integers(0, 3, 25).astype(np.int16)
+    batch = QueryBatch(model_rows(4))
+    found = []
+    for kept in (slice(None), slice(0, 24)):
+        records = Records(features[kept], ids[kept], labels[kept], f"{kept}")
+        found.append(contribution(weight_ballots(task, batch, records, InMemoryModels()), task, source=os_source()))
+    event = integer_event(task, "instance", 5)
+    assert event is not None
+    assert 0 < int(np.square(found[0] - found[1]).sum()) <= event.squared_sensitivity
+    assert np.abs(found[0] - found[1]).max() <= event.largest_change
+
+
+def test_who_plans_a_model_is_told_which_noise_costs_less() -> None:
+    training = {"min_records": 100, "regularisation": 0.1}
+    asked = fields(**MODEL, training=training)
+    assert [choice.by for choice in noise_choices(asked, 1)] == ["talliers", "agents"]
+    assert [choice.by for choice in noise_choices(asked | {"colluding_agents": 1}, 1)] == ["agents", "talliers"]
+    assert "dishonest_talliers = 1" in hint(parse_task(asked))
+    with_heads = fields(method="aux-distill", k=1, training=training | {"dimension": 2})
+    assert hint(parse_task(with_heads)) == ""

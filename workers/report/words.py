@@ -148,15 +148,16 @@ def _noise_of_talliers(task: Task, unit: str) -> tuple[str, ...]:
         if task.max_dropouts
         else "No agent may fail to answer: if one is missing, nothing is opened."
     )
-    share = task.sigma_votes / math.sqrt(task.noise_contributors)
+    share, votes = task.sigma_votes / math.sqrt(task.noise_contributors), " votes" * task.traits.counts
     return (
         f"The three talliers hide the sum under noise, each with a standard deviation of {say_number(share)} {unit}; "
-        f"agents add none. The price counts on {say_number(task.sigma_votes)} votes of noise that nobody can subtract.",
+        f"agents add none. The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can "
+        "subtract.",
         f"However many agents collude, they know none of it. {'One' if dishonest == 1 else 'Two'} of the three "
         "talliers may pool what they know with whoever attacks; noise that an attacker knows does not count.",
         missing,
         "That caution is paid for in accuracy, not in epsilon: a sum carries "
-        f"{say_number(task.total_sigma_votes)} votes of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
+        f"{say_number(task.total_sigma_votes)}{votes} of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
         "what is counted on.",
     )
 

@@ -173,10 +173,10 @@ def _rivals(data: Path | None, full: bool, progress: ProgressCallback) -> list[B
     return bench_rivals(data=data, full=full, progress=progress)
 
 
-def _noise_by_talliers(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+def _noise_by_talliers(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from workers.studies.tallier_noise import bench_tallier_noise
 
-    return bench_tallier_noise(full=full, progress=progress)
+    return bench_tallier_noise(data=data, full=full, progress=progress)
 
 
 def _curves(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:

@@ -198,11 +198,23 @@ def do(one: LabellingJob, opened: dict[str, Any]) -> list[Release]:
         return [done.release for done in label(prepared, folder) if done.release is not None]
 
 
+MODEL = {
+    "method": "blind-average", "k": 1, "training": {"min_records": 20, "regularisation": 0.1}, "dishonest_talliers": 1,
+}  # fmt: skip
+"""One round, whatever is asked."""
+
+
 @pytest.mark.parametrize(
-    "noise", [{}, pytest.param({"dishonest_talliers": 1}, marks=pytest.mark.long)], ids=["agents", "talliers"]
+    ("noise", "rounds"),
+    [
+        ({}, 2),
+        pytest.param({"dishonest_talliers": 1}, 2, marks=pytest.mark.long),
+        pytest.param(MODEL, 1, marks=pytest.mark.long),
+    ],
+    ids=["agents", "talliers", "a model"],
 )
 def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charged_once(
-    job: Callable[..., LabellingJob], noise: dict[str, Any]
+    job: Callable[..., LabellingJob], noise: dict[str, Any], rounds: int
 ) -> None:
     for stop_at in itertools.count(1):
         one, moments, opened = job(f"job-{stop_at}", **noise), itertools.count(1), {}
@@ -218,16 +230,16 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
         except Stopped:
             is_over = False
         releases = do(one, opened)
-        assert len(releases) == len(opened) == 2
+        assert len(releases) == len(opened) == rounds
         for release, votes in zip(releases, opened.values(), strict=True):
             assert np.array_equal(release.noisy_votes, votes)
         with open_run_journal(one.out / ".job") as journal:
             charges = [entry["id"] for entry in journal.charges() if entry["level"] == "instance"]
-        assert len(charges) == len(set(charges)) == 2
+        assert len(charges) == len(set(charges)) == rounds
         assert not {"keys", "answers", "secrets"} & {path.name for path in (one.out / ".job").iterdir()}
         if is_over:
             break
-    assert stop_at > 25, "there are more moments than that between two effects of a job"
+    assert stop_at > 12 * rounds, "there are more moments than that between two effects of a job"
 
 
 def test_winners_under_the_talliers_noise_are_the_same_computed_securely_and_in_clear(

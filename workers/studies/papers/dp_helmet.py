@@ -214,7 +214,7 @@ def _cell(root: Path, setting: Setting, epsilons: Sequence[float], seeds: Sequen
         exact: list[float] = []
         noisy: list[list[float]] = [[] for _ in plans]
         for seed in seeds:
-            world = _world(root, seed, setting.users * setting.records)
+            world = cifar10_world(root, seed, setting.users * setting.records)
             features, labels = world.deal(setting)
             models = train_users(features, labels, terms=setting.terms, progress=progress)
             exact.append(world.accuracy(models.mean(axis=0), setting.terms))
@@ -303,7 +303,7 @@ def _speed(root: Path, *, full: bool) -> Cell:
         rows = []
         for learner, terms in TERMS.items():
             setting = Setting(f"DP-Helmet {'SVM' if learner == 'svm' else learner}", terms, users=users)
-            features, labels = _world(root, SEEDS[0], users * RECORDS).deal(setting)
+            features, labels = cifar10_world(root, SEEDS[0], users * RECORDS).deal(setting)
             started = time.perf_counter()
             train_users(features, labels, terms=terms)
             together = time.perf_counter() - started
@@ -332,7 +332,8 @@ def _features(root: Path) -> DataSet:
 
 
 @lru_cache(maxsize=len(SEEDS))
-def _world(root: Path, seed: int, records: int) -> World:
+def cifar10_world(root: Path, seed: int, records: int) -> World:
+    """So many training images and the test images of a seed, after the map of its public images."""
     data, rng = _features(root), np.random.default_rng(seed)
     order, shown = rng.permutation(len(data.train))[:records], rng.permutation(len(data.test))
     along = public_map(data.test.inputs[shown[:PUBLIC]])

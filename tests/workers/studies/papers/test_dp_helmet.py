@@ -21,9 +21,9 @@ from workers.studies.rows import BenchRow
 
 @pytest.fixture
 def fresh_worlds() -> Iterator[None]:
-    dp_helmet._world.cache_clear()
+    dp_helmet.cifar10_world.cache_clear()
     yield
-    dp_helmet._world.cache_clear()
+    dp_helmet.cifar10_world.cache_clear()
 
 
 def _blobs(rng: np.random.Generator) -> DataSet:
