@@ -4,7 +4,10 @@ events      what happened, as frozen values whose docstrings define the mechanis
 gaussian    the exact trade-off between epsilon and delta of Gaussian noise
 integer     a proven bound for the integer noise that really runs; what a price reports
 lifetime    votes for life: a spend per record, and one promise for everything that is ever asked
+pair        what is charged where no Gaussian fits: mu^2 and a mass outside it
+winner      what winners alone reveal
+sampled     rounds in which everybody takes part at random (losses: their profile, by certified convolution)
 renyi       the papers' conversion and a better one, shown beside the exact value
 
-What rounds with hidden sampling and federated f-DP cost is in `workers.studies.accounting`: no task has such rounds.
+What federated f-DP costs is in `workers.studies.accounting`: no task has such rounds.
 """

@@ -25,7 +25,7 @@ SMOOTHING_VARIANCE = 3
 """Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on passing to integer noise."""
 
 SPILL = 1e-28
-"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.winner`)."""
+"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.pair`)."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ class IntegerSum:
 
     only_plain: ClassVar[bool] = False
     """Whether only the plain bound on the sampler's error holds (`labeler.accounting.integer`, step 3)."""
+
+    spills: ClassVar[bool] = False
+    """Whether up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.pair`)."""
 
     squared_sensitivity: Fraction | int
     largest_change: int

@@ -53,6 +53,8 @@ SPILL mu^2 outside it, which is taken off delta. c is counted twice and with the
 two classes is read from a difference of twice as many. Only the plain bound of step 3 holds for them: the bulk's draws
 shares from their law given the sums.
 
+**Sampled sums** (`labeler.accounting.sampled`) have such a mass outside their Gaussian, too, and the plain bound only.
+
 **Step 4, rounding.** Epsilon is enlarged by one part in a million, which is more than every
 floating-point error on the way (below 1e-10, measured against 50 digits).
 """
@@ -152,7 +154,7 @@ def _exact_shares(event: IntegerSum, delta: float) -> float:
     error = times * event.coordinates * (sum_of_shares_error(event.share_sigma_grid, shares) + smoothing_error())
     mu_squared = event.charge_nano / NANO
     left = delta * math.exp(-error) if error < 700 else 0.0
-    if not event.opens_sums:
+    if event.spills:
         left -= SPILL * mu_squared
     if left <= 0:
         return math.inf

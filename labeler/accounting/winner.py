@@ -49,11 +49,9 @@ B, which lie between ordered pairs of crossings. Tangents cost an error of secon
 
 **A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
-every epsilon >= 0: up to mass delta_0 the answers are then no easier to tell apart than N(0, 1) and N(mu', 1), and both
-numbers add under composition. More than `BLOCK` queries are priced as so many blocks. mu' hardly depends on delta_0
-(500 queries at 1e-12 or 1e-40: 0.644 or 0.650 of the sums' mu^2), so it is chosen where nobody has to add it up: at
-most `SPILL` = 1e-28 for every unit of mu'^2. A ledger of mu^2 then bounds it, too, and every epsilon that is stated
-for a sum of charges leaves room for it (`labeler.budget`, `labeler.accounting.integer`).
+every epsilon >= 0: a `labeler.accounting.pair.Pair`, both numbers of which add up. More than `BLOCK` queries are priced
+as so many blocks. mu' hardly depends on delta_0 (500 queries at 1e-12 or 1e-40: 0.644 or 0.650 of the sums' mu^2), so
+it is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
 
 The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
 et al. (2024); the certificate by tangents is this project's.
@@ -74,10 +72,10 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labeler.accounting.events import NANO, SMOOTHING_VARIANCE, SPILL, IntegerSum
-from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta
+from labeler.accounting.events import SMOOTHING_VARIANCE, SPILL, IntegerSum
+from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
+from labeler.accounting.pair import OF_FORMULA, Floats, Pair, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]
@@ -91,34 +89,15 @@ SWAP: Final[Change] = "swap"
 BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
 """So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
 
-Floats = NDArray[np.float64]
-
 # Distance of grid points and thresholds, in units of mu and of one: each error is of second order.
 _STEP = {ONE_BIT: 0.12, SWAP: 0.16}
 _WIDTH = {ONE_BIT: 0.1, SWAP: 0.16}
 _GROWTH = {ONE_BIT: 0.3, SWAP: 0.8}
 _REACH = 14.0  # thresholds in units of one, beyond which the last tangent is horizontal: 1e-44 of the mass
 _ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few sums of positive terms lose
-_OF_FORMULA = 1e-9  # relative: a hundred times the error of `labeler.accounting.gaussian`
 _MANY_BLOCKS = 64
 _MOST_MU_SQUARED = 100  # epsilons beyond 50 are not looked at closely: the sums' price holds
 _LEAST_MASS = 1e-32  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
-
-
-@dataclass(frozen=True)
-class WinnerPair:
-    """What a release of winners is charged as.
-
-    For every epsilon >= 0 it is (epsilon, delta_mu(epsilon) + delta_0)-DP with mu^2 = `mu_squared`.
-
-    Attributes:
-        mu_squared: of the Gaussian part, rounded up to whole nano-units.
-        delta_0: the rest, at most `SPILL` times mu_squared. Both add up under adaptive composition, with any Gaussian
-            charge too.
-    """
-
-    mu_squared: Fraction
-    delta_0: float
 
 
 @dataclass(frozen=True)
@@ -145,7 +124,7 @@ class Profile:
             raise InvalidSetting(f"epsilon must be at least 0, found {epsilon}")
         capped = min(epsilon, float(self.epsilons[-1]))
         chord = float(np.interp(math.exp(capped), np.exp(self.epsilons), self.deltas))
-        return min(chord, delta_of_epsilon(epsilon, self.mu) * (1 + _OF_FORMULA)) if epsilon < math.inf else chord
+        return min(chord, delta_of_epsilon(epsilon, self.mu) * (1 + OF_FORMULA)) if epsilon < math.inf else chord
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon the profile proves for delta.
@@ -155,7 +134,7 @@ class Profile:
         """
         if not 0 < delta < 1:
             raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
-        of_sums = epsilon_of_delta(delta / (1 + _OF_FORMULA), self.mu)
+        of_sums = epsilon_of_delta(delta / (1 + OF_FORMULA), self.mu)
         above = int(np.count_nonzero(self.deltas > delta))
         if above == 0:
             return 0.0
@@ -179,6 +158,7 @@ class IntegerWinner(IntegerSum):
     """
 
     opens_sums: ClassVar[bool] = False
+    spills: ClassVar[bool] = True
 
     change: Change
     queries: int
@@ -209,7 +189,7 @@ class IntegerWinner(IntegerSum):
 
 
 @lru_cache(maxsize=4096)
-def winner_pair(change: Change, mu: float, queries: int) -> WinnerPair:
+def winner_pair(change: Change, mu: float, queries: int) -> Pair:
     """What so many winners are charged as; below the sums' own mu^2, or equal to it where nothing can be saved.
 
     Args:
@@ -226,7 +206,7 @@ def winner_pair(change: Change, mu: float, queries: int) -> WinnerPair:
     if rest and whole >= _MANY_BLOCKS:
         whole, rest = whole + 1, 0  # a little more, for not looking at every number of queries there is
     parts = [_gaussian_part(change, mu, many, times) for times, many in ((whole, size), (1, rest)) if times and many]
-    return WinnerPair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
+    return Pair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
 
 
 def winner_profile(change: Change, mu: float, queries: int) -> Profile:
@@ -259,32 +239,22 @@ def _check(change: Change, mu: float, queries: int) -> None:
         raise InvalidSetting(f"no winner is known to change by {change!r}")
 
 
-def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> WinnerPair:
+def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
     """The least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for so many equal blocks.
 
     delta_0 is `SPILL` times a third of mu^2 Q, and mu'^2 no less than that third (it is about two thirds for one bit,
-    four fifths for a swap), so that delta_0 <= SPILL mu'^2. Between grid points W is at most its chord and delta_mu' at
-    least its value at the right, so chords are cut into eight and each piece's left end is compared with its right.
-    Beyond the grid's end W must be within delta_0.
+    four fifths for a swap), so that delta_0 <= SPILL mu'^2.
     """
     whole = Fraction(mu) ** 2 * queries
-    delta_0 = SPILL * float(whole) / 3
-    if whole > _MOST_MU_SQUARED:
-        return WinnerPair(Fraction(times * math.ceil(whole * NANO), NANO), 0.0)
-    profile = winner_profile(change, mu, queries)
-    found = whole
-    if profile.deltas[-1] <= delta_0:
-        points = np.arange(len(profile.epsilons))
-        epsilons = np.interp(np.linspace(0, points[-1], 8 * points[-1] + 1), points, profile.epsilons)
-        left = np.interp(np.exp(epsilons), np.exp(profile.epsilons), profile.deltas)[:-1] - delta_0
-        right, left = epsilons[1:][left > 0], left[left > 0] * (1 + _OF_FORMULA)
-        low, high = math.sqrt(whole / 3), math.sqrt(whole)
-        while high - low > 1e-7 * high:
-            middle = (low + high) / 2
-            is_enough = bool(np.all(deltas_of_epsilons(right, middle) >= left))
-            low, high = (low, middle) if is_enough else (middle, high)
-        found = min(whole, Fraction(high) ** 2 * (1 + Fraction(1, 10**6)))
-    return WinnerPair(Fraction(times * math.ceil(found * NANO), NANO), times * delta_0 if found < whole else 0.0)
+    if whole <= _MOST_MU_SQUARED:
+        delta_0 = SPILL * float(whole) / 3
+        profile = winner_profile(change, mu, queries)
+        found = least_gaussian(
+            profile.epsilons, profile.deltas, delta_0, math.sqrt(whole / 3), math.nextafter(math.sqrt(whole), math.inf)
+        )
+        if found is not None and (part := Fraction(found) ** 2 * (1 + Fraction(1, 10**6))) < whole:
+            return Pair(times * in_nano_units(part), times * delta_0)
+    return Pair(times * in_nano_units(whole), 0.0)
 
 
 def _thresholds(change: Change, mu: float) -> Floats:

@@ -17,13 +17,13 @@ from scipy.stats import binom
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.pair import Pair
 from labeler.accounting.winner import (
     BLOCK,
     ONE_BIT,
     SWAP,
     Change,
     IntegerWinner,
-    WinnerPair,
     _outcomes,
     winner_pair,
     winner_profile,
@@ -33,7 +33,7 @@ from labeler.errors import InvalidSetting
 Floats = NDArray[np.float64]
 
 
-def _epsilon(pair: WinnerPair, delta: float) -> float:
+def _epsilon(pair: Pair, delta: float) -> float:
     return epsilon_of_delta(delta - pair.delta_0, math.sqrt(pair.mu_squared))
 
 
@@ -220,7 +220,7 @@ def test_the_pair_is_above_the_profile_everywhere_and_never_above_the_sums(
 def test_many_queries_are_the_sum_of_blocks() -> None:
     mu, size = 0.01, BLOCK[ONE_BIT]
     one, three, rest, many = (winner_pair(ONE_BIT, mu, n) for n in (size, 3 * size, 3 * size + 1, 200 * size + 1))
-    assert three == WinnerPair(3 * one.mu_squared, pytest.approx(3 * one.delta_0))
+    assert three == Pair(3 * one.mu_squared, pytest.approx(3 * one.delta_0))
     assert three.mu_squared < rest.mu_squared <= three.mu_squared + 2 * Fraction(mu) ** 2
     assert many.mu_squared == 201 * one.mu_squared
     assert float(one.mu_squared) < 0.66 * mu * mu * size
