@@ -22,10 +22,10 @@ x = -14 or 14 + mu, below 1e-43, counts as infinite.
 where the tilted law lies: T-fold weights are the result times M^T e^(-theta k h). On a ring of N cells what is further
 away comes back and adds up: too large again. Errors: a transform's is at most eta = 16 u log2 N in the norm of L2
 relative to its input (Higham 2002, theorem 24.2, says below 7 u log2 N for radix 2), a power adds 3 u T, and values of
-the spectrum are at most 1, so every weight of the result is within 2 (T + 1) (eta + 3 u) ||w||_2 of the exact one: twice
-that is added. This is repeated for tilts a few standard deviations apart, up to where the Chernoff bound M^T e^(-theta l)
-falls below what is asked for; each gives an upper bound of every weight, and the smallest counts. What lies further
-right, at most that bound, is infinite.
+the spectrum are at most 1, so every weight of the result is within 2 (T + 1) (eta + 3 u) ||w||_2 of the exact one;
+twice that is added. This is repeated for tilts a few standard deviations apart, up to where the Chernoff bound
+M^T e^(-theta l) falls below what is asked for; each gives an upper bound of every weight, and the smallest counts.
+What lies further right, at most that bound, is infinite.
 
 References:
     Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the dots. PoPETs.
