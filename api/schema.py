@@ -96,9 +96,17 @@ class LifeRequest(Request):
 
     least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
     budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
-    """Nano-units of mu^2; all that the federation has set aside, when absent."""
+    """Nano-units of mu^2; all that the federation has set aside, when neither this nor `epsilon` is given."""
+    epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    """The same as what all votes of an image may ever cost, at the task's delta; in place of `budget_nano`."""
     asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=32_000)] | None = None
     """Only images of these classes vote, and pay for it; of all, when absent."""
+
+    @model_validator(mode="after")
+    def _said_once(self) -> LifeRequest:
+        if self.epsilon is not None and self.budget_nano is not None:
+            raise ValueError("give budget_nano or epsilon, not both: both say what an image may ever spend")
+        return self
 
 
 class LifeView(View):

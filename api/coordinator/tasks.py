@@ -17,8 +17,9 @@ from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import check_round_fits
-from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
 from labeler.collusion import resolve_colluding_agents
+from labeler.epsilon_words import say_epsilon
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.methods import METHODS
 from labeler.solving import solve_sigma
@@ -86,7 +87,7 @@ def describe_task(
         ),
     }
     if request.life is not None:
-        fields["life"] = _life(request.life, config)
+        fields["life"] = _life(request.life, config, request.delta)
     if METHODS[request.method].records_choose and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     if request.epsilon is not None:
@@ -121,11 +122,12 @@ def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[st
     )
 
 
-def _life(request: LifeRequest, config: CoordinatorConfig) -> dict[str, Any]:
+def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict[str, Any]:
     """What an image may spend: no more than was set aside in every account that such a task is charged to.
 
     Raises:
         InvalidTask: nothing was, or less.
+        InvalidSetting: the epsilon buys less than votes for life need, or more than they are proved for.
     """
     aside = [caps.life_nano(config.delta) for caps in (config.federation, config.agents)]
     most = min((0 if nano is None else nano for nano in aside), default=0)
@@ -135,9 +137,21 @@ def _life(request: LifeRequest, config: CoordinatorConfig) -> dict[str, Any]:
             "[federation] and [agents] of coordinator.toml, and each site with life_epsilon in its policy"
         )
     budget = most if request.budget_nano is None else request.budget_nano
+    if request.epsilon is not None:
+        # Loaded where it is wanted: few federations cast votes for life.
+        from labeler.accounting.lifetime import set_aside_nano
+
+        # As what is set aside is found from an epsilon, so that equal ones are equal.
+        budget = set_aside_nano(budget_for(request.epsilon, delta))
     if budget > most:
+        if request.epsilon is not None:
+            raise InvalidTask(
+                f"life.epsilon: {request.epsilon:g} for the life of an image, and the federation has set aside epsilon "
+                f"{say_epsilon(epsilon_spent(most, delta))} (at delta {delta:g}; {most} nano-units of mu^2); ask for "
+                "less, or leave it out for all of it"
+            )
         raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, and the federation has set {most} aside")
-    return request.model_dump() | {"budget_nano": budget}
+    return request.model_dump(exclude={"epsilon"}) | {"budget_nano": budget}
 
 
 def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord]:

@@ -95,6 +95,14 @@ def vote_nano(task: Setting) -> int:
     return _vote(task).charge_nano
 
 
+def job_nano(task: Setting) -> int:
+    """The most that one job of a task can take of any record's B: k votes, or as many as there are queries.
+
+    Public: it follows from the task alone. A job is one round (`MethodTraits.asked_at_once`).
+    """
+    return min(task.k, task.max_queries) * vote_nano(task)
+
+
 def life_of(task: Setting) -> Life:
     """The terms of a task of votes for life.
 

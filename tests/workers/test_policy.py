@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from feature_store.keys import PartyKeys
 from feature_store.quantize import quantize
+from labeler.accounting.lifetime import job_nano, vote_nano
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.epsilon_words import say_epsilon
@@ -102,7 +104,7 @@ def test_every_field_is_documented_and_every_documented_field_exists(name: str) 
     assert set(re.findall(r"^\| `(\w+)`", rows, flags=re.M)) == set(TABLES[name].model_fields)
     # Without a bound for a person, or votes for life, a policy says what it said before there could be any.
     optional = {field for field, info in TABLES[name].model_fields.items() if not info.is_required()}
-    assert optional <= {"person_epsilon", "life_epsilon", "max_noise_talliers"}
+    assert optional <= {"person_epsilon", "life_epsilon", "max_noise_talliers", "life_job_share"}
 
 
 def test_every_table_is_documented() -> None:
@@ -471,3 +473,34 @@ def test_a_policy_that_is_gone_or_broken_answers_nothing_until_it_is_there_again
     again = file.read()
     assert again == first
     assert file.read() is again
+
+
+def life_task(*, k: int, budget_nano: int) -> Ask:
+    life = {"budget_nano": budget_nano, "least_similarity": -1.0}
+    return ask(method="reverse-knn", k=k, sigma_votes=10.0, max_queries=4, life=life)
+
+
+def test_no_job_may_take_more_of_an_images_life_than_the_site_says() -> None:
+    most = BudgetTable(instance_epsilon=1.0, agent_epsilon="unlimited", delta=1e-5, life_epsilon=1.0)
+    assert most.life_nano is not None
+    of_one = vote_nano(life_task(k=1, budget_nano=10**9).task)
+    quarter = math.floor(most.life_nano / 4)
+    fits = min(quarter // of_one, 4)
+    assert 1 <= fits < 4, "so that one more vote is too many"
+    bounded = policy(allow__methods=("reverse-knn",), allow__life_job_share=0.25).model_copy(update={"budget": most})
+    assert Policy.model_validate(tomllib.loads(policy_toml(bounded))) == bounded
+    check(bounded, life_task(k=fits, budget_nano=most.life_nano))
+    with pytest.raises(PolicyRefusal, match=r"allow\.life_job_share: .* share of 0\.25.*lower k or raise sigma_votes"):
+        check(bounded, life_task(k=fits + 1, budget_nano=most.life_nano))
+    # What B the task itself names changes nothing; and a policy that says nothing of it is as it was.
+    with pytest.raises(PolicyRefusal, match="life_job_share"):
+        check(bounded, life_task(k=fits + 1, budget_nano=(fits + 1) * of_one))
+    silent = bounded.model_copy(update={"allow": bounded.allow.model_copy(update={"life_job_share": None})})
+    check(silent, life_task(k=4, budget_nano=most.life_nano))
+    assert "life_job_share" not in policy_toml(silent)
+
+
+def test_votes_beyond_the_questions_that_there_are_count_for_nothing() -> None:
+    task = life_task(k=4, budget_nano=10**9).task
+    assert job_nano(task) == 4 * vote_nano(task)
+    assert job_nano(task.model_copy(update={"max_queries": 2, "k": 2})) == 2 * vote_nano(task)

@@ -1,7 +1,7 @@
 """What a site allows its agent to do: a TOML file that belongs to the site, read again at every ask.
 
-Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused, a
-missing field is (but `person_epsilon` and `life_epsilon`), and while the file cannot be read everything is refused.
+Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused,
+missing ones are (but those that `docs/policy.md` calls optional), and while the file cannot be read everything is.
 Every decision follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
 
 Every field is listed in `docs/policy.md`; a test holds the two together.
@@ -10,7 +10,8 @@ Every field is listed in `docs/policy.md`; a test holds the two together.
 from __future__ import annotations
 
 import time
-from math import isfinite
+from fractions import Fraction
+from math import floor, isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,6 +117,10 @@ class AllowTable(_Table):
         person_epsilon: the most that one task may cost one person whose records are here, all of them together, at the
             policy's delta; None where that is not bounded. With a bound, tasks that state no price for a person
             (`Task.records_per_person`) are refused. It is about one task: budgets add up per image and per site.
+        life_job_share: of the B that is set aside for votes for life, the most that one job may take of any image, so
+            that no job silences a whole site; None, as in policies that do not say it, where one may take all. What a
+            job may take follows from its task alone (`labeler.accounting.lifetime.job_nano`), so whether it is refused
+            says nothing about images.
     """
 
     backbones: Annotated[tuple[str, ...], Field(strict=False)]
@@ -127,6 +132,7 @@ class AllowTable(_Table):
     approval: bool
     max_noise_talliers: Annotated[int, Field(ge=0, le=2)] = 0
     person_epsilon: PositiveFinite | None = None
+    life_job_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
 
 class CoordinatorTable(_Table):
@@ -213,6 +219,19 @@ class Policy(_Table):
         if task.life.budget_nano > most:
             raise _refusal(
                 "budget.life_epsilon", f"votes for life of {most} nano-units a record", str(task.life.budget_nano)
+            )
+        share = self.allow.life_job_share
+        if share is None:
+            return
+        # Loaded where it is wanted: few sites cast votes for life.
+        from labeler.accounting.lifetime import job_nano
+
+        least, asked = floor(Fraction(share) * most), job_nano(task)
+        if asked > least:
+            raise _refusal(
+                "allow.life_job_share",
+                f"a job to take at most {least} nano-units of an image's votes for life (a share of {share:g})",
+                f"a job of up to {asked} (lower k or raise sigma_votes)",
             )
 
     def _check_noise(self, task: Task) -> None:
@@ -342,6 +361,7 @@ def policy_toml(policy: Policy) -> str:
         *([f"max_noise_talliers = {toml_value(allow.max_noise_talliers)}"] if allow.max_noise_talliers else []),
         f"approval = {toml_value(allow.approval)}",
         *([] if allow.person_epsilon is None else [f"person_epsilon = {toml_value(allow.person_epsilon)}"]),
+        *([] if allow.life_job_share is None else [f"life_job_share = {toml_value(allow.life_job_share)}"]),
         "",
         "[talliers]",
         *(f"{toml_value(tallier)} = {toml_value(key)}" for tallier, key in sorted(policy.talliers.items())),

@@ -11,7 +11,7 @@ def policy_in_words(policy: Policy) -> list[str]:
     lines = [
         _cap("one private image", budget.instance_epsilon, budget.delta),
         _cap("this site as a whole", budget.agent_epsilon, budget.delta),
-        *_life(budget),
+        *_life(budget, allow.life_job_share),
         "Every task needs the approval of a person here."
         if allow.approval
         else "Tasks that keep to this policy are answered without asking a person.",
@@ -36,13 +36,18 @@ def policy_in_words(policy: Policy) -> list[str]:
     return [*lines, f"Shares go to {names}, and to nobody else."]
 
 
-def _life(budget: BudgetTable) -> list[str]:
+def _life(budget: BudgetTable, share: float | None) -> list[str]:
     if budget.life_epsilon is None:
         return []
     return [
         "Votes for life: all such tasks that are ever answered cost one private image at most epsilon "
         f"{budget.life_epsilon:g} together, which is set aside; an image that has spent it votes no more, and nobody "
-        "is told which has."
+        "is told which has. "
+        + (
+            "One job may take all that an image has left of it."
+            if share is None
+            else f"One job may take at most {100 * share:g} % of it from an image."
+        )
     ]
 
 

@@ -55,6 +55,8 @@ AGENTS: Final = 5
 DELTA: Final = 1e-5
 INSTANCE_EPSILON: Final = 10.0
 MAX_QUERIES_PER_DAY: Final = 100_000
+LIFE_JOB_SHARE: Final = 0.25
+"""Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,8 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
             max_noise_contributors=len(agents),
             max_noise_talliers=2,
             approval=False,
+            # Said where it means something: a version that does not know it reads every other file.
+            life_job_share=None if budget.life_epsilon is None else LIFE_JOB_SHARE,
         ),
         talliers=pins,
         coordinator=CoordinatorTable(verify_key=public.verify_key),

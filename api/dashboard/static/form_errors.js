@@ -19,19 +19,26 @@ export function forgive(field) {
 /**
  * Says why a request was refused: at the fields that a 422 names, else beside the button.
  *
- * `idOf(name)` is the id of the control of a field of the request, or "".
+ * `idOf(name)` is the id of the control of a field of the request, such as "k" or "life.epsilon", or "".
  */
 export function showProblem(form, place, error, idOf) {
   clearErrors(form);
   const fields = Array.isArray(error.body?.fields) ? error.body.fields : [];
-  const placed = fields.filter((one) => say(byId(idOf(nameOf(one.field)) || "none"), one.message));
+  const placed = fields.filter((one) => say(fieldOf(one.field, idOf), one.message));
   const rest = fields.length > 0 && placed.length === fields.length;
   setText(place, rest ? "Something above has to be corrected. Nothing you typed is lost." : sentence(error.message));
   (form.querySelector("[aria-invalid]") ?? place).focus();
 }
 
-/** "body.k" and "body.task.k" are about k. */
-const nameOf = (path) => String(path).split(".").filter((part) => !/^(body|task|request|\d+)$/.test(part))[0] ?? "";
+/** "body.k" and "body.task.k" are about k; "body.life.epsilon" is about that, else about life. */
+function fieldOf(path, idOf) {
+  const parts = String(path).split(".").filter((part) => !/^(body|task|request|\d+)$/.test(part));
+  for (let many = parts.length; many > 0; many -= 1) {
+    const field = byId(idOf(parts.slice(0, many).join(".")) || "none");
+    if (field && !field.parentElement.hidden) return field;
+  }
+  return null;
+}
 
 function say(field, message) {
   if (!field) return false;

@@ -15,8 +15,10 @@ const NUMBERS = {
   max_dropouts: "task-dropouts",
   records_per_person: "task-person",
   abstain_below: "task-abstain",
+  ballot_radius: "task-radius",
 };
-const IDS = { ...NUMBERS, name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
+const LIFE = { least_similarity: "task-similarity", epsilon: "task-life-epsilon" };
+const IDS = { ...NUMBERS, life: "task-life", "life.least_similarity": "task-similarity", "life.epsilon": "task-life-epsilon", "life.asked_classes": "task-asked", name: "task-name", classes: "task-classes", method: "task-method", release: "task-release", epsilon: "task-noise", sigma_votes: "task-noise" };
 
 export class NewTask {
   #api;
@@ -51,7 +53,18 @@ export class NewTask {
   }
 
   #changed() {
+    // A ball, and a budget for life, are of records that choose where they vote; the two do not go together.
+    const choose = byId("task-method").value === "reverse-knn";
+    const isForLife = choose && byId("task-life").value !== "";
+    byId("task-life").parentElement.hidden = !choose;
+    byId("task-radius").parentElement.hidden = !choose || isForLife;
+    for (const id of [...Object.values(LIFE), "task-asked"]) byId(id).parentElement.hidden = !isForLife;
+    byId("task-person").parentElement.hidden = isForLife;
+    // Whatever the noise, votes for life cost one price: the noise decides how many votes an image has.
+    if (isForLife) byId("task-measure").value = "sigma_votes";
+    byId("task-measure").disabled = isForLife;
     const isNoise = byId("task-measure").value === "sigma_votes";
+    setText(byId("task-k").labels[0], choose ? "Questions an image votes at (k)" : "Votes of an agent on a question (k)");
     setText(byId("task-noise-words"), isNoise ? "Noise, in votes (sigma)" : "Epsilon of all its questions, for one image");
     byId("task-abstain").parentElement.hidden = byId("task-release").value !== "winner";
     // Talliers' noise is known to no agent, however many collude.
@@ -61,16 +74,29 @@ export class NewTask {
       this.#box.ask(null, "Fill in how many questions, and the epsilon or the noise; the price appears here. Asking for it is free.");
       return;
     }
+    if (isForLife && request.life.least_similarity === undefined) {
+      this.#box.ask(null, "Say how similar a question has to be to an image for it to vote, from -1 (always) to 1 (never but for its own features); the price appears here.");
+      return;
+    }
     this.#box.ask({ task: { ...request, name: request.name || "a task" }, queries: request.max_queries });
   }
 
   #request() {
     const request = { name: byId("task-name").value.trim(), method: byId("task-method").value, release: byId("task-release").value };
-    const classes = byId("task-classes").value.split("\n").map((line) => line.trim()).filter(Boolean);
+    const classes = lines("task-classes");
     if (classes.length > 0) request.classes = classes;
     for (const [name, id] of Object.entries(NUMBERS)) {
       const text = byId(id).value.trim();
       if (text !== "" && !byId(id).parentElement.hidden) request[name] = Number(text);
+    }
+    if (!byId("task-similarity").parentElement.hidden) {
+      request.life = {};
+      for (const [name, id] of Object.entries(LIFE)) {
+        const text = byId(id).value.trim();
+        if (text !== "") request.life[name] = Number(text);
+      }
+      const asked = lines("task-asked");
+      if (asked.length > 0) request.life.asked_classes = asked;
     }
     const noise = byId("task-noise").value.trim();
     if (noise !== "") request[byId("task-measure").value] = Number(noise);
@@ -94,3 +120,5 @@ export class NewTask {
     byId("task-make").disabled = false;
   }
 }
+
+const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);

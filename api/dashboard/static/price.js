@@ -11,6 +11,8 @@ import { accountName, count, delta, epsilon, levelName, priceWords, sentence, st
 
 const WAIT_MS = 300;
 const SHOWN = 8;
+/** Above this share of an image's life in one job sites may refuse; `labeler up` writes it into policies. */
+const MUCH_OF_A_LIFE = 0.25;
 
 export class PriceBox {
   #api;
@@ -70,7 +72,7 @@ export class PriceBox {
 
   #parts(view) {
     const { price } = view;
-    const left = view.jobs_left === null ? "Nothing limits how many such jobs are asked." : `After it, ${count(Math.max(0, view.jobs_left - 1), "more such job")} would be covered.`;
+    const left = price.life ? "Each further such job costs nothing more." : view.jobs_left === null ? "Nothing limits how many such jobs are asked." : `After it, ${count(Math.max(0, view.jobs_left - 1), "more such job")} would be covered.`;
     const words = view.affordable
       ? el("p", { class: "verdict good-words" }, icon("yes", "good"), el("span", {}, `The budgets cover it: ${priceWords(price)}. ${left}`))
       : el("p", { class: "verdict bad-words" }, icon("no", "bad"), el("span", {}, this.#refusal(view)));
@@ -88,13 +90,15 @@ export class PriceBox {
         expected(view.expected_accuracy),
       ),
       reason,
+      ...forLife(price),
+      price.dishonest_talliers ? el("p", { class: "small" }, sentence(price.holds_against)) : null,
       el(
         "details",
         { class: "quiet" },
         el("summary", {}, "Every account after it, noise, and for whom the price holds"),
         view.affordable ? null : el("p", { class: "small" }, sentence(view.refusal)),
         this.#accounts(view),
-        el("p", { class: "small" }, `Noise in a full sum${price.dishonest_talliers ? ", added by the talliers" : ""}: ${epsilon(view.total_sigma_votes)} votes (sigma); ${count(view.quorum, "agent")} must answer. ${price.holds_against ?? ""}`),
+        el("p", { class: "small" }, `Noise in a full sum${price.dishonest_talliers ? ", added by the talliers" : ""}: ${epsilon(view.total_sigma_votes)} votes (sigma); ${count(view.quorum, "agent")} must answer. ${price.dishonest_talliers ? "" : (price.holds_against ?? "")}`),
         view.noise_hint ? el("p", { class: "small" }, sentence(view.noise_hint)) : null,
       ),
     ];
@@ -145,6 +149,17 @@ export class PriceBox {
       cell("Bound after it", "num", account.enough ? worth(after) : "–"),
     );
   }
+}
+
+/** Of votes for life: how far an image's budget goes, and whether one job may take much of it. */
+function forLife(price) {
+  if (!price.life) return [];
+  const { votes, most_votes: most, vote_nano: vote, budget_nano: budget, means } = price.life;
+  const share = (most * vote) / budget;
+  const words = `An image has ${count(votes, "vote")} under this noise for its whole life, and casts up to ${whole(most)} in a job where it is similar enough.`;
+  if (share <= MUCH_OF_A_LIFE) return [el("p", { class: "small" }, `${words} ${means}`)];
+  const warning = share > 1 ? "That is more than it has, so none could vote" : `One job may take ${percentWords(100 * share)} of its life, and sites may refuse that`;
+  return [el("p", { class: "note" }, icon("alarm", "low"), el("span", {}, ` ${words} ${warning}: lower k, or raise the noise.`)), el("p", { class: "small" }, means)];
 }
 
 /** How many labels should be right: least where private images are of another kind than the public ones, most where alike. */

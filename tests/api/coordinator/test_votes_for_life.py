@@ -120,3 +120,19 @@ def test_a_part_is_not_larger_than_the_whole_and_no_epsilon_is_solved_for(house:
     del request["sigma_votes"]
     with pytest.raises(ValidationError, match="not epsilon"):
         TaskRequest.model_validate(request | {"epsilon": 1.0})
+
+
+def test_a_life_may_be_said_as_an_epsilon_and_no_more_of_it_than_is_set_aside(house: House) -> None:
+    house = with_life(house, 1.0)
+    for epsilon in (1.0, 0.5):
+        task = house.task(**(LIFE | {"life": {"least_similarity": 0.5, "epsilon": epsilon}}), max_queries=4).task
+        assert task.life is not None
+        assert task.life.budget_nano == set_aside_nano(budget_for(epsilon, 1e-5))
+        assert price_view(task, 4).instance_epsilon == pytest.approx(epsilon, rel=1e-2)
+    with pytest.raises(InvalidTask, match=r"life\.epsilon: 1\.1 .* has set aside epsilon 1\.000? \(at delta"):
+        house.task(**(LIFE | {"life": {"least_similarity": 0.5, "epsilon": 1.1}}), max_queries=4)
+    with pytest.raises(ValidationError, match="not both"):
+        TaskRequest(
+            name="t", delta=1e-5, max_queries=4,
+            **(LIFE | {"life": {"least_similarity": 0.5, "epsilon": 1.0, "budget_nano": 5}}),
+        )  # fmt: skip

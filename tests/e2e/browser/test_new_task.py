@@ -1,0 +1,126 @@
+"""The form that makes a task, in a real browser: votes for life, ballots on a ball and noise by talliers, priced."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from api.client import Client
+from tests.forked_command import ForkedCommand
+
+pytestmark = pytest.mark.slow
+SLOW_MS = 30_000
+SIZES = [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def url_and_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A federation that has set something aside for votes for life."""
+    folder = tmp_path_factory.mktemp("new-task")
+    budget = ("--instance-epsilon", 3, "--life-epsilon", 1)
+    command = ("up", "--home", folder / "home", "--json", "--agents", 3, "--port", 0, *budget)
+    process = ForkedCommand(*command, errors=folder / "log")
+    try:
+        said = json.loads(process.stdout.readline())
+        yield said["url"], said["token"]
+    finally:
+        process.end()
+
+
+def form(page: Page, url: str, token: str) -> None:
+    page.goto(f"{url}/dashboard#token={token}")
+    page.get_by_role("link", name="New job").click()
+    page.locator("#new-task > summary").click()
+    page.locator("#task-form details > summary").first.click()
+    page.get_by_label("Name", exact=True).fill("for life")
+    page.get_by_label("Questions, at most").fill("20")
+
+
+def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
+    open_page: Callable[..., Any], url_and_token: tuple[str, str]
+) -> None:
+    url, token = url_and_token
+    visit = open_page("about:blank", width=1400)
+    page = visit.page
+    form(page, url, token)
+    price = page.locator("#task-price")
+    for hidden in ("Radius of an agent's ballot", "Images pay for their votes", "Epsilon of an image's whole life"):
+        expect(page.get_by_label(hidden)).to_be_hidden()
+    page.get_by_label("How agents answer").select_option("reverse-knn")
+
+    # A ball gives a whole agent a price that it otherwise has not.
+    expect(price).to_contain_text("no bound", timeout=SLOW_MS)
+    page.get_by_label("Radius of an agent's ballot").fill("3")
+    expect(price).not_to_contain_text("no bound", timeout=SLOW_MS)
+
+    page.get_by_label("Images pay for their votes").select_option("life")
+    expect(page.get_by_label("Radius of an agent's ballot")).to_be_hidden()
+    expect(page.get_by_label("Images of one person")).to_be_hidden()
+    expect(page.locator("#task-noise-words")).to_have_text("Noise, in votes (sigma)")
+    expect(price).to_contain_text("how similar a question has to be")
+    page.get_by_label("Noise, in votes").fill("20")
+    page.get_by_label("Questions an image votes at").fill("1")
+    page.get_by_label("An image votes where").fill("0.4")
+    expect(price).to_contain_text("votes under this noise for its whole life", timeout=SLOW_MS)
+    expect(price).to_contain_text("of all jobs of votes for life")
+    assert price.locator(".note").count() == 0
+    assert visit.axe_problems() == []
+
+    # One job that may take much of an image's life is warned of, as sites may refuse it.
+    page.get_by_label("Questions an image votes at").fill("14")
+    expect(price.locator(".note").first).to_contain_text(
+        re.compile(r"casts up to 14 .* One job may take [45]\d(\.\d)? % of its life, and sites may refuse that"),
+        timeout=SLOW_MS,
+    )
+    page.get_by_label("Questions an image votes at").fill("1")
+
+    # What is wrong with a field inside is told at that field.
+    page.get_by_label("An image votes where").fill("7")
+    page.get_by_role("button", name="Make the task").click()
+    expect(page.locator("#task-similarity-error")).to_be_visible(timeout=SLOW_MS)
+    page.get_by_label("An image votes where").fill("0.4")
+    page.get_by_label("Epsilon of an image's whole life").fill("2")
+    page.get_by_role("button", name="Make the task").click()
+    expect(page.locator("#task-error")).to_contain_text(
+        "for the life of an image, and the federation has set aside", timeout=SLOW_MS
+    )
+    page.get_by_label("Epsilon of an image's whole life").fill("0.9")
+    page.get_by_label("Who adds the noise").select_option("1")
+    expect(price).to_contain_text("Should two talliers pool what they know", timeout=SLOW_MS)
+    page.get_by_role("button", name="Make the task").click()
+    expect(page.locator("#job-task option:checked")).to_contain_text("for life", timeout=SLOW_MS)
+    with Client(url, token) as client:
+        made = next(one for one in client.tasks() if one.task["name"] == "for life")
+    assert made.task["dishonest_talliers"] == 1
+    assert made.task["life"]["least_similarity"] == 0.4
+    assert made.price.instance_epsilon == pytest.approx(0.9, rel=1e-2)
+    assert visit.script_errors == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_the_form_for_life_reads_in_both_themes_and_widths(
+    open_page: Callable[..., Any],
+    url_and_token: tuple[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    width: int,
+    scheme: str,
+) -> None:
+    visit = open_page("about:blank", width=width, scheme=scheme)
+    page = visit.page
+    form(page, *url_and_token)
+    page.get_by_label("How agents answer").select_option("reverse-knn")
+    page.get_by_label("Images pay for their votes").select_option("life")
+    page.get_by_label("Noise, in votes").fill("10")
+    page.get_by_label("An image votes where").fill("0.4")
+    expect(page.locator("#task-price .note").first).to_be_visible(timeout=SLOW_MS)
+    visit.keep(Path(tmp_path_factory.getbasetemp()), f"task-for-life-{width}-{scheme}")
+    assert visit.axe_problems() == []
+    assert visit.contrast_problems() == []
+    assert visit.naming_problems() == []
+    assert visit.overflow_px() <= 0
