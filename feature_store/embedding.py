@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.attributes import AttributeSource
 from feature_store.backbones.backbone import Backbone
 from feature_store.decode import Skipped
 from feature_store.embed_steps import (
@@ -186,7 +187,7 @@ def embed_source(
             yield from embedded_batches(backbone, batches)
 
     people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
-    job = _job_digest(images, backbone, names, public=public, thumbnails=keep_thumbnails, people=people)
+    job = _job_digest(images, backbone, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
         return _report_finished(path, job, images, notes, policy, max_records)
     with ShardWriter(
@@ -200,6 +201,7 @@ def embed_source(
         site_key=None if public else digester.name,
         part_records=part_size,
         max_records=max_records,
+        attributes=isinstance(images, AttributeSource),
         random_bytes=random_bytes,
     ) as writer:
         resumed_from = writer.position
@@ -226,14 +228,19 @@ def embed_source(
 
 
 def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
-    """Translate the source's labels to places in the class list, -1 where there is none.
+    """Translate the source's labels to places in the class list, -1 where there is none; of attributes to 1 and 0.
 
     Labels are matched by name; a source whose names are all numbers may use them as places in the list.
+
+    Returns:
+        Shape (images,), or (images, classes) of a source of attributes.
 
     Raises:
         BadData: private images without a label, or with a name that is not in the list. Names are not repeated,
             since which classes a party holds is its secret.
     """
+    if isinstance(images, AttributeSource):
+        return images.columns(classes, public=public)
     place = {name: index for index, name in enumerate(classes)}
     known = images.label_names
     if known and not any(name in place for name in known) and all(name.isdecimal() for name in known):
@@ -262,12 +269,16 @@ def _job_digest(
     images: ImageSource,
     backbone: Backbone,
     classes: tuple[str, ...],
+    labels: NDArray[np.int16],
     *,
     public: bool,
     thumbnails: bool,
     people: Digests | None,
 ) -> str:
     settings: list[object] = [source_digest(images), backbone.fingerprint, list(classes), public, thumbnails]
+    if labels.ndim > 1:
+        # Labels are in the source's own digest, attributes beside it.
+        settings.append({"attributes": hashlib.sha256(np.ascontiguousarray(labels, dtype="<i2").tobytes()).hexdigest()})
     if people is not None:
         # Digests under the site's key: a plain hash of names of people would let others check guesses.
         settings.append(hashlib.sha256(np.ascontiguousarray(people, dtype="<i8").tobytes()).hexdigest())

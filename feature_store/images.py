@@ -82,7 +82,8 @@ def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSou
     """Open a source of images.
 
     Args:
-        source: a folder, a `.parquet` file, or `torchvision:NAME?root=DIR&split=train` (add `&download=1` to fetch).
+        source: a folder, also one in CelebA's layout (feature_store.attributes), a `.parquet` file, or
+            `torchvision:NAME?root=DIR&split=train` (add `&download=1` to fetch).
         max_pixels: larger images are skipped.
 
     Raises:
@@ -95,6 +96,11 @@ def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSou
         return TorchvisionSource(str(source))
     path = Path(source)
     if path.is_dir():
+        # Loaded where it is wanted: it stands on this module.
+        from feature_store.attributes import celeba_source, is_celeba
+
+        if is_celeba(path):
+            return celeba_source(path, max_pixels=max_pixels)
         return FolderSource(path, max_pixels=max_pixels)
     if path.is_file() and path.suffix == ".parquet":
         return ParquetSource(path, max_pixels=max_pixels)

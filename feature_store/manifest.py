@@ -48,6 +48,7 @@ class Manifest(BaseModel):
         part_records: rows in each part but the last, which has the rest; None where features are one file.
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
+        attributes: whether a record may have any number of the classes (feature_store.attributes), and not just one.
         site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
     """
 
@@ -66,6 +67,7 @@ class Manifest(BaseModel):
     site_key: str | None = None
     part_records: Annotated[int, Field(ge=1)] | None = None
     max_records: Annotated[int, Field(ge=1)] | None = None
+    attributes: bool = False
 
     @model_validator(mode="after")
     def _check_format(self) -> Manifest:
@@ -128,8 +130,8 @@ def sum_file(path: Path) -> FileSum:
 
 def _canonical(manifest: Manifest) -> bytes:
     fields = manifest.model_dump(mode="json")
-    for name in ("site_key", "part_records", "max_records"):
+    for name in ("site_key", "part_records", "max_records", "attributes"):
         # Came later: a shard without it has the version, and the checksum, that it always had.
-        if fields[name] is None:
+        if not fields[name]:
             del fields[name]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -10,6 +10,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from feature_store.attributes import AttributeSource
 from feature_store.images import ImageSource, ParquetSource
 from labeler.errors import BadData, InvalidSetting
 
@@ -61,7 +62,7 @@ class PersonColumn:
 
 
 def _from_folders(images: ImageSource, level: int) -> list[str]:
-    if level == 1 and images.label_names:
+    if level == 1 and images.label_names and not isinstance(images, AttributeSource):
         raise InvalidSetting(
             "--person-level 1 is the folder of the class; the person's is a folder within it, so 2 or more"
         )

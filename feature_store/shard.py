@@ -5,7 +5,8 @@ A shard is a folder:
     manifest.json        role, backbone, classes, checksums, deleted records (feature_store.manifest)
     features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.quantize)
     features-00000.int16 the same in parts, one behind the other, without a header; instead of features.npy
-    labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only)
+    labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
+                         int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
     record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
     sources.jsonl        one JSON string per row: the image's name within its source
     skipped.jsonl        one [name, reason] per image that could not be read
@@ -52,7 +53,8 @@ class Shard:
     Attributes:
         path: its folder.
         features: int16, shape (n, dimension), memory-mapped, read-only; one array, also where they lie in parts.
-        labels: int16, shape (n,). Secret in a private shard; in a public one only for scoring.
+        labels: int16, shape (n,), or (n, C) where `has_attributes`. Secret in a private shard; in a public one only for
+            scoring.
         record_ids: int64, shape (n,).
         version: changes when a record is deleted.
         persons: int64, shape (n, 2), equal for records of one person; None where the shard was not told. Secret.
@@ -103,6 +105,11 @@ class Shard:
     @property
     def classes(self) -> tuple[str, ...]:
         return self._manifest.classes
+
+    @property
+    def has_attributes(self) -> bool:
+        """Whether a record may have any number of the classes, rather than exactly one."""
+        return self._manifest.attributes
 
     @property
     def fingerprint(self) -> str:
@@ -231,7 +238,8 @@ class Shard:
     def _check_shapes(self) -> None:
         records = self._manifest.records
         shapes = (self.features.shape, self.labels.shape, self.record_ids.shape)
-        if shapes != ((records, self.dimension), (records,), (records,)):
+        labels = (records, len(self.classes)) if self.has_attributes else (records,)
+        if shapes != ((records, self.dimension), labels, (records,)):
             raise DamagedShard(
                 f"shard {self.path.name!r}: its manifest states {records} records of dimension {self.dimension}, "
                 f"its arrays have the shapes {shapes[0]}, {shapes[1]} and {shapes[2]}"
@@ -268,8 +276,23 @@ def check_features(features: NDArray[np.int16]) -> None:
 def check_labels(
     labels: NDArray[np.integer], classes: Sequence[str], *, public: bool, error: type[BadData] = BadData
 ) -> None:
-    """Refuse a label outside the class list without saying which, and unlabelled private records."""
+    """Refuse a label outside the class list without saying which, and unlabelled private records.
+
+    Args:
+        labels: shape (n,), places in the list; or (n, C), which of the classes a record has.
+        classes, public, error: of the shard, and what to raise.
+    """
     lowest = -1 if public else 0
+    if labels.ndim == 2:
+        unknown = (labels < 0).any(axis=1)
+        if labels.shape[1] != len(classes) or (
+            labels.size and (labels.min() < lowest or labels.max() > 1 or (labels[unknown] != -1).any())
+        ):
+            raise error(
+                f"a record has 0 or 1 for each of {len(classes)} attributes"
+                + ("; every private record needs all" if not public else ", or -1 for all of them where it is unknown")
+            )
+        return
     if labels.size and (labels.min() < lowest or labels.max() >= max(len(classes), 0 if public else 1)):
         unlabelled = "; every private record needs one" if not public else " or -1 where the truth is unknown"
         raise error(f"a label is outside the class list: labels must be from 0 to {len(classes) - 1}{unlabelled}")
@@ -288,8 +311,16 @@ def check_compatible(shards: Sequence[Shard]) -> None:
     if not shards:
         raise InvalidSetting("at least one shard is needed, found none")
     first = shards[0]
+    private = [shard for shard in shards if not shard.is_public]
+    has_attributes = any(shard.has_attributes for shard in private or shards)
     named = next((shard for shard in shards if shard.classes), first)
     for shard in shards:
+        # Public images without attributes can be asked about, only not scored.
+        if shard.has_attributes != has_attributes and (shard.has_attributes or not shard.is_public):
+            raise MixedShards(
+                f"shard {shard.path.name!r} holds {'attributes' if shard.has_attributes else 'one class per record'}, "
+                "and others do not; embed all of them from one kind of labels"
+            )
         pair = f"shards {first.path.name!r} and {shard.path.name!r}"
         if shard.fingerprint != first.fingerprint:
             raise MixedShards(

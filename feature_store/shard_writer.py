@@ -51,7 +51,7 @@ class Gathered:
 
     Attributes:
         features: int16, shape (n, dimension), memory-mapped.
-        labels: int16, shape (n,).
+        labels: int16, shape (n,), or (n, C) of attributes.
         persons: int64, shape (n, 2), or None.
         image_digests: int64, shape (n, 2), or None.
     """
@@ -77,6 +77,7 @@ class ShardWriter:
         part_records: write the features in parts of so many records, or a few more so that a part fills whole pages;
             in one file where absent. What a record is, its id and its row do not depend on it.
         max_records: a public bound on the records of a private shard, which it keeps: `finish` refuses more.
+        attributes: whether a record may have any number of the classes, and not exactly one.
         random_bytes: source of record ids and of the order of private rows.
 
     Attributes:
@@ -97,6 +98,7 @@ class ShardWriter:
         site_key: str | None = None,
         part_records: int | None = None,
         max_records: int | None = None,
+        attributes: bool = False,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.path = Path(path)
@@ -111,6 +113,7 @@ class ShardWriter:
         self._site_key = site_key
         self._part_records = None if part_records is None else rows_to_an_edge(part_records, dimension)
         self._max_records = max_records
+        self._attributes = attributes
         self._random_bytes = random_bytes
         self._work = self.path.with_name(f".{self.path.name}.writing")
         self._sizes = dict.fromkeys(_PARTS, 0)
@@ -160,7 +163,8 @@ class ShardWriter:
 
         Args:
             features: floats (they are quantised) or int16 made by `quantize`, shape (n, dimension).
-            labels: shape (n,), places in the class list; -1 for unknown, in public shards only.
+            labels: shape (n,), places in the class list; -1 for unknown, in public shards only. Of attributes shape
+                (n, C), 1 and 0.
             sources: name of each image within its source.
             thumbnails: PNG bytes per record; public shards only, and for all batches or none.
             persons: whose record each is, shape (n, 2), digests under the site's key; private shards only, and for all
@@ -174,7 +178,8 @@ class ShardWriter:
             InvalidSetting: thumbnails of private images.
         """
         rows = features if features.dtype == np.int16 else quantize(features.astype(np.float64, copy=False))
-        if rows.shape != (len(labels), self._dimension) or len(sources) != len(labels) or labels.ndim != 1:
+        of_a_record = labels.shape[1:] == ((len(self._classes),) if self._attributes else ())
+        if rows.shape != (len(labels), self._dimension) or len(sources) != len(labels) or not of_a_record:
             raise BadData(
                 f"a batch needs as many features of dimension {self._dimension} as labels and sources; found "
                 f"features {features.shape}, labels {labels.shape} and {len(sources)} sources"
@@ -216,7 +221,7 @@ class ShardWriter:
             np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
             if self.records
             else np.empty((0, self._dimension), dtype=np.int16),
-            np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16),
+            self._labels(),
             self._digests("persons"),
             self._digests("image_digests"),
         )
@@ -276,6 +281,7 @@ class ShardWriter:
             site_key=self._site_key if has_digests else None,
             part_records=self._part_records,
             max_records=self._max_records,
+            attributes=self._attributes,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
         )
         for file in final.iterdir():
@@ -310,8 +316,7 @@ class ShardWriter:
             for start in range(0, len(part), _ROWS_PER_BLOCK):
                 features[start : start + _ROWS_PER_BLOCK] = written[part[start : start + _ROWS_PER_BLOCK]]
             features.flush()
-        labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
-        np.save(final / "labels.npy", labels[order])
+        np.save(final / "labels.npy", self._labels()[order])
         np.save(final / "record_ids.npy", ids)
 
     def _write_thumbnails(self, final: Path, ids: NDArray[np.int64]) -> None:
@@ -327,6 +332,10 @@ class ShardWriter:
                 block = [pictures.read(int(size)) for size in sizes[start : start + _ROWS_PER_BLOCK]]
                 columns = {"record_id": ids[start : start + _ROWS_PER_BLOCK], "png": block}
                 parquet.write_table(pa.table(columns, schema=schema))
+
+    def _labels(self) -> NDArray[np.int16]:
+        labels = np.fromfile(self._work / "labels", dtype="<i2").astype(np.int16)
+        return labels.reshape(self.records, len(self._classes)) if self._attributes else labels
 
     def _digests(self, part: str) -> Digests | None:
         if not self._sizes[part]:
@@ -367,6 +376,7 @@ class ShardWriter:
             "public": self._public,
             "job": self._job,
             "site_key": self._site_key,
+            **({"attributes": True} if self._attributes else {}),
         }
 
     def _commit(self) -> None:

@@ -4,7 +4,7 @@ A ballot is a function of an agent's own records and the public queries alone. E
 the definition of one way to vote, and its docstring proves what one record can change, which is all
 that `labeler.methods` charges for.
 
-All three rest on exact similarities: integer features whose inner products do not depend on the
+All of them rest on exact similarities: integer features whose inner products do not depend on the
 order of summation, with ties broken by record id (knn) or by query number (reverse-knn). With
 rounded arithmetic, removing one record can flip near-ties among others, and the proofs fall.
 """
@@ -48,6 +48,32 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
     cells += np.arange(num_queries, dtype=np.int64)[:, None] * slots
     votes = np.bincount(cells.ravel(), minlength=num_queries * slots).reshape(num_queries, slots)
     return np.ascontiguousarray(votes[:, :num_classes])
+
+
+def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[np.int64]:
+    """Count the attributes of each query's nearest records, of each record the first `most` that it has.
+
+    What one record votes for is a function of its own attributes and of their public order: those it has, cut at
+    `most` (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
+    records are the first k does not depend on it. `labeler.methods.knn` proves what follows.
+
+    Args:
+        neighbors: shape (num_queries, k, num_attributes), 1 where a neighbour has an attribute and 0 where not.
+        most: tau, at least 1: public, and the same for every agent.
+
+    Returns:
+        Votes, int64, shape (num_queries, num_attributes): at most k each, at most k tau in a row.
+
+    Raises:
+        InvalidSetting: something else than 0 and 1, or tau below 1.
+    """
+    if most < 1:
+        raise InvalidSetting(f"a record votes for at least one attribute, found {most}")
+    if neighbors.size and (neighbors.min() < 0 or neighbors.max() > 1):
+        raise InvalidSetting("a record has each attribute or has it not: 1 or 0")
+    has = neighbors.astype(np.int32)
+    kept = np.where(np.cumsum(has, axis=2) <= most, has, 0)
+    return np.asarray(kept.sum(axis=1), dtype=np.int64)
 
 
 def reverse_knn_ballots(

@@ -34,8 +34,8 @@ def largest_sum(task: Task, num_contributors: int) -> int:
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
     """Refuse ballots beyond what the task's price was computed for.
 
-    Allowed are, per agent: knn, 0 to k votes per class and at most k per query; ensemble, at most one
-    vote per query; reverse-knn, where each record votes once at each of its k nearest queries, at most
+    Allowed are, per agent: knn, 0 to k votes per class and at most k per query (k t of attributes); ensemble, at
+    most one vote per query; reverse-knn, where each record votes once at each of its k nearest queries, at most
     `max_agent_records` votes per query and k times as many in the batch, where the task has that bound;
     blind-average, weights whose norm is at most the learner's bound; aux-distill, at least 0, and at most 1 in a row.
 
@@ -62,6 +62,7 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
     if ballots.min() < 0 or ballots.max() > most:
         raise PrivacyRefusal(f"a ballot holds a count outside 0 to {most}, which the price of this task does not cover")
     per_query = ballots.sum(axis=1)
+    most *= task.votes_of_a_record
     if per_query.max() > most:
         raise PrivacyRefusal(
             f"a ballot casts more than {most} votes at one query, which this task's price does not cover"

@@ -46,6 +46,10 @@ UNLIKE: Final = 0.75
 WILL_DO: Final = 0.9
 """Chance that a class stands out of the noise from which on nothing is warned of."""
 
+NOTHING_OF_ATTRIBUTES: Final = (
+    "how often noise turns an attribute round depends on how many neighbours have it, of which nothing is known"
+)
+
 _STEPS: Final = 400
 _REACH: Final = 9.0
 
@@ -84,6 +88,8 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
     traits = task.traits
     if not traits.counts:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
+    if task.attributes_per_record is not None:
+        return Expectation(None, None, NOTHING_OF_ATTRIBUTES)
     assumed = assumed_records(task, records) if traits.records_choose else None
     low = _right(task, asked, assumed, share=UNLIKE, pooled=False, sigma=task.total_sigma_votes)
     high = _right(task, asked, assumed, share=ALIKE, pooled=True, sigma=task.total_sigma_votes)

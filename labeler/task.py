@@ -105,6 +105,9 @@ class Task(BaseModel):
         records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
             record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
             whose records they hold can answer.
+        attributes_per_record: tau: classes are attributes, of which a record may have any number, and it votes for the
+            first so many of those that it has, in the order of `classes` (labeler.ballots.attribute_ballots). Public;
+            None where each record is of exactly one class.
         life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough,
             and the task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
@@ -133,6 +136,7 @@ class Task(BaseModel):
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    attributes_per_record: Annotated[int, Field(ge=1, le=32_000)] | None = None
     life: Life | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
@@ -177,6 +181,8 @@ class Task(BaseModel):
             raise ValueError("ballot_radius only means something for method reverse-knn")
         if self.life is not None:
             self._check_life()
+        if self.attributes_per_record is not None:
+            self._check_attributes()
         if self.release == "winner" and self.talliers != 3:
             raise ValueError(
                 "talliers must be 3 for release winner: of two, one dishonest tallier is no minority, so that nothing "
@@ -216,6 +222,19 @@ class Task(BaseModel):
                 "at least 1 is needed: add agents or lower colluding_agents or max_dropouts"
             )
 
+    def _check_attributes(self) -> None:
+        if not self.traits.may_have_attributes:
+            able = [name for name, traits in METHODS.items() if traits.may_have_attributes]
+            raise ValueError(
+                f"attributes_per_record only means something for method {' or '.join(able)}: of {self.method} nobody "
+                "has stated what a record with several attributes changes, and how its sums are read"
+            )
+        if self.release != "histogram":
+            raise ValueError(
+                "release must be histogram with attributes_per_record: a winner is the one class with most votes, and "
+                "of attributes any number may hold at once"
+            )
+
     def _check_life(self) -> None:
         if not self.traits.records_choose:
             raise ValueError(
@@ -240,7 +259,9 @@ class Task(BaseModel):
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task that does not ask for it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        for name in ("records_per_person", "ballot_radius", "life", "dishonest_talliers"):
+        for name in (
+            "records_per_person", "ballot_radius", "attributes_per_record", "life", "dishonest_talliers",
+        ):  # fmt: skip
             if getattr(self, name) is None:
                 fields.pop(name, None)
         return fields
@@ -267,6 +288,11 @@ class Task(BaseModel):
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def votes_of_a_record(self) -> int:
+        """t: for how many classes one record votes at most at a query: one, or so many of its attributes."""
+        return 1 if self.attributes_per_record is None else min(self.attributes_per_record, self.num_classes)
 
     @property
     def quorum(self) -> int:

@@ -49,6 +49,8 @@ class PlanRequest:
     level: StatedLevel
     training: Training | None = None
     records_per_person: int | None = None
+    attributes_per_record: int | None = None
+    """Classes are attributes, and a record votes for so many of them at most."""
     dishonest_talliers: Literal[1, 2] | None = None
     """Of three talliers; given, the plan chooses who adds the noise (labeler.noise_choice). Else the agents do."""
     records: int | None = None
@@ -222,6 +224,7 @@ def solve_request(request: PlanRequest) -> Task:
         "ballot_radius": request.ballot_radius,
         "training": request.training,
         "records_per_person": request.records_per_person,
+        "attributes_per_record": request.attributes_per_record,
         "life": _life(request),
     }
     if request.dishonest_talliers is None:

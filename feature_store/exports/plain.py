@@ -10,8 +10,10 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from feature_store.attributes import FILE_HEADINGS
 from feature_store.durable import replace_file, sync_folder
 from feature_store.exports.pictures import check_new, pictures
+from feature_store.job_files.attribute_labels import LABEL, are_attributes
 from feature_store.job_files.image_labels import stamp_of
 
 if TYPE_CHECKING:
@@ -23,11 +25,22 @@ LABEL_STUDIO_IMAGE = "image"
 
 
 def write_csv(wanted: Wanted) -> Path:
-    """`file_name,label,confidence,origin`: beside the images as metadata.csv, `datasets` and AutoML tools read it."""
-    stamp_of(wanted.table)
+    """`file_name,label,confidence,origin`: beside the images as metadata.csv, `datasets` and AutoML tools read it.
+
+    Of attributes `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
+    """
     check_new(wanted.out)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    if are_attributes(wanted.table):
+        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
+        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
+        has = [wanted.table[name].to_pylist() for name in columns]
+        for source, *row in zip(wanted.table["source"].to_pylist(), *has, strict=True):
+            writer.writerow([source, *(int(one) for one in row)])
+        replace_file(wanted.out, text.getvalue().encode())
+        return wanted.out
+    stamp_of(wanted.table)
     writer.writerow(["file_name", "label", "confidence", "origin"])
     for row in wanted.table.to_pylist():
         writer.writerow([row["source"], row["label_name"], f"{row['confidence']:.4f}", row["origin"]])

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from labeler.errors import BadData
+from labeler.errors import BadData, InvalidSetting
 
 
 class Origin(StrEnum):
@@ -113,7 +113,13 @@ def stamp_of(table: pa.Table) -> ImageStamp:
 
     Raises:
         BadData: it is no such table, or one of an earlier version.
+        InvalidSetting: it is of attributes (feature_store.job_files.attribute_labels).
     """
+    if b"attributes" in (table.schema.metadata or {}):
+        raise InvalidSetting(
+            "these images have attributes, any number each, and this format holds one class per image; read "
+            "student_labels.parquet itself, which has a column for each attribute"
+        )
     try:
         about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         if table.schema.names != IMAGE_SCHEMA.names:

@@ -33,6 +33,9 @@ from labeler.training import Training
 LINEAR: Final = "linear"
 """Kind of the model of a blind average; every other kind is a student's."""
 
+ATTRIBUTES: Final = "attributes"
+"""Kind of a student that says of each class whether an image has it (feature_store.students.attributes)."""
+
 
 def model_file(
     arrays: Mapping[str, NDArray[np.generic]],
@@ -91,7 +94,7 @@ class StoredModel:
         return str(self.card.get("task_digest", ""))
 
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """How sure it is of each class, shape (n, num_classes), rows sum to one.
+        """How sure it is of each class, shape (n, num_classes), rows sum to one, but of attributes.
 
         For a student calibrated (feature_store.students.calibration); for a linear model the softmax of its scores,
         which nothing has calibrated.
@@ -102,6 +105,10 @@ class StoredModel:
         Raises:
             BadData: features of another dimension, or no features.
         """
+        if self.kind == ATTRIBUTES:
+            from feature_store.students.attributes import AttributeHeads
+
+            return AttributeHeads.of_arrays(self.arrays).predict_proba(features)
         if self.kind != LINEAR:
             from feature_store.students import Student
 
@@ -161,6 +168,12 @@ def _check(model: StoredModel) -> None:
     """Raise KeyError, TypeError or ValueError where arrays do not make a model."""
     if model.kind == LINEAR:
         if model.arrays["weights"].shape[1:] != (len(model.classes),):
+            raise ValueError
+        return
+    if model.kind == ATTRIBUTES:
+        from feature_store.students.attributes import AttributeHeads
+
+        if len(AttributeHeads.of_arrays(model.arrays).biases) != len(model.classes):
             raise ValueError
         return
     from feature_store.students import Student

@@ -118,7 +118,8 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
         ledger_seq=sequence,
         noisy_votes=votes,
     )
-    return _without_unopened(table, labels)
+    table = _without_unopened(table, labels)
+    return table if task.attributes_per_record is None else _without_labels(table)
 
 
 def model_label_table(
@@ -217,6 +218,14 @@ def pseudo_label_table(
         "seeded": json.dumps(stamp.is_seeded),
     }
     return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+
+
+def _without_labels(table: pa.Table) -> pa.Table:
+    """Of attributes, any number of which may hold, no one is the label: the votes say how many there are."""
+    for name in ("label", "label_name"):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.nulls(len(table), table.schema.field(place).type))
+    return table
 
 
 def _without_unopened(table: pa.Table, labels: NDArray[np.int16]) -> pa.Table:

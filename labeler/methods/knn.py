@@ -2,6 +2,9 @@
 
 How the votes are cast, and that they are a function of exact similarities: `labeler.ballots.knn_ballots`,
 `workers.voting.neighbors`. What follows is about those ballots and about no others.
+
+Where classes are attributes, of which a record may have any number, a record votes for t of them at most
+(`labeler.ballots.attribute_ballots`). One class per record is t = 1.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from labeler.setting import Setting, StatedLevel
 
 def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
     """Squared L2 sensitivity of the sums of Q queries: 2 Q, 2 Q min(m, k)^2 for a person, Q k^2 for an agent.
+
+    Of attributes, with t = min(tau, C) votes of a record and w = min(2 t, C) between two: w Q, w Q min(m, k)^2 and
+    t Q k^2. The first proofs are of one class per record, t = 1 and w = 2; the last paragraph is of any t.
 
     **Instance.** Records are ordered by (similarity, record id), a total order in which two
     records' places do not depend on a third. Adding or removing a record swaps at most one of the
@@ -30,11 +36,21 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
 
     **Agent.** The row of one query has non-negative entries b_c with sum at most k, so
     sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbours share a class. Q k^2.
+
+    **Attributes.** A record's vote is a vector of C zeros and ones with t ones at most, a function of that record
+    alone. Two such vectors differ, by one, exactly where one has a one and the other none: at no more than t + t
+    places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the first
+    k does not depend on what they vote for, so a record that comes or goes swaps one vector for another, or adds or
+    takes one: w per query, attained by two records without a common attribute where 2 t <= C. *Person:* j leaving and
+    at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w). *Agent:* k
+    vectors of t ones sum to entries of at most k that add up to at most k t: sum b_c^2 <= k sum b_c <= t k^2,
+    attained when all neighbours vote for the same t.
     """
+    votes = setting.votes_of_a_record
     if level == "agent":
-        return queries * setting.k**2
+        return queries * votes * setting.k**2
     group = 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
-    return 2 * queries * group**2
+    return min(2 * votes, setting.num_classes) * queries * group**2
 
 
 def largest(setting: Setting, level: StatedLevel) -> int:
@@ -63,5 +79,6 @@ TRAITS: Final = MethodTraits(
     "the labels of its k records nearest to each question",
     rows_have_a_total=True,
     has_k=True,
+    may_have_attributes=True,
     stated=CountedVotes(squared, largest, of_a_person, per_cell),
 )

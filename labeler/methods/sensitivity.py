@@ -21,10 +21,12 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | ensemble    | 2 Q (1)                         | 2 Q (1)                            | Q (1)             |
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
 
-with Q the queries, k the neighbours that vote, n = `max_agent_records`, m = `records_per_person` and g = min(m, n). A
-cap is either of n and m. On a ball of `ballot_radius` R (`labeler.ball`) an agent of reverse-knn changes at most R^2, a
-record what stands here and the rounding. Each method's module holds its proof. A winner is computed from the histogram,
-so that these bounds hold for it, too; `labeler.methods.winners` says where less is proved.
+and, where a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
+(`labeler.methods.knn`). Q are the queries, k the neighbours that vote, n = `max_agent_records`,
+m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R (`labeler.ball`)
+an agent of reverse-knn changes at most R^2, a record what stands here and the rounding. Each method's module holds its
+proof. A winner is computed from the histogram, so that these bounds hold for it, too; `labeler.methods.winners` says
+where less is proved.
 
 A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
 
@@ -169,6 +171,10 @@ def sums_means(task: Asked) -> bool:
 
 def contribution_in_words(task: Asked) -> str:
     """What an agent contributes, for people."""
+    if task.attributes_per_record is not None:
+        most = task.votes_of_a_record
+        each = "all of them" if most == task.num_classes else f"the first {most} of each"
+        return f"the attributes of its k records nearest to each question, {each}"
     return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
 
 

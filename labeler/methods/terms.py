@@ -77,6 +77,7 @@ class MethodTraits:
         records_choose: whether each record looks for its k nearest queries, rather than each query for its k nearest
             records. Then k is at most the number of queries, any number of votes of one agent may meet in a cell, a
             task may cap the records of an agent, and what the counts add up to tells about how many records there are.
+        may_have_attributes: whether a record may vote for several classes at once (`Task.attributes_per_record`).
         learns_from_queries: whether every NEGATIVES_EVERY-th query is a public negative example that agents learn from.
         stated: what is proved of it. None: nobody has stated what a record changes, so that it has no price.
     """
@@ -91,6 +92,7 @@ class MethodTraits:
     has_local_noise: bool = False
     has_k: bool = False
     records_choose: bool = False
+    may_have_attributes: bool = False
     learns_from_queries: bool = False
     stated: CountedVotes | BoundedNumbers | None = None
 

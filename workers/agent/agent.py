@@ -32,7 +32,7 @@ from workers.voting.aux_distill import check_negatives
 from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import NO_PERSONS, Records, check_bound, select_records
+from workers.voting.records import NO_PERSONS, Records, check_bound, check_labels_fit, select_records
 from workers.voting.ways import WAYS, Means
 
 Seal = Callable[[int, bytes], bytes]
@@ -268,6 +268,7 @@ class Agent:
         # where a cut binds one record replaces another, which costs twice what was charged. What was declared is
         # public, so that silence tells nothing.
         check_bound(task, self._shard)
+        check_labels_fit(task, self._shard)
         return select_records(self._shard, records_per_person=task.records_per_person)
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
@@ -319,6 +320,7 @@ class Agent:
                 raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
             self._spends.check(None if self._shard.image_digests is None else self._shard.site_key)
         check_bound(task, self._shard)
+        check_labels_fit(task, self._shard)
         if tuple(task.classes) != tuple(self._shard.classes):
             raise MixedShards(f"agent {self.agent_id}: the task's classes are not those of its shard")
         if task.backbone_fingerprint != self._shard.fingerprint:

@@ -55,6 +55,10 @@ def plan(
     least_similarity: Annotated[
         float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
     ] = -1.0,
+    attributes_per_record: Annotated[
+        int | None,
+        typer.Option(min=1, help="knn: classes are attributes, of which a record votes for so many at most."),
+    ] = None,
     records_per_person: Annotated[
         int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
     ] = None,
@@ -107,6 +111,8 @@ def plan(
 
     `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --solve sigma --agents 3`
 
+    `labeler plan --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --solve sigma --agents 20`
+
     For blind-average --queries is one more than the features have numbers, or than --axes: the rows of the model.
     """
     from labeler.errors import InvalidSetting
@@ -133,6 +139,7 @@ def plan(
         epsilon=epsilon,
         solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
         level=one_of("level", level, ("instance", "person", "agent")),
+        attributes_per_record=attributes_per_record,
         records_per_person=records_per_person,
         ballot_radius=_radius(ballot_radius),
         life_epsilon=life_epsilon,

@@ -78,6 +78,13 @@ def embed(
         int | None,
         typer.Option(min=1, help="Declare that the site never holds more private images; more are refused."),
     ] = None,
+    attributes: Annotated[
+        Path | None,
+        typer.Option(help="Several labels per image: a CSV of file and attributes as 1 and 0, or CelebA's own table."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Only images that CelebA's list beside that table calls train, valid or test.")
+    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Embed by Ray, on all processors and GPUs of this machine.")
     ] = False,
@@ -97,9 +104,13 @@ def embed(
     A bound on records (--max-records) is public: choose it in round numbers before you count. Tasks that train models
     (blind-average, aux-distill) need half the noise where every site keeps one.
 
+    Images may have several labels each: attributes, from a table (--attributes) or a folder in CelebA's layout.
+
     Examples:
 
     `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill`
+
+    `labeler embed celeba/ --split train --out faces.shard --classes Smiling,Eyeglasses,Young`
 
     `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill --person-level 2`
 
@@ -138,6 +149,8 @@ def embed(
                 key=site_key,
                 part_size=part_size,
                 max_records=max_records,
+                attributes=attributes,
+                split=split,
                 ray=ray_address or ("" if ray else None),
                 progress=progress,
             )

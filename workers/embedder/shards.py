@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from feature_store.attributes import CELEBA_TABLE, AttributeSource, celeba_source, is_celeba
 from feature_store.backbones import Decoder
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
@@ -18,7 +19,7 @@ from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import begun_with
 from feature_store.twice import Twice, named
-from labeler.errors import UnreadableImage
+from labeler.errors import InvalidSetting, UnreadableImage
 from workers.progress import ProgressCallback, silent
 
 
@@ -40,6 +41,8 @@ def embed_images(
     key: Path | None = None,
     part_size: int | None = None,
     max_records: int | None = None,
+    attributes: Path | None = None,
+    split: str | None = None,
     ray: str | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def embed_images(
         device, decoder: see feature_store.backbones.load_backbone. A shard that is there, or was begun, goes on with
             the decoder it was begun with unless another one is named.
         fingerprint: of shards that it has to fit, likewise.
+        attributes, split: a table of the attributes of a folder's images, and which images (feature_store.attributes).
         ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
     Returns:
@@ -65,6 +69,7 @@ def embed_images(
         decoder=decoder,
         fingerprint=begun_with(out) or fingerprint,
     )
+    images = _source(source, attributes, split)
     loaded = recipe.load()
     with ExitStack() as owned:
         embedder = None
@@ -73,7 +78,7 @@ def embed_images(
             owned.callback(driver.end)
             embedder = cluster_embedder(recipe, loaded, driver)
         report = embed_source(
-            source,
+            images,
             loaded,
             out,
             classes=classes,
@@ -98,6 +103,22 @@ def embed_images(
         "notes": list(report.notes),
         "duplicates": told(report.same_images),
     }
+
+
+def _source(source: str | Path, attributes: Path | None, split: str | None) -> ImageSource | str | Path:
+    """What is embedded; a table of attributes stands beside a folder, or in it where it is in CelebA's layout."""
+    folder = Path(source)
+    if attributes is None and split is None:
+        return source
+    if not folder.is_dir():
+        raise InvalidSetting("a table of attributes, or a split of one, goes with a folder of images")
+    if attributes is None:
+        if not is_celeba(folder):
+            raise InvalidSetting(
+                f"--split goes with a table of attributes (--attributes), or {CELEBA_TABLE} in the folder"
+            )
+        return celeba_source(folder, split=split)
+    return AttributeSource(folder, attributes, split=split)
 
 
 def same_images_of(path: Path) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def _check_price(job: LabellingJob, folder: JobFolder, shards: list[Shard], *, i
         fingerprint=shards[0].fingerprint,
         nonce="" if job.seed is None else f"seed {job.seed}",
         agreed_colluding_agents=folder.agreed_colluding_agents(),
+        has_attributes=shards[0].has_attributes,
     )
     if count is not None:
         sizes = round_sizes(task, count, batch_queries=BATCH_QUERIES)

@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from feature_store.attributes import ON
 from feature_store.backbones.names import is_plain_name
 from feature_store.decode import Skipped
+from feature_store.job_files.attribute_labels import attribute_label_table
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
-from feature_store.job_files.models import StoredModel
+from feature_store.job_files.models import ATTRIBUTES, StoredModel
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.privacy_card import guarantee_of
@@ -32,7 +34,7 @@ class Prediction:
 
     Attributes:
         table: in the schema of image labels; every image is inferred.
-        counts: how many images got each class, in label order.
+        counts: how many images got each class, in label order; of attributes an image may get several.
         skipped: images that could not be read.
     """
 
@@ -110,15 +112,21 @@ def _predict(model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...]) -> 
         is_seeded=not model.card.get("holds", True),
         created_at=datetime.now(UTC).isoformat(),
     )
-    table = image_label_table(
+    as_table = attribute_label_table if model.kind == ATTRIBUTES else image_label_table
+    table = as_table(
         stamp, sources=images.sources, probabilities=probabilities, asked=np.zeros(len(images), dtype=np.bool_)
     )
-    return Prediction(table, _counts(model.classes, probabilities), skipped)
+    return Prediction(table, _counts(model, probabilities), skipped)
 
 
-def _counts(classes: tuple[str, ...], probabilities: NDArray[np.float64]) -> dict[str, int]:
-    counts = np.bincount(probabilities.argmax(axis=1), minlength=len(classes))
-    return dict(zip(classes, counts.tolist(), strict=True))
+def _counts(model: StoredModel, probabilities: NDArray[np.float64]) -> dict[str, int]:
+    of_attributes = model.kind == ATTRIBUTES
+    each = (
+        (probabilities >= ON).sum(axis=0)
+        if of_attributes
+        else np.bincount(probabilities.argmax(axis=1), minlength=len(model.classes))
+    )
+    return dict(zip(model.classes, each.tolist(), strict=True))
 
 
 def _check_fingerprint(model: StoredModel, found: str, what: str) -> None:

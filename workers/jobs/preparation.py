@@ -21,7 +21,7 @@ from feature_store.shard import Shard, check_compatible
 from labeler.batch import QueryBatch
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
-from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask
+from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.task import Level, Task
@@ -136,6 +136,10 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     check_compatible([*shards, asked, *scored])
     check_roles(shards, [asked, *scored])
     _check_no_record_twice(job, shards)
+    if scored and shards[0].has_attributes and not scored[0].has_attributes:
+        raise MixedShards(
+            f"{job.test} holds one class per image, and the shards hold attributes; embed it with a table of attributes"
+        )
     public = PublicImages.of(asked)
     test = PublicImages.labelled(scored[0]) if scored else None
     if test is not None and not len(test):
@@ -155,6 +159,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         fingerprint=shards[0].fingerprint,
         nonce="" if job.seed is None else f"seed {job.seed}",
         agreed_colluding_agents=folder.agreed_colluding_agents(),
+        has_attributes=shards[0].has_attributes,
     )
     if tuple(task.classes) != tuple(shards[0].classes):
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")

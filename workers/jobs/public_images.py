@@ -33,7 +33,8 @@ class PublicImages:
     @classmethod
     def labelled(cls, shard: Shard) -> PublicImages:
         """The images of a shard whose truth is known, to score on."""
-        return cls(shard, shard.rows[np.asarray(shard.labels)[shard.rows] >= 0])
+        labels = np.asarray(shard.labels)[shard.rows]
+        return cls(shard, shard.rows[(labels[:, 0] if shard.has_attributes else labels) >= 0])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,7 +46,7 @@ class PublicImages:
 
     @cached_property
     def labels(self) -> NDArray[np.int16]:
-        """True classes for scoring, -1 where unknown; shape (n,)."""
+        """True classes for scoring, -1 where unknown; shape (n,), or (n, C) of attributes."""
         return np.asarray(self.shard.labels)[self.rows]
 
     @cached_property

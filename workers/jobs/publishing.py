@@ -19,7 +19,7 @@ from feature_store.backbones.names import loadable_name
 from feature_store.durable import replace_file, replacing
 from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
-from feature_store.job_files.models import model_file
+from feature_store.job_files.models import ATTRIBUTES, model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from feature_store.students import NoisyAnswers, Student, StudentKind, fit_student
 from feature_store.students.labelling import LabelledImages, label_images
@@ -27,12 +27,13 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
+from workers.jobs.attributes import attribute_labels, read_releases
 from workers.jobs.folder import JobFolder
 from workers.jobs.preparation import PreparedJob
 from workers.jobs.report import job_report
 from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.report.model import CurvePoint, StudentOutcome
+from workers.report.model import CurvePoint, JobReport, StudentOutcome
 from workers.report.publish import write_report
 from workers.report.summary import report_json
 
@@ -69,6 +70,8 @@ def publish(
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
     with clock.stage("train student"):
         progress("Student", 0, 2)
+        if prepared.task.attributes_per_record is not None:
+            return _publish_attributes(prepared, answers, releases, folder, card, created_at, progress)
         labelled = label_images(
             answers,
             prepared.public.features,
@@ -95,7 +98,44 @@ def publish(
             is_seeded=is_seeded,
             contributors=min(len(release.contributors) for release in releases),
         )
-        write_report(report, folder.out)
+        return _write_report(report, folder)
+
+
+def _publish_attributes(
+    prepared: PreparedJob,
+    answers: NoisyAnswers,
+    releases: Sequence[Release],
+    folder: JobFolder,
+    card: Mapping[str, Any],
+    created_at: datetime,
+    progress: ProgressCallback,
+) -> dict[str, Any]:
+    """The same where a record may have any number of labels: a head for each, and no single label of an image."""
+    read = read_releases(prepared, releases)
+    is_seeded = any(release.is_seeded for release in releases)
+    heads = read.labelled.student
+    _write_model(prepared, heads.arrays, kind=ATTRIBUTES, card=card, path=folder.out / "student.safetensors")
+    labels = attribute_labels(
+        prepared, read.labelled, privacy=guarantee(prepared.price), created_at=created_at, is_seeded=is_seeded
+    )
+    write_table(labels, folder.out / "student_labels.parquet")
+    progress("Student", 2, 2)
+    report = job_report(
+        prepared,
+        answers,
+        read.outcome,
+        (),
+        None,
+        created_at=created_at,
+        is_seeded=is_seeded,
+        contributors=min(len(release.contributors) for release in releases),
+        attributes=read.report,
+    )
+    return _write_report(report, folder)
+
+
+def _write_report(report: JobReport, folder: JobFolder) -> dict[str, Any]:
+    write_report(report, folder.out)
     summary = report_json(report)
     replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
     return summary

@@ -20,6 +20,7 @@ from labeler.jobs import AnswerStatus
 from labeler.planning import PrivacyStatement, price
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
+from workers.report.attributes import AttributeReport
 from workers.report.coverage import map_public_set
 from workers.report.images import ImageLabels
 from workers.report.model import (
@@ -42,16 +43,17 @@ def job_report(
     answers: NoisyAnswers,
     student: StudentOutcome,
     curve: tuple[CurvePoint, ...],
-    labels: pa.Table,
+    labels: pa.Table | None,
     *,
     created_at: datetime,
     is_seeded: bool,
     contributors: int,
+    attributes: AttributeReport | None = None,
 ) -> JobReport:
     """Everything the report of a job shows, but for the seconds it took.
 
     Args:
-        labels: of every public image, as `student_labels.parquet` holds them.
+        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes.
     """
     is_about_a_model = prepared.task.traits.asks_for_a_model
     return JobReport(
@@ -62,7 +64,8 @@ def job_report(
         public_images=len(prepared.public),
         student=student,
         curve=curve,
-        images=_image_labels(prepared, labels),
+        images=None if labels is None else _image_labels(prepared, labels),
+        attributes=attributes,
         coverage=map_public_set(
             prepared.public.features,
             prepared.answered_features,
@@ -130,7 +133,7 @@ def _image_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
 def _truths(prepared: PreparedJob) -> list[int | None]:
     """True class of each query where the requester knows it: of its image, or of most of its cluster's images."""
     public, queries, task = prepared.public, prepared.queries, prepared.task
-    if public.classes != task.classes:
+    if public.classes != task.classes or task.attributes_per_record is not None:
         return [None] * len(queries.rows)
     if not prepared.asks_clusters:
         return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from feature_store.attributes import ON
 from feature_store.backbones.names import loadable_name
 from feature_store.durable import replace_file
 from feature_store.job_files.answered import answers_of, task_of
 from feature_store.job_files.for_students import read_for_students
-from feature_store.job_files.models import model_file, read_model
+from feature_store.job_files.models import ATTRIBUTES, model_file, read_model
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, StudentKind, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -62,6 +63,11 @@ def read_job(folder: Path) -> FinishedJob:
         task, is_seeded = task_of(table)
     except (OSError, BadData):
         raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
+    if task.attributes_per_record is not None:
+        raise InvalidSetting(
+            f"{folder} is a job about attributes; its one kind of student, a head for each, is student.safetensors in "
+            "the folder"
+        )
     left = read_for_students(folder)
     shard = Shard.open(left.public_shard)
     public = PublicImages.of(shard)
@@ -155,7 +161,10 @@ def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
             f"{test} was embedded by backbone {shard.fingerprint[:16]}, and the student reads {model.fingerprint[:16]}"
         )
     scored = _truth(shard, test)
-    predicted = model.predict_proba(scored.features).argmax(axis=1)
+    said = model.predict_proba(scored.features)
+    if (model.kind == ATTRIBUTES) != shard.has_attributes:
+        raise MixedShards(f"one of the student and {test} is of attributes, any number per image; the other of classes")
+    predicted = said >= ON if model.kind == ATTRIBUTES else said.argmax(axis=1)
     return result | {"accuracy": float((predicted == scored.labels).mean()), "test_images": len(scored)}
 
 

@@ -64,6 +64,8 @@ class TaskTable(_Table):
         ballot_radius: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite agent-level
             price of reverse-knn; `labeler plan` proposes one.
         records_per_person: at most so many records of one person vote at each agent, which states a price for a person.
+        attributes_per_record: for how many of the attributes that it has a record votes at most, where shards hold
+            attributes; for all when absent.
         life: votes for life: the table `[task.life]`.
         training: how agents train, for methods whose price depends on it: the table `[task.training]`.
         abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
@@ -85,6 +87,7 @@ class TaskTable(_Table):
     max_agent_records: int | None = None
     ballot_radius: int | None = None
     records_per_person: int | None = None
+    attributes_per_record: int | None = None
     life: LifeTable | None = None
     training: Training | None = None
     abstain_below: int | None = None
@@ -176,12 +179,14 @@ class TaskFile(_Table):
         fingerprint: str,
         nonce: str,
         agreed_colluding_agents: int | None = None,
+        has_attributes: bool = False,
     ) -> Task:
         """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
 
         Args:
             classes, agents, num_queries, fingerprint, nonce: of the task.
             agreed_colluding_agents: what an interrupted job was begun with; it counts where the file does not say.
+            has_attributes: whether the shards hold attributes, any number per record.
 
         Raises:
             InvalidTask: a field is out of bounds, or no sigma reaches the price; or it is of votes for life.
@@ -191,7 +196,14 @@ class TaskFile(_Table):
                 "task.life: votes for life are cast by agents whose journals remember what each image has spent, and a "
                 "run ends with its folder; submit this file to a service (labeler submit)"
             )
+        if self.task.attributes_per_record is not None and not has_attributes:
+            raise InvalidTask(
+                "task.attributes_per_record: the shards hold one class per record; leave it out, or embed the images "
+                "with a table of attributes (labeler embed --attributes)"
+            )
         fields = self.task.model_dump(exclude={"epsilon"}, exclude_none=True)
+        if has_attributes:
+            fields.setdefault("attributes_per_record", len(self.task.classes or classes))
         fields |= {
             "classes": self.task.classes or classes,
             "agents": agents,

@@ -118,6 +118,7 @@ def _clusters(
             num_queries=2 * len(classes) + int(task.get("k", 1)),
             fingerprint=first.fingerprint,
             nonce="",
+            has_attributes=first.has_attributes,
         )
         count = questions_for(asked, public_images=public)
     return count if public is None or count < public else None

@@ -23,7 +23,7 @@ LOPSIDED: Final = 20.0
 def class_totals(report: JobReport) -> tuple[str, ...]:
     """Sentences about classes whose released votes are no more than noise, or many times another's."""
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
-    if not rows or not report.task.traits.counts:
+    if not rows or not report.task.traits.counts or report.attributes is not None:
         return ()
     totals = np.sum(rows, axis=0)
     noise = report.task.total_sigma_votes * math.sqrt(len(rows))

@@ -19,6 +19,7 @@ from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
 from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
+from workers.report.attributes import AttributeReport
 from workers.report.images import ImageLabels
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -232,6 +233,7 @@ class JobReport:
         curve, references: accuracy against instance epsilon, where truth is known. The curve must cost
             nothing: students of this job's answers with more noise added, or data that need no protection.
         images: the labels of all public images; None where there are none.
+        attributes: the same where an image may have any number of labels.
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
         notes: more lines on the price, in plain words.
@@ -252,6 +254,7 @@ class JobReport:
     curve: tuple[CurvePoint, ...] = ()
     references: tuple[ReferencePoint, ...] = ()
     images: ImageLabels | None = None
+    attributes: AttributeReport | None = None
     coverage: Coverage | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -287,6 +290,10 @@ class JobReport:
             0 <= self.images.labels.min() <= self.images.labels.max() < classes and self.images.truth.max() < classes
         ):
             raise InvalidSetting(f"a label or truth of an image lies outside the {classes} classes of the task")
+        if (self.attributes is None) == (self.task.attributes_per_record is not None) or (
+            self.attributes is not None and self.images is not None
+        ):
+            raise InvalidSetting("a report of a task about attributes shows attributes, and any other shows classes")
         if any("/" in name or ":" in name or "\\" in name for name, _ in self.downloads):
             raise InvalidSetting("a download must be the bare name of a file beside the page")
 

@@ -19,7 +19,7 @@ from workers.report.canvas import OTHER_COLOR, Picture, class_colors
 from workers.report.confused import confusion_table
 from workers.report.images import MAX_FIRST, MAX_PER_BAND, ImageLabels, bands, evenly_of
 from workers.report.model import JobReport
-from workers.report.tiles import image_tiles, question_tiles
+from workers.report.tiles import attribute_tiles, image_tiles, question_tiles
 
 _MOST_CLASSES = 30
 _OPEN_TILES = 12
@@ -38,7 +38,8 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
     environment.filters |= {"percent": words.say_percent, "count": words.count}
     questions = question_tiles(report)
     images = report.images
-    return environment.get_template("report.html.j2").render(
+    template = "report.html.j2" if report.attributes is None else "attributes.html.j2"
+    return environment.get_template(template).render(
         report=report,
         pictures=pictures,
         headline=words.headline(report),
@@ -58,6 +59,8 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         confusion=None if report.image_accuracy is None else confusion_table(report),
         delta=words.say_delta(report.privacy.delta),
         classes=_class_rows(report),
+        attribute_rows=_attribute_rows(report),
+        attribute_tiles=attribute_tiles(report),
         meaning=words.what_epsilon_means(report),
         price_rows=_price_rows(report),
         price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report), *report.notes),
@@ -104,6 +107,9 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
         asked = int(report.images.asked.sum())
         unit = f"{asked:,} of them asked about, {len(report.images) - asked:,} inferred"
         cards.append(_card("images labelled", f"{len(report.images):,}", unit))
+    if report.attributes is not None:
+        each = words.count(len(report.attributes.outcomes), "attribute")
+        cards.append(_card("images labelled", f"{report.attributes.count:,}", f"{each} of each"))
     cards.append(
         _card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{_right(report)}")
     )
@@ -161,6 +167,22 @@ def _class_rows(report: JobReport) -> dict[str, Any]:
     return {"rows": rows, "left_out": report.task.num_classes - len(rows)}
 
 
+def _attribute_rows(report: JobReport) -> list[dict[str, Any]]:
+    said = report.attributes
+    return [
+        {
+            "name": one.name,
+            "on": f"{one.on:,}",
+            "width": round(100 * one.on / said.count, 1),
+            "stated": words.say_percent(one.confidence),
+            "right": words.say_percent(one.right),
+            "commoner": words.say_percent(one.commoner),
+        }
+        for one in (said.outcomes if said is not None else ())
+        if said is not None
+    ]
+
+
 def _price_rows(report: JobReport) -> list[dict[str, Any]]:
     return [
         {
@@ -180,7 +202,8 @@ def _settings(report: JobReport) -> list[tuple[str, str]]:
     opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),
-        ("Classes", f"{task.num_classes:,}"),
+        ("Classes" if task.attributes_per_record is None else "Attributes", f"{task.num_classes:,}"),
+        ("Attributes a record votes for", "" if task.attributes_per_record is None else f"{task.votes_of_a_record:,}"),
         ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{words.neighbors(task)})"),
         ("What is opened", f"{opened} ({task.release})"),
         ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),

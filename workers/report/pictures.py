@@ -52,6 +52,9 @@ _MARKS = "osD^vP"
 
 def draw_pictures(report: JobReport) -> dict[str, Picture]:
     """Draw every picture that this report has data for, by file name without `.png`."""
+    if report.attributes is not None:
+        # The other pictures are of one class per question.
+        return {drawn.file_name.removesuffix(".png"): drawn for drawn in (budget(report), price(report)) if drawn}
     drawn = (
         accuracy(report), calibration(report), budget(report), price(report), coverage(report), vote_margins(report),
         answers(report),

@@ -23,6 +23,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
     if report.label_accuracy is not None:
         labels["accuracy"] = report.label_accuracy
     images: dict[str, Any] = {}
+    if report.attributes is not None:
+        images = report.attributes.to_json()
     if report.images is not None:
         images = {"labelled": len(report.images), "median_confidence": round(report.images.median_confidence, 6)}
         if report.images.accuracy is not None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from labeler.jobs import AnswerStatus
 from workers.report import thumbnails, words
+from workers.report.attributes import AttributeImage
 from workers.report.model import AnsweredQuery, JobReport
 
 MOST_BARS = 3
@@ -33,6 +34,28 @@ def question_tiles(report: JobReport) -> list[dict[str, Any]]:
 def image_tiles(report: JobReport, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Some of the public images with their labels."""
     return [] if report.images is None else [_image(report, number) for number in numbers]
+
+
+def attribute_tiles(report: JobReport) -> list[dict[str, Any]]:
+    """Some of the public images with the attributes that they have."""
+    said = report.attributes
+    return [] if said is None else [_with_attributes(image) for image in said.images]
+
+
+def _with_attributes(image: AttributeImage) -> dict[str, Any]:
+    name = ", ".join(image.has) or "none of them"
+    mark = "unmarked" if image.truth is None else "right" if image.truth == image.has else "wrong"
+    pictures = [] if image.thumbnail is None else [thumbnails.open_picture(image.thumbnail, image.source)]
+    return {
+        "images": [_picture(one, f"{image.source}: {name}") for one in pictures],
+        "mark": mark,
+        "name": name,
+        "small": "",
+        "truth": (", ".join(image.truth or ()) or "none of them") if mark == "wrong" else None,
+        "source": image.source,
+        "where": image.source,
+        "bars": [],
+    }
 
 
 def _question(report: JobReport, number: int, query: AnsweredQuery, tallest: float) -> dict[str, Any]:

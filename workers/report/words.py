@@ -8,6 +8,7 @@ from labeler.epsilon_words import say_epsilon
 from labeler.jobs import AnswerStatus
 from labeler.methods.sensitivity import sums_means
 from labeler.task import Task
+from workers.report.attributes import AttributeReport
 from workers.report.class_totals import class_totals
 from workers.report.model import JobReport
 
@@ -44,6 +45,8 @@ def count(number: int, one: str, many: str | None = None) -> str:
 def headline(report: JobReport) -> str:
     """One claim about the labels: the best that is known of how good they are."""
     images, unseen = report.images, report.student_accuracy
+    if report.attributes is not None:
+        return _attributes(report.attributes)
     if images is not None and images.accuracy is not None:
         known = int(images.known.sum())
         whom = f"all {known:,}" if known == len(images) else f"{known:,} of {len(images):,}"
@@ -59,6 +62,14 @@ def headline(report: JobReport) -> str:
     if report.label_accuracy is not None:
         return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
     return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
+
+
+def _attributes(said: AttributeReport) -> str:
+    whom = f"{count(len(said.outcomes), 'attribute')} of {count(said.count, 'public image')}"
+    if said.accuracy is None:
+        return f"{whom} labelled, with a mean confidence of {say_percent(said.confidence)}."
+    beside = f"always the commoner: {say_percent(said.commoner)}"
+    return f"{say_percent(said.accuracy)} of {whom} are labelled right ({beside})."
 
 
 def guarantee(report: JobReport) -> str:
@@ -231,7 +242,8 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         if sums_means(report.task)
         else "a linear model: the mean of the agents' models under noise, and the labels it gives"
         if report.task.traits.asks_for_a_model
-        else f"one noisy sum of {report.task.traits.sums} per question and class, and the label it gives"
+        else f"one noisy sum of {report.task.traits.sums} per question and "
+        + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
     )
     size = ("about how many records all agents hold together",) if report.task.traits.records_choose else ()
     return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")

@@ -155,4 +155,9 @@ def digits_pool(*, seed: int) -> Pool:
 
 def shard_pool(shard: Shard, *, seed: int) -> Pool:
     """The records of a shard, those deleted left out."""
+    if shard.has_attributes:
+        raise InvalidSetting(
+            f"{shard.path} holds attributes, any number per record, and this works with one class per record; run "
+            "`labeler run` on it"
+        )
     return divided("the shard", shard.classes, shard.features[shard.rows], shard.labels[shard.rows], seed=seed)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import here, is_cluster, load_engine
 from feature_store.index.memory import check_memory_limit
-from labeler.ballots import knn_ballots, reverse_knn_ballots
+from labeler.ballots import attribute_ballots, knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.task import Task
 from workers.voting.records import Records
@@ -73,9 +73,14 @@ class NeighborVotes:
         if k == 0:
             return votes
         index = self._index_of(records)
-        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // k):
-            rows = index.search(batch.features[block], k).rows
-            votes[block] = knn_ballots(records.all_labels[rows], num_classes=task.num_classes)
+        most = task.attributes_per_record
+        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k if most is None else k * task.num_classes)):
+            labels = records.all_labels[index.search(batch.features[block], k).rows]
+            votes[block] = (
+                knn_ballots(labels, num_classes=task.num_classes)
+                if most is None
+                else attribute_ballots(labels, most=most)
+            )
         return votes
 
     def reverse_knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:

@@ -30,10 +30,11 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, *, e
         InvalidSetting: another method, or a cap: there what leaves lets another in, or moves a model.
     """
     plain = task.records_per_person is None and task.max_agent_records is None and task.ballot_radius is None
+    plain = plain and task.attributes_per_record is None
     if not (task.traits.has_k and plain and task.life is None):
         raise InvalidSetting(
-            "what single records are told of is computed for knn and reverse-knn without caps, ball or votes for life; "
-            "for other tasks the price is what there is"
+            "what single records are told of is computed for knn and reverse-knn without caps, ball, attributes or "
+            "votes for life; for other tasks the price is what there is"
         )
     count, squared = len(records), np.zeros(len(records.all_labels), dtype=np.int64)
     if task.traits.records_choose:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feature_store.shard import Shard
 from labeler.descent import MOST_RECORDS
-from labeler.errors import PrivacyRefusal
+from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.methods.sensitivity import kept_bound
 from labeler.task import Task
 from workers.learning.descent import Rows
@@ -31,7 +31,7 @@ class Records:
     Attributes:
         all_features: int16, shape (n, dimension), quantised; may be memory-mapped.
         all_record_ids: int64, shape (n,), unique, random.
-        all_labels: int16, shape (n,), classes.
+        all_labels: int16, shape (n,), classes; or (n, C), which attributes each has.
         version: of the shard: another whenever a record came or went.
         records_per_person: m of the task that they were selected for; None where it does not bound them.
         rows: int64, ascending: the rows that take part; None where all do.
@@ -139,6 +139,23 @@ def most_trained(task: Task) -> int:
     holds more (`check_bound`), so that it never binds.
     """
     return kept_bound(task) or MOST_RECORDS
+
+
+def check_labels_fit(task: Task, shard: Shard) -> None:
+    """Refuse a task about attributes at a shard of classes, and the other way round: facts of how both were set up.
+
+    Raises:
+        MixedShards: the message says which is which.
+    """
+    asked = task.attributes_per_record is not None
+    if asked != shard.has_attributes:
+        raise MixedShards(
+            "the task asks about attributes, of which a record may have any number (attributes_per_record), and the "
+            "shard holds one class per record"
+            if asked
+            else "the shard holds attributes, any number per record, and the task asks for one class; give the task "
+            "attributes_per_record"
+        )
 
 
 def check_bound(task: Task, shard: Shard) -> None:

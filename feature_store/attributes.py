@@ -1,0 +1,219 @@
+"""Several labels per image: a table of attributes beside a folder of images, in CelebA's own layout or as a CSV file.
+
+CelebA's layout, as it is downloaded (Liu et al. 2015, "Deep learning face attributes in the wild"):
+
+    list_attr_celeba.txt      number of images; names of the attributes; then per image its name and 1 or -1 for each
+    list_eval_partition.txt   per image its name and 0 (train), 1 (valid) or 2 (test)
+    img_align_celeba/         the images
+
+A CSV file has the heading `file` (or `image_id`), then a heading per attribute; below, 1 and 0, or 1 and -1. A site
+that holds some of the images may keep the whole table: rows about other images are another source's.
+
+Names of attributes are public, as a list of classes is. What stands in a row is as private as its image: a message
+names the line that is wrong, and neither its image nor what it says.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.decode import MAX_PIXELS, Skipped
+from feature_store.images import FolderSource
+from labeler.errors import BadData, InvalidSetting
+
+CELEBA_TABLE: Final = "list_attr_celeba.txt"
+CELEBA_SPLITS: Final = "list_eval_partition.txt"
+CELEBA_IMAGES: Final = "img_align_celeba"
+
+SPLITS: Final = ("train", "valid", "test")
+"""In the order of the numbers in CelebA's own file."""
+
+FILE_HEADINGS: Final = ("file", "image_id")
+
+ON: Final = 0.5
+"""An attribute of at least this probability holds."""
+
+UNKNOWN: Final = -1
+"""Of an image that no row is about; public images only."""
+
+_Line = tuple[int, list[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class AttributeTable:
+    """Which image has which attributes. Private where the images are; does not print.
+
+    Attributes:
+        names: of the attributes, in the table's order.
+        rows: of each image by its name within the source, int8, shape (attributes,), 0 or 1.
+    """
+
+    names: tuple[str, ...]
+    rows: dict[str, NDArray[np.int8]] = field(repr=False)
+
+
+class AttributeSource(FolderSource):
+    """A folder of images with a table of their attributes; folders within it say nothing about classes.
+
+    Args:
+        images: the folder.
+        table: a CSV file, or one in CelebA's layout.
+        split: only the images that CELEBA_SPLITS beside the table puts there; all where absent.
+        max_pixels: see FolderSource.
+
+    Attributes:
+        attributes: int16, shape (images, attributes): 0 or 1, or UNKNOWN in the whole row.
+
+    Raises:
+        BadData: a table is malformed, or no image of the folder is in the split.
+        InvalidSetting: a file cannot be read, or the split has no such name.
+    """
+
+    def __init__(self, images: Path, table: Path, *, split: str | None = None, max_pixels: int = MAX_PIXELS) -> None:
+        super().__init__(images, max_pixels=max_pixels)
+        # Every file counts here, in whatever folder: a label comes from the table.
+        everything = sorted([*self.names, *(skipped.source for skipped in self.left_out)])
+        self.left_out: tuple[Skipped, ...] = ()
+        if split is not None:
+            belongs = _read_split(table.with_name(CELEBA_SPLITS), split)
+            everything = [name for name in everything if name in belongs]
+            if not everything:
+                raise BadData(f"no image of folder {images.name!r} is in the split {split!r} of {CELEBA_SPLITS}")
+        self.names = everything
+        found = read_attributes(table, frozenset(everything))
+        nobody = np.full(len(found.names), UNKNOWN, dtype=np.int8)
+        self.label_names = found.names
+        self.labels = [None] * len(everything)
+        self.attributes = np.stack([found.rows.get(name, nobody) for name in everything]).astype(np.int16)
+
+    def columns(self, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
+        """The attributes of each image, in the order of a public list of names; int16, shape (images, names).
+
+        Raises:
+            BadData: the table has no such attribute, or private images are not in the table.
+        """
+        place = {name: number for number, name in enumerate(self.label_names)}
+        missing = [name for name in classes if name not in place]
+        if missing:
+            raise BadData(
+                f"the table has no attribute {missing[0]!r}; its {len(place)} attributes are matched by name, so check "
+                "the spelling in --classes"
+            )
+        chosen = self.attributes[:, [place[name] for name in classes]]
+        silent = int((chosen == UNKNOWN).any(axis=1).sum())
+        if silent and not public:
+            raise BadData(
+                f"{silent} of {len(chosen)} private images are not in the table of attributes; add their rows (names "
+                "are relative to the folder of images), or take those images out"
+            )
+        return chosen
+
+
+def celeba_source(folder: Path, *, split: str | None = None, max_pixels: int = MAX_PIXELS) -> AttributeSource:
+    """A folder in CelebA's layout; see the module.
+
+    Raises:
+        InvalidSetting: a part of it is missing.
+    """
+    if not (folder / CELEBA_IMAGES).is_dir():
+        raise InvalidSetting(f"{folder.name!r} holds {CELEBA_TABLE} and no folder {CELEBA_IMAGES!r} of images")
+    return AttributeSource(folder / CELEBA_IMAGES, folder / CELEBA_TABLE, split=split, max_pixels=max_pixels)
+
+
+def is_celeba(folder: Path) -> bool:
+    """Whether a folder has CelebA's table of attributes in it."""
+    return (folder / CELEBA_TABLE).is_file()
+
+
+def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
+    """Read a table whole, checking every line, and keep the rows of some images.
+
+    Args:
+        path: a CSV file (`.csv`), or one in CelebA's layout.
+        wanted: names of images.
+
+    Raises:
+        BadData: a line is malformed; the line is named by its number.
+        InvalidSetting: it cannot be read.
+    """
+    lines = _csv_lines(path) if path.suffix.lower() == ".csv" else _celeba_lines(path)
+    _, heading = next(lines)
+    names = tuple(heading)
+    if not names or any(not name for name in names) or len(set(names)) != len(names):
+        raise BadData(f"{path.name!r} needs a heading for each attribute, all different; found {len(names)} of them")
+    rows: dict[str, NDArray[np.int8]] = {}
+    seen: dict[str, int] = {}
+    written: set[str] = set()
+    for number, (name, *said) in lines:
+        where = f"{path.name!r}, line {number}"
+        if len(said) != len(names):
+            raise BadData(f"{where}: {len(said)} values for {len(names)} attributes")
+        if not name or seen.setdefault(name, number) != number:
+            raise BadData(f"{where}: " + (f"an image that line {seen[name]} is about already" if name else "no image"))
+        written |= set(said)
+        if not written <= {"1", "0"} and not written <= {"1", "-1"}:
+            raise BadData(f"{where}: attributes are written 1 and 0, or 1 and -1, and one way in the whole file")
+        if name in wanted:
+            rows[name] = np.array([value == "1" for value in said], dtype=np.int8)
+    return AttributeTable(names, rows)
+
+
+def _celeba_lines(path: Path) -> Iterator[_Line]:
+    """The names of the attributes, then a line per image, numbered as in the file."""
+    lines = ((number, line.split()) for number, line in enumerate(_text(path).splitlines(), start=1))
+    _, stated = next(lines, (1, [""]))
+    if len(stated) != 1 or not stated[0].isdecimal():
+        raise BadData(f"{path.name!r}, line 1: the number of images is needed; a table of other kind ends in .csv")
+    yield next(lines, (2, []))
+    count = 0
+    for number, fields in lines:
+        if fields:
+            count += 1
+            yield number, fields
+    if count != int(stated[0]):
+        raise BadData(f"{path.name!r} states {stated[0]} images in its first line and has {count}; it was cut short")
+
+
+def _csv_lines(path: Path) -> Iterator[_Line]:
+    rows = csv.reader(_text(path).splitlines(), strict=True)
+    try:
+        heading = [field.strip() for field in next(rows, [])]
+        if not heading or heading[0] not in FILE_HEADINGS:
+            raise BadData(f"{path.name!r}, line 1: the first heading must be {FILE_HEADINGS[0]!r}")
+        yield 1, heading[1:]
+        for row in rows:
+            if row:
+                yield rows.line_num, [field.strip() for field in row]
+    except csv.Error:
+        raise BadData(f"{path.name!r}, line {rows.line_num}: no comma-separated text") from None
+
+
+def _read_split(path: Path, split: str) -> set[str]:
+    """Names of the images of a split."""
+    if split not in SPLITS:
+        raise InvalidSetting(f"--split must be one of {', '.join(SPLITS)}; found {split!r}")
+    number = str(SPLITS.index(split))
+    found: set[str] = set()
+    for line, text in enumerate(_text(path).splitlines(), start=1):
+        fields = text.split()
+        if fields and (len(fields) != 2 or fields[1] not in ("0", "1", "2")):
+            raise BadData(f"{path.name!r}, line {line}: the name of an image and 0, 1 or 2 are needed")
+        if fields and fields[1] == number:
+            found.add(fields[0])
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidSetting(f"{path.name!r} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise BadData(f"{path.name!r} is no text in UTF-8") from None

@@ -1,0 +1,135 @@
+"""What a job about attributes gives back: `workers.jobs.publishing` for records with any number of labels.
+
+From the releases alone, at no price: a head per attribute, what it says of every public image, a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feature_store.attributes import ON
+from feature_store.job_files.attribute_labels import attribute_label_table
+from feature_store.job_files.image_labels import ImageStamp
+from feature_store.job_files.models import ATTRIBUTES
+from feature_store.students.attributes import LabelledAttributes, label_attributes
+from labeler.release import Release
+from workers.jobs.preparation import PreparedJob
+from workers.report.attributes import MOST_IMAGES, AttributeImage, AttributeOutcome, AttributeReport
+from workers.report.model import StudentOutcome
+
+
+@dataclass(frozen=True, eq=False)
+class AttributeResult:
+    """What was read off the releases.
+
+    Attributes:
+        labelled: the student, and what it says of every public image.
+        outcome: of the student, where there are images to score it on.
+        report: what the report shows of them.
+    """
+
+    labelled: LabelledAttributes
+    outcome: StudentOutcome
+    report: AttributeReport
+
+
+def read_releases(prepared: PreparedJob, releases: Sequence[Release]) -> AttributeResult:
+    """Fit the heads, label the public images, and score both where truth is known."""
+    task, queries, public = prepared.task, prepared.queries, prepared.public
+    # Batches may differ in who answered; each is read as the share of those who did.
+    most = max(len(release.contributors) for release in releases)
+    votes = np.concatenate(
+        [
+            release.noisy_votes * (most / len(release.contributors))
+            for release in releases
+            if release.noisy_votes is not None
+        ]
+    )
+    labelled = label_attributes(
+        votes,
+        queries.features,
+        public.features,
+        most_votes=task.k * most,
+        sigma=task.sum_sigma_votes(most),
+        rows=queries.rows,
+        seed=prepared.job.file.student.seed,
+    )
+    outcome = StudentOutcome(kind=ATTRIBUTES, public_images=len(public))
+    if prepared.test is not None:
+        said = labelled.student.predict_proba(prepared.test.features) >= ON
+        outcome = StudentOutcome(
+            kind=ATTRIBUTES,
+            public_images=len(public),
+            accuracy=float((said == prepared.test.labels).mean()),
+            test_images=len(prepared.test),
+        )
+    return AttributeResult(labelled, outcome, _report(prepared, labelled))
+
+
+def attribute_labels(
+    prepared: PreparedJob,
+    labelled: LabelledAttributes,
+    *,
+    privacy: Mapping[str, Any],
+    created_at: datetime,
+    is_seeded: bool,
+) -> pa.Table:
+    """The attributes of every public image: what most users came for."""
+    stamp = ImageStamp(
+        task_digest=prepared.task.digest,
+        job_id=prepared.job_id,
+        classes=prepared.task.classes,
+        privacy=privacy,
+        is_seeded=is_seeded,
+        created_at=created_at.isoformat(),
+    )
+    return attribute_label_table(
+        stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked
+    )
+
+
+def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
+    public, names = prepared.public, prepared.task.classes
+    has = labelled.probabilities >= ON
+    sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)
+    truth: NDArray[np.int16] | None = None
+    if public.shard.has_attributes and public.classes == names and (public.labels >= 0).any():
+        truth = public.labels
+    known = np.zeros(len(public), dtype=np.bool_) if truth is None else truth[:, 0] >= 0
+    outcomes = tuple(
+        AttributeOutcome(
+            name=name,
+            on=int(has[:, place].sum()),
+            confidence=float(sure[:, place].mean()),
+            right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
+            commoner=None if truth is None else _commoner(truth[known, place]),
+        )
+        for place, name in enumerate(names)
+    )
+    numbers = np.unique(np.linspace(0, len(public) - 1, min(MOST_IMAGES, len(public))).astype(np.int64)).tolist()
+    pictures = public.thumbnails(numbers)
+    images = tuple(
+        AttributeImage(
+            source=public.sources[number],
+            has=tuple(names[place] for place in np.flatnonzero(has[number])),
+            truth=None
+            if truth is None or not known[number]
+            else tuple(names[place] for place in np.flatnonzero(truth[number] == 1)),
+            thumbnail=pictures.get(number),
+        )
+        for number in numbers
+    )
+    return AttributeReport(outcomes, images, len(public), int(known.sum()))
+
+
+def _commoner(truth: NDArray[np.int16]) -> float:
+    """How often whoever always gave the commoner answer would be right."""
+    share = float(truth.mean())
+    return max(share, 1 - share)
