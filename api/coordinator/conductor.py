@@ -43,6 +43,7 @@ log = logging.getLogger("labeler.conductor")
 _AFTER_DEFECT_S = 1.0
 _MOST_ASKED = 10_000
 _KEPT_BYTES = 4 * 2**20
+_KEPT_JOBS = 64
 """Of questions in memory; of more, those read first are read again."""
 
 
@@ -111,7 +112,7 @@ class PreparedQuestions:
         features.flags.writeable = False
         self._known[job_id] = features
         self._known_bytes += features.nbytes
-        while self._known_bytes > _KEPT_BYTES:
+        while self._known_bytes > _KEPT_BYTES or len(self._known) > _KEPT_JOBS:
             _, dropped = self._known.popitem(last=False)
             self._known_bytes -= dropped.nbytes
 

@@ -26,15 +26,31 @@ FRESH_S = 5.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as it is shown.
+    """A job as it is shown to whoever submitted it.
+
+    Only its bytes are kept: as objects a view takes six times the room, and hardly anybody wants those.
 
     Attributes:
-        view: to whoever submitted it.
-        body: the same as JSON.
+        job_id: the job.
+        created_by: who submitted it.
+        is_final: it has ended, so nothing of it changes any more.
+        body: it as JSON.
     """
 
-    view: JobView
+    job_id: str
+    created_by: str
+    is_final: bool
     body: bytes
+
+    @classmethod
+    def of(cls, view: JobView) -> Seen:
+        """A view as it is kept."""
+        return cls(view.job_id, view.created_by, view.state in FINISHED, view.model_dump_json().encode())
+
+    @property
+    def view(self) -> JobView:
+        """It as objects, read anew each time."""
+        return JobView.model_validate_json(self.body)
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ class SeenJobs:
             self._reading.setdefault(job_id, []).append(look)
         try:
             view = self._read(job_id)
-            seen = Seen(view, view.model_dump_json().encode())
+            seen = Seen.of(view)
             with self._lock:
                 if not look.is_overtaken and len(view.rounds) <= MOST_ROUNDS:
                     self._keep(job_id, seen, began_s)
@@ -115,7 +131,7 @@ class SeenJobs:
         return seen
 
     def _keep(self, job_id: str, seen: Seen, began_s: float) -> None:
-        is_final = seen.view.state in FINISHED and self._fresh_s is None
+        is_final = seen.is_final and self._fresh_s is None
         until_s = float("inf") if is_final else began_s + (FRESH_S if self._fresh_s is None else self._fresh_s)
         self._kept[job_id] = _Kept(seen, until_s)
         self._kept.move_to_end(job_id)

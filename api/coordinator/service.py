@@ -384,8 +384,8 @@ class Coordinator:
         return seen.body if reader.role != "viewer" else shown_to(reader, seen.view).model_dump_json().encode()
 
     def _own(self, seen: Seen, reader: Reader) -> Seen:
-        if reader.role == "requester" and seen.view.created_by != reader.token_id:
-            raise no_such_job(seen.view.job_id)
+        if reader.role == "requester" and seen.created_by != reader.token_id:
+            raise no_such_job(seen.job_id)
         return seen
 
     def _read_view(self, job_id: str) -> JobView:

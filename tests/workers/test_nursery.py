@@ -47,6 +47,23 @@ def test_a_role_leads_its_own_session_and_a_signal_that_kills_it_is_its_code(tmp
     assert role.wait() in (-signal.SIGKILL, 1, 2)  # it may have found that it has no home before it was killed
 
 
+def test_a_party_comes_after_others_also_where_cores_are_shared_out_among_sessions() -> None:
+    code = (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from workers.federation.nursery import PARTIES_NICE, step_back\n"
+        "before, group = os.nice(0), Path('/proc/self/autogroup')\n"
+        "step_back()\n"
+        "assert os.nice(0) == min(19, before + PARTIES_NICE), os.nice(0)\n"
+        "end = time.monotonic() + 60\n"
+        "while group.exists() and (said := group.read_text()) and f'nice {PARTIES_NICE}' not in said:\n"
+        "    assert time.monotonic() < end, said\n"
+        "    time.sleep(0.02)\n"
+    )
+    folder = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, start_new_session=True)
+
+
 def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
     script = tmp_path / "supervisor.py"
     script.write_text(

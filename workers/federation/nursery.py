@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -131,7 +132,13 @@ def role_launcher(
     return launch
 
 
-PARTIES_NICE = 5
+PARTIES_NICE: Final = 5
+"""By how much parties come after whoever answers people, on a machine that all of them share."""
+
+_GROUP: Final = Path("/proc/self/autogroup")
+_GROUP_TRIES: Final = 50
+_GROUP_PAUSE_S: Final = 0.1
+"""Linux takes one such change in a tenth of a second, of all processes together, from whoever is no administrator."""
 
 
 def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:
@@ -148,12 +155,35 @@ def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) 
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if arguments[:1] != ("serve",):
-        # On one machine for all of them, whoever answers people goes first; parties have their time between answers.
-        os.nice(PARTIES_NICE)
+        # Whoever answers people goes first; parties have their time between answers.
+        step_back()
     sys.argv = ["labeler", *arguments]
     from workers.cli import main
 
     main()
+
+
+def step_back() -> None:
+    """Let this process, which leads a session of its own, come after those of other sessions by `PARTIES_NICE`.
+
+    Where Linux shares out cores among sessions first (autogroup, on by default), `nice` counts within a session alone,
+    so a role that leads one says it of its session too.
+    """
+    os.nice(PARTIES_NICE)
+    if _GROUP.exists():
+        threading.Thread(target=_step_back_together, name="session's place", daemon=True).start()
+
+
+def _step_back_together() -> None:
+    for _ in range(_GROUP_TRIES):
+        try:
+            _GROUP.write_text(str(PARTIES_NICE))
+        except BlockingIOError:
+            time.sleep(_GROUP_PAUSE_S)
+        except OSError:
+            return  # not shared out that way here
+        else:
+            return
 
 
 def _die_with_supervisor() -> None:

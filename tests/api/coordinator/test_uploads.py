@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_rows import RowLimits, read_rows
-from api.coordinator.uploads import Upload, UploadWriter, on_grid, tidy_name
+from api.coordinator.uploads import Upload, UploadWriter, _tidied, on_grid, tidy_name
 from feature_store.quantize import quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
 
@@ -153,6 +155,15 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     upload = uploaded(tmp_path, lambda writer: writer.add_zip(zipped({"../up.png": png(), "/root.png": png()})))
     assert [row["name"] for row in rows(upload)] == ["up.png", "root.png"]
     assert not (tmp_path.parent / "up.png").exists()
+
+
+@given(st.text(st.sampled_from("ab. /\\\n\x00\u00e9e\u0301"), max_size=6))
+def test_a_name_that_is_tidy_already_is_what_tidying_makes_of_it(name: str) -> None:
+    if _tidied(name):
+        assert tidy_name(name) == _tidied(name)
+    else:
+        with pytest.raises(InvalidSetting):
+            tidy_name(name)
 
 
 def test_up_to_ten_bad_images_are_named_in_one_refusal(tmp_path: Path) -> None:
