@@ -1,9 +1,9 @@
 """Exact search on the shard itself: int16 as it is stored, no float32 copy, keys as they are found.
 
-Records are not loaded at all. A search packs a few MiB of them at a time from where they lie (the mapped shard, or
-memory), multiplies them with all queries by `pair_kernel`, and keeps of each query the keys that can still be among the
-first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose similarity only
-equals that comes after it by definition, and ties need no second look.
+Records are not loaded at all. A search packs two MiB of them at a time for each thread, from where they lie (the mapped
+shard, or memory), multiplies them with all queries by `pair_kernel`, and keeps of each query the keys that can still be
+among the first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose
+similarity only equals that comes after it by definition, and ties need no second look.
 
 How many are appended before the next clearing out depends on the order of the records, which is random by their ids.
 """
@@ -31,8 +31,8 @@ from labeler.errors import InvalidSetting
 if TYPE_CHECKING:
     from feature_store.index.pair_kernel import PairKernel
 
-_PACKED_BYTES: Final = 4 << 20
-"""Records packed at a time, for all threads."""
+_PACKED_BYTES: Final = 2 << 20
+"""Records packed at a time, for each thread: threads wait for each other after every piece."""
 
 _CACHED_BYTES: Final = 1 << 18
 """Records that one thread takes through all its queries while they are in its cache."""
@@ -42,8 +42,11 @@ _SPARE_KEYS: Final = 64
 _PARTS: Final = 4
 """Of the queries for each thread, so that a thread whose processor is busy elsewhere holds up the others less."""
 
+_QUERIES_OF_A_PART: Final = 32
+"""At least, where every thread has a part: handing one to a thread takes as long as some queries of it."""
+
 _SMALL_WORK: Final = 1 << 26
-"""Multiplications below which threads are not worth starting."""
+"""Multiplications for which one more thread is worth starting."""
 
 _LOWEST: Final = np.iinfo(np.int32).min
 _HIGHEST: Final = np.iinfo(np.int32).max
@@ -65,13 +68,14 @@ class Int16Block:
         panel_bytes = 4 * pairs * kernel.rows_per_panel
         most = min(_CACHED_BYTES // panel_bytes, _MOST_CACHED_ROWS // kernel.rows_per_panel)
         at_once = max(1, min(most, -(-len(self) // kernel.rows_per_panel)))
-        packed_rows = kernel.rows_per_panel * max(at_once, _PACKED_BYTES // panel_bytes)
         capacity = min(len(self), count + max(count, _SPARE_KEYS)) + at_once * kernel.rows_per_panel
-        threads = 1 if len(self) * len(queries) * 2 * pairs < _SMALL_WORK else num_threads()
+        threads = max(1, min(num_threads(), len(self) * len(queries) * 2 * pairs // _SMALL_WORK))
+        packed_rows = kernel.rows_per_panel * max(at_once, threads * _PACKED_BYTES // panel_bytes)
+        parts = 1 if threads == 1 else max(threads, min(_PARTS * threads, len(queries) // _QUERIES_OF_A_PART))
         with _threads(threads) as each:
             lanes = each(
                 lambda part: _Lane(kernel, part, count, capacity),
-                _equal_parts(queries, threads if threads == 1 else _PARTS * threads, kernel.queries_per_group),
+                _equal_parts(queries, parts, kernel.queries_per_group),
             )
             for start in range(0, len(self), packed_rows):
                 stop = min(len(self), start + packed_rows)

@@ -202,12 +202,12 @@ def _taken() -> dict[str, int]:
     """Bytes in use by this process, and on the device where torch sees one."""
     gc.collect()
     taken = {}
-    pages = Path("/proc/self/statm")
-    if pages.exists():
-        taken["main"] = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
+        free, total = torch.cuda.mem_get_info()  # the first time, the process begins with the device: 100 MiB of main
         taken["device"] = total - free
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        taken["main"] = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     return taken

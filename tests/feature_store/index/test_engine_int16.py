@@ -105,7 +105,7 @@ def test_no_order_of_records_overflows_what_is_kept(order: str, monkeypatch: pyt
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
 def test_threads_change_nothing(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    monkeypatch.setattr(engine_int16, "_SMALL_WORK", 0)
+    monkeypatch.setattr(engine_int16, "_SMALL_WORK", 1)
     assert num_threads() == int(threads)
     rng = np.random.default_rng(4)
     features, queries = vectors(rng, 3000, 33), vectors(rng, 101, 33)
