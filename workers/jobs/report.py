@@ -78,7 +78,12 @@ def job_report(
         job_id=prepared.job_id,
         created_at=created_at.isoformat(timespec="seconds"),
         downloads=(
-            ("pseudo_labels.parquet", f"every label, one row per {'image' if is_about_a_model else 'question'}"),
+            (
+                "pseudo_labels.parquet",
+                "the released counts, one row per question"
+                if attributes is not None
+                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
+            ),
             ("student_labels.parquet", "what the student says of every public image"),
             *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
             ("student.safetensors", "the student, with the privacy card"),

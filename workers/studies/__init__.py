@@ -2,7 +2,7 @@
 
 Studies use the product; nothing of the product uses a study (an import contract), except that the command `bench`
 loads this module when it is run. What only the papers' tables need lives here too: training in simulation
-(`learning`), sampled and federated accounting (`accounting`), votes on many attributes. Packages that only studies need
+(`learning`), sampled and federated accounting (`accounting`). Packages that only studies need
 are in the extra `studies`.
 """
 
@@ -36,6 +36,12 @@ def run_answers(*, data: Path | None, full: bool, out: Path | None, progress: Pr
     if out is not None:
         draw_answers(rows, out)
     return rows
+
+
+def _attributes(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.attribute_votes import bench_attributes
+
+    return bench_attributes(data=data, full=full, progress=progress)
 
 
 def _backbones(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -208,6 +214,7 @@ def run_schedules(
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
     "answers": _answers,
+    "attributes": _attributes,
     "backbones": _backbones,
     "embed": _embed,
     "calibration": _calibration,

@@ -21,7 +21,7 @@ from workers.studies.papers.runner import Cell, kept_cells_folder, run_cells
 from workers.studies.rows import BenchRow, bench_document
 
 PAPERS: Final[dict[str, str]] = {
-    "ae-dpfl": "Zhu et al. 2020, 2021: AE-DPFL, with and without domain adaptation; votes on many attributes",
+    "ae-dpfl": "Zhu et al. 2020, 2021: AE-DPFL, with and without domain adaptation",
     "federated": "their baselines: FedAvg, DP-FedAvg, DP-FedSGD",
     "prifedsync": "Zheng et al. 2021: federated f-DP and PriFedSync",
     "fedauxfdp": "Hoech et al. 2022: FedAUXfdp",

@@ -3,7 +3,6 @@
 * MNIST, 100 agents with 600 records of 6 digits; 3,000 public images of the test set, 7,000 to score the student.
 * MNIST -> USPS, 60 agents with 1,000 records; 3,000 public USPS digits, the rest scores. With and without adaptation to
   the public images (DANN), with and without moving the agents' images about, which is a kind of adaptation itself.
-* Votes on attributes, in the setting of their CelebA (300 agents, tau = 4), on attributes of MNIST's digits.
 * Training 100 agents together against one after another.
 
 How we ask: a backbone is pretrained on the public images (SimCLR), agents vote once per cluster of them, on the mean
@@ -37,7 +36,6 @@ from workers.studies.learning.adaptation import DomainAdversarial, adapt_togethe
 from workers.studies.learning.jitter import Jitter
 from workers.studies.learning.networks import image_tensor, linear_head, small_convnet
 from workers.studies.learning.together import Parameters, Training, batches, initial_parameters, train_together
-from workers.studies.papers.attribute_votes import attribute_rows
 from workers.studies.papers.ensemble_rounds import (
     Requester,
     Table,
@@ -137,7 +135,6 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
         Cell(f"MNIST, {size}", lambda progress: mnist_rows(root, size, progress)),
         *adaptations,
         Cell(f"together, {size}", lambda _progress: together_rows(root, size)),
-        Cell(f"attributes, {size}", lambda progress: attribute_rows(root, full=full, progress=progress)),
     ]
 
 

@@ -13,7 +13,6 @@ from feature_store.query_selection import select_queries
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.planning import price
 from workers.studies.papers import ae_dpfl
-from workers.studies.papers.attribute_votes import MOST_POSITIVE, TABLE
 from workers.studies.papers.ensemble_rounds import ACCURACY, DELTA, LABELS, svhn, task_for, vote
 from workers.studies.papers.partitions import MNIST_CASE
 
@@ -41,11 +40,6 @@ def test_the_noise_of_a_round_is_what_its_price_was_told() -> None:
     limit = norm.isf(2.5e-7)
     assert abs(noise.mean()) < limit * task.sigma_votes / math.sqrt(noise.size)
     assert abs(noise.var() / task.sigma_votes**2 - 1) < limit * math.sqrt(2 / noise.size)
-
-
-def test_no_digit_has_more_attributes_than_an_agent_may_name() -> None:
-    assert TABLE.sum(axis=1).max() == MOST_POSITIVE
-    assert len(np.unique(TABLE, axis=0)) == 10
 
 
 def test_house_numbers_are_left_out_where_they_are_not_there(tmp_path: Path) -> None:
