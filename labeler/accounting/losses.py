@@ -10,13 +10,13 @@ the T-fold convolution of w is above that of T rounds: conditional on the first,
 e^-loss, so a mixture of functions (1 - y e^-loss)^+ (as in `labeler.accounting.pair`; w need not sum to one). H grows
 with every w_k, so **whatever is computed too large is safe**, and every error below is answered by enlarging.
 
-**One round.** Mass m at a loss l between a = k h and b = a + h becomes m (1 - e^(a-l)) / (1 - e^-h) at b, and the
-rest at a: masses under Q and under P stay as they are, and the chord of a convex function is above it ("connect the
-dots", Doroshenko et al. 2022). Integrals over cells are Gauss-Legendre sums over pieces of at most 1/4 in x; the
-integrands, Q - e^a P and the like, are sums of normal densities, and 8 nodes err by less than 1e-13 of the piece's mass
-for |x| <= 14 + mu. The loss at a node is known to some 1e-16 times what went into it; that, over h, is what a split can
-be wrong by, and is added to the atoms around. All atoms are enlarged by a relative 1e-12 a round. What lies beyond
-x = -14 or 14 + mu, below 1e-43, counts as infinite.
+**One round.** Mass m at a loss l between grid points a < b becomes m (1 - e^(a-l)) / (1 - e^(a-b)) at b, and the rest
+at a: masses under Q and under P stay as they are, and the chord of a convex function is above it ("connect the dots",
+Doroshenko et al. 2022). Far from 0, points are 1/128 to 1/64 of the loss apart. Integrals over cells are Gauss-Legendre
+sums over pieces of at most 1/4 in x; the integrands, Q - e^a P and the like, are sums of normal densities, and 8 nodes
+err by less than 1e-13 of the piece's mass for |x| <= 14 + mu. The loss at a node is known to some 1e-16 times what went
+into it; that, over h, is what a split can be wrong by, and is added to the atoms around. All atoms are enlarged by a
+relative 1e-12 a round. What lies beyond x = -14 or 14 + mu, below 1e-43, counts as infinite.
 
 **T rounds** are a power of the Fourier transform of w_k e^(theta k h) / M, M the sum, so that relative accuracy is had
 where the tilted law lies: T-fold weights are the result times M^T e^(-theta k h). On a ring of N cells what is further
@@ -37,9 +37,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labeler.accounting.pair import Floats
 
@@ -51,6 +52,7 @@ MOST_ROUNDS = 1_000_000
 MOST_MU = 4.0
 """One round in which the contributor is known to take part: beyond, sampling hides little."""
 
+_SIGNS: Final[dict[Order, int]] = {"remove": 1, "add": -1}
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _PIECE = 0.25
 _REACH = 14.0
@@ -62,7 +64,8 @@ _LOSS_ERROR = 16 * _UNIT
 _TRANSFORM = 16 * _UNIT
 
 _CELLS_PER_DEVIATION = 10.0
-_MOST_CELLS, _LEAST_CELLS = 2**19, 2**12
+_MOST_CELLS, _LEAST_CELLS = 2**18, 2**12
+_RELATIVE = 128
 _TILTS_APART = 4.0
 _MOST_TILT = 1e9
 _HALVED = 6
@@ -93,12 +96,12 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
         order: "remove" for Q against P, "add" for P against Q.
         least: the delta that may be left beyond the last point.
     """
-    coarse = _Round.of(mu, probability, order, _deviation(mu, probability) / 2)
-    tilts, top, beyond = _tilts(coarse, rounds, least)
-    mean, variance = coarse.moments(0.0)
+    finest = _deviation(mu, probability) / _CELLS_PER_DEVIATION
+    one = _Round.of(mu, probability, order, finest)
+    tilts, top = _tilts(one, rounds, least)
+    mean, variance = one.moments(0.0)
     bottom = min(0.0, rounds * mean - 10 * math.sqrt(rounds * variance))
-    width = _deviation(mu, probability) / _CELLS_PER_DEVIATION
-    cells = min(max(2 ** math.ceil(math.log2((top - bottom) / width)), _LEAST_CELLS), _MOST_CELLS)
+    cells = min(max(2 ** math.ceil(math.log2((top - bottom) / finest)), _LEAST_CELLS), _MOST_CELLS)
     width = (top - bottom) / (cells - 8)
     one = _Round.of(mu, probability, order, width)
     first = math.floor(bottom / width)
@@ -108,19 +111,19 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
 
     tails = np.cumsum(weights[::-1])
     deltas = -math.expm1(-width) * lfilter([0.0, 1.0], [1.0, -math.exp(-width)], tails)[::-1]
-    infinite = beyond + rounds * one.infinite
+    beyond = math.exp(min(0.0, min(one.chernoff(rounds, tilt, width * (first + cells - 1)) for tilt in tilts)))
     stride = max(1, math.ceil(len(deltas) / _POINTS))
     kept = np.append(np.arange(0, len(deltas) - 1, stride), len(deltas) - 1)
-    found = np.minimum(deltas[kept] * (1 + _SUMMED) + infinite, 1.0)
+    found = np.minimum((deltas[kept] + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0)
     return Losses(kept * width, np.maximum.accumulate(found[::-1])[::-1])
 
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """The atoms of one round: `weights[i]` at loss (first + i) width, `infinite` at infinity."""
+    """The atoms of one round: weights at the losses width * cells, and `infinite` at infinity."""
 
-    first: int
     width: float
+    cells: NDArray[np.int64]
     weights: Floats
     infinite: float
 
@@ -128,9 +131,9 @@ class _Round:
     def of(cls, mu: float, probability: float, order: Order, width: float) -> _Round:
         """Atoms above the pair; see this module."""
         low, high = -_REACH, _REACH + mu
-        ends = _loss(np.array([low, high]), mu, probability)
-        lines = width * np.arange(math.floor(ends[0] / width), math.ceil(ends[1] / width) + 1)
-        ratios = np.expm1(lines) / probability
+        ends = sorted(_SIGNS[order] * float(one) for one in _loss(np.array([low, high]), mu, probability))
+        lines = _lines(math.floor(ends[0] / width) - 1, math.ceil(ends[1] / width) + 1)
+        ratios = np.expm1(_SIGNS[order] * width * lines) / probability
         crossed = (np.log1p(ratios[ratios > -1]) + mu * mu / 2) / mu
         cuts = np.concatenate([crossed[(crossed > low) & (crossed < high)], np.arange(low, high, _PIECE), [high]])
         cuts = np.unique(cuts)
@@ -139,42 +142,42 @@ class _Round:
         loss = _loss(x, mu, probability)
         mass = half * _WEIGHTS * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
         ratio = np.exp(loss)
-        kept = (1 - probability) / ratio  # of the loss's derivative, 1 - kept
+        slope = 1 - (1 - probability) / ratio
         steps = np.abs(np.expm1(mu * x - mu * mu / 2)) * probability / ratio
-        error = np.abs(loss) + steps + (1 - kept) * mu * (np.abs(x) + mu)
+        error = np.abs(loss) + steps + slope * mu * (np.abs(x) + mu)
         if order == "remove":
             mass = mass * ratio
-        else:
-            loss = -loss
-        cell = np.floor(loss[:, len(_NODES) // 2] / width).astype(np.int64)
-        above = np.clip(loss - cell[:, None] * width, 0.0, width)
-        up = (mass * np.expm1(-above) / math.expm1(-width)).sum(axis=1)
-        down = (mass * np.expm1(width - above) / math.expm1(width)).sum(axis=1)
-        spread = (mass * (_LOSS_ERROR * (error + width) / width + _ROUNDING)).sum(axis=1)
-        first = int(cell.min()) - 1
-        many = int(cell.max()) - first + 3
-        weights = np.zeros(many)
+        loss = _SIGNS[order] * loss
+        cell = np.clip(np.searchsorted(lines * width, loss[:, len(_NODES) // 2], "right") - 1, 1, len(lines) - 3)
+        wide = ((lines[cell + 1] - lines[cell]) * width)[:, None]
+        above = np.clip(loss - (lines[cell] * width)[:, None], 0.0, wide)
+        up = (mass * np.expm1(-above) / np.expm1(-wide)).sum(axis=1)
+        down = (mass * np.expm1(wide - above) / np.expm1(wide)).sum(axis=1)
+        spread = (mass * (_LOSS_ERROR * (error + wide) / width + _ROUNDING)).sum(axis=1)
+        weights = np.zeros(len(lines))
         for offset, part in ((-1, spread), (0, down + spread), (1, up + spread), (2, spread)):
-            weights += np.bincount(cell - first + offset, part, minlength=many)
-        return cls(first, width, weights * (1 + _ROUNDING), _BEYOND)
+            weights += np.bincount(cell + offset, part, minlength=len(lines))
+        is_there = weights > 0
+        return cls(width, lines[is_there], weights[is_there] * (1 + _ROUNDING), _BEYOND)
 
     def moments(self, tilt: float) -> tuple[float, float]:
         """Mean and variance of the loss, tilted by e^(tilt loss)."""
-        losses = self.width * (self.first + np.arange(len(self.weights)))
+        losses = self.width * self.cells
         tilted, _ = self._tilted(tilt)
         mean = float(tilted @ losses)
         return mean, float(tilted @ (losses - mean) ** 2)
 
-    def log_total(self, tilt: float) -> float:
-        """log of the sum of w e^(tilt loss)."""
-        return self._tilted(tilt)[1]
+    def chernoff(self, rounds: int, tilt: float, loss: float) -> float:
+        """log of a bound on the weight of so many rounds at and above a loss: M^T e^(-tilt loss)."""
+        log_total = self._tilted(tilt)[1]
+        return rounds * log_total - tilt * loss + self._margin(rounds, log_total, tilt * loss)
 
     def power(self, rounds: int, tilt: float, first: int, cells: int) -> Floats:
         """The weights of so many rounds at the losses first, first + 1, ..., each no less than the exact one."""
         from scipy.fft import irfft, rfft
 
         tilted, log_total = self._tilted(tilt)
-        ring = np.bincount(np.arange(len(tilted)) % cells, tilted, minlength=cells)
+        ring = np.bincount(self.cells % cells, tilted, minlength=cells)
         spectrum = rfft(ring)
         power = np.ones_like(spectrum)
         left = rounds
@@ -184,21 +187,39 @@ class _Round:
             left >>= 1
             if left:
                 spectrum = spectrum * spectrum
-        found = np.roll(irfft(power, cells), (rounds * self.first - first) % cells)
+        found = np.roll(irfft(power, cells), -first % cells)
         norm = float(np.sqrt(ring @ ring))
         error = 4 * (rounds + 1) * (_TRANSFORM * math.log2(cells) + 3 * _UNIT) * norm
-        scale = rounds * log_total - tilt * self.width * (first + np.arange(cells))
-        # The exponent is off by less than a relative 1e-13 of what it is a sum of, and atoms by _ROUNDING.
-        margin = rounds * _ROUNDING + 1e-13 * (rounds * abs(log_total) + np.abs(scale))
-        return np.asarray(np.exp(np.minimum(np.log(np.maximum(found, 0.0) + error) + scale + margin, 600.0)))
+        # Exact to some 1e-16 of their sizes, which a line is: both ends with their margins.
+        at = tilt * self.width * np.array([first, first + cells - 1])
+        ends = [rounds * log_total - float(one) + self._margin(rounds, log_total, float(one)) for one in at]
+        scale = np.exp(np.minimum(np.linspace(*ends, cells), 600.0))
+        return np.asarray((np.maximum(found, 0.0) + error) * scale * (1 + 1e-12))
+
+    def _margin(self, rounds: int, log_total: float, exponent: float) -> float:
+        """The relative error of T-fold weights: of the sums and exponents that they are scaled by."""
+        return rounds * _ROUNDING + 1e-13 * (1 + rounds * abs(log_total) + abs(exponent))
 
     def _tilted(self, tilt: float) -> tuple[Floats, float]:
-        with np.errstate(divide="ignore"):
-            logs = np.log(self.weights) + tilt * self.width * (self.first + np.arange(len(self.weights)))
+        logs = np.log(self.weights) + tilt * self.width * self.cells
         most = float(logs.max())
         tilted = np.exp(logs - most)
         total = float(tilted.sum())
         return tilted / total, most + math.log(total)
+
+
+def _lines(lowest: int, highest: int) -> NDArray[np.int64]:
+    """Every grid point near 0; further out, `_RELATIVE` to each doubling."""
+    reach = max(abs(lowest), abs(highest), _RELATIVE) + 1
+    positive = [np.arange(0, _RELATIVE)]
+    step = 1
+    while positive[-1][-1] <= reach:
+        positive.append(np.arange(_RELATIVE * step, 2 * _RELATIVE * step, step))
+        step *= 2
+    every = np.concatenate(positive)
+    both = np.concatenate([-every[:0:-1], every])
+    inside = np.nonzero((both >= lowest) & (both <= highest))[0]
+    return np.asarray(both[max(0, inside[0] - 2) : inside[-1] + 3], dtype=np.int64)
 
 
 def _loss(x: Floats, mu: float, probability: float) -> Floats:
@@ -210,28 +231,27 @@ def _deviation(mu: float, probability: float) -> float:
     return min(probability * math.sqrt(math.expm1(min(mu * mu, 1.0))), mu)
 
 
-def _tilts(one: _Round, rounds: int, least: float) -> tuple[list[float], float, float]:
-    """Tilts, a loss that they reach, and a bound on the mass beyond it: `least` / 100.
+def _tilts(one: _Round, rounds: int, least: float) -> tuple[list[float], float]:
+    """Tilts, and a loss that they reach: above it there is less than about `least` / 100.
 
     By Chernoff at most that mass lies above (T log M - log(least / 100)) / theta, for any theta > 0: the smallest is
     where the tilted mean is. Below it, tilts are halved apart until means are close in terms of deviations.
     """
     goal = math.log(least) - math.log(100)
-    mean, variance = one.moments(0.0)
-    last = 1 / math.sqrt(rounds * variance)
+    last = 1 / math.sqrt(rounds * one.moments(0.0)[1])
 
     def is_enough(tilt: float) -> bool:
-        return rounds * (one.log_total(tilt) - tilt * one.moments(tilt)[0]) <= goal
+        return one.chernoff(rounds, tilt, rounds * one.moments(tilt)[0]) <= goal
 
+    first = 0.0
     while not is_enough(last) and last < _MOST_TILT:
-        last *= 2
-    first = last / 2
+        first, last = last, 2 * last
     for _ in range(_BISECTED):
         middle = (first + last) / 2
         first, last = (first, middle) if is_enough(middle) else (middle, last)
-    top = (rounds * one.log_total(last) - goal) / last
+    top = (one.chernoff(rounds, last, 0.0) - goal) / last
     tilts = [0.0]
-    stack = [(0.0, (mean, variance), last, one.moments(last), 0)]
+    stack = [(0.0, one.moments(0.0), last, one.moments(last), 0)]
     while stack:
         low, at_low, high, at_high, depth = stack.pop()
         apart = rounds * (at_high[0] - at_low[0])
@@ -241,4 +261,4 @@ def _tilts(one: _Round, rounds: int, least: float) -> tuple[list[float], float, 
             stack += [(middle, at_middle, high, at_high, depth + 1), (low, at_low, middle, at_middle, depth + 1)]
         else:
             tilts.append(high)
-    return tilts, max(top * (1 + 1e-9), 16 * one.width), least / 100 * (1 + 1e-6)
+    return tilts, max(top, 16 * one.width)

@@ -31,7 +31,8 @@ are made by it, too, and mu = D S / sqrt(v - 3). c and the sampler's error are t
 mu'^2 whose Gaussian is above both but for mass delta_0 (`labeler.accounting.pair`). By the central limit theorem
 mu'^2 is near T q^2 (e^(mu^2) - 1) while mu is below 1/2 or so. Where few samples tell much, mu above 1 and T q below
 some tens, the profile has a long tail, no Gaussian fits, and mu'^2 depends on delta_0: at (q, mu, T) = (0.01, 1, 1000)
-it is 1.8 times that limit for 1e-12 and 3.6 times at a ledger's 1e-28. `sampled_epsilon` states the profile itself.
+it is 1.8 times that limit for 1e-12 and 3.6 times at a ledger's 1e-28. Less than mu' = 1e-3 is charged as that.
+`sampled_epsilon` states the profile itself.
 
 References:
     Zhu, Dong, Wang 2022, Optimal accounting of differential privacy via characteristic function. AISTATS.
@@ -57,6 +58,7 @@ from labeler.errors import InvalidSetting
 _ORDERS: tuple[Order, Order] = ("remove", "add")
 _MOST_EPSILON = 600.0
 _LEAST_MASS = 1e-35
+_LEAST_MU, _MOST_MU = 1e-3, 10.0  # less is charged as that; epsilons of 50 and more are not looked at
 _ROUND_UP = Fraction(1, 10**6)
 
 
@@ -66,7 +68,8 @@ class IntegerSampled(IntegerSum):
 
     `squared_sensitivity`, `largest_change` and the noise are those of one round, for a record or agent that was
     sampled; its `level` says which of the two is sampled. `coordinates` count the numbers of all rounds. Its mu^2 is
-    that of `sampled_pair`; the mass outside the Gaussian is at most `SPILL` of it.
+    that of `sampled_pair`; the mass outside the Gaussian is at most `SPILL` of it, for which accounts at a delta of
+    `labeler.budget.LEAST_DELTA_OF_WINNERS` or more have room.
 
     Attributes:
         sampling_rate: q, in (0, 1], exactly.
@@ -116,13 +119,13 @@ def sampled_pair(mu: float, sampling_rate: Fraction, rounds: int, *, delta_0: fl
         InvalidSetting: an argument is outside its range, or nothing is proved for it.
     """
     _check(mu, sampling_rate, rounds)
-    whole = Fraction(mu) ** 2 * rounds
-    low = math.nextafter(mu * float(sampling_rate) * math.sqrt(rounds / 2), 0.0)
-    rest = SPILL * low * low if delta_0 is None else delta_0
     if delta_0 is not None and not _LEAST_MASS <= delta_0 < 1:
         raise InvalidSetting(f"delta_0 must be at least {_LEAST_MASS:g} and below 1, found {delta_0}")
-    if (profiles := _profiles(mu, sampling_rate, rounds, max(rest, _LEAST_MASS))) is not None:
-        high = math.nextafter(math.sqrt(whole), math.inf)
+    whole = Fraction(mu) ** 2 * rounds
+    low = max(math.nextafter(mu * float(sampling_rate) * math.sqrt(rounds / 2), 0.0), _LEAST_MU)
+    high = min(math.nextafter(math.sqrt(whole), math.inf), _MOST_MU)
+    rest = SPILL * low * low if delta_0 is None else delta_0
+    if low < high and (profiles := _profiles(mu, sampling_rate, rounds, rest)) is not None:
         found = [least_gaussian(one.epsilons, one.deltas, rest, low, high) for one in profiles]
         squares = [Fraction(one) ** 2 * (1 + _ROUND_UP) for one in found if one is not None]
         if len(squares) == len(found) and max(squares) < whole:
