@@ -190,10 +190,12 @@ class _Round:
         found = np.roll(irfft(power, cells), -first % cells)
         norm = float(np.sqrt(ring @ ring))
         error = 4 * (rounds + 1) * (_TRANSFORM * math.log2(cells) + 3 * _UNIT) * norm
-        # Exact to some 1e-16 of their sizes, which a line is: both ends with their margins.
-        at = tilt * self.width * np.array([first, first + cells - 1])
-        ends = [rounds * log_total - float(one) + self._margin(rounds, log_total, float(one)) for one in at]
-        scale = np.exp(np.minimum(np.linspace(*ends, cells), 600.0))
+        # A line in the exponent: both of its ends with their margins.
+        low, high = (
+            rounds * log_total - at + self._margin(rounds, log_total, at)
+            for at in (tilt * self.width * first, tilt * self.width * (first + cells - 1))
+        )
+        scale = np.exp(np.minimum(np.linspace(low, high, cells), 600.0))
         return np.asarray((np.maximum(found, 0.0) + error) * scale * (1 + 1e-12))
 
     def _margin(self, rounds: int, log_total: float, exponent: float) -> float:
