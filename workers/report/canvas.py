@@ -85,6 +85,7 @@ def plain_axes(
 
 def finish(figure: Figure, file_name: str, alt: str) -> Picture:
     """Turn a figure into a picture for the page and a file."""
+    _lay_out(figure)
     vector = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     # A fixed salt: ids of clip paths would differ from run to run, and equal reports shall be equal bytes.
@@ -95,9 +96,19 @@ def finish(figure: Figure, file_name: str, alt: str) -> Picture:
 
 def finish_file(figure: Figure, file_name: str, alt: str) -> Picture:
     """Turn a figure into a file only, for what the page shows in its own way."""
+    _lay_out(figure)
     raster = io.BytesIO()
     figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=_PNG_DPI)
     return Picture(file_name, alt, raster.getvalue())
+
+
+def _lay_out(figure: Figure) -> None:
+    """Lay a figure out, once: while it has an engine of layout, each saving draws it twice, first to measure texts."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        figure.set_dpi(_PNG_DPI)
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def _follow_color_scheme(svg: str) -> str:

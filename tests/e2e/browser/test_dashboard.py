@@ -470,8 +470,15 @@ CUT = """() => [...document.querySelectorAll("main *, nav *")].filter((one) => o
     one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 120))"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1400, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.long),
+        pytest.param(1400, "light", marks=pytest.mark.long),
+    ],
+)
 def test_every_view_reads_in_both_themes_and_widths_nothing_is_cut_and_axe_finds_nothing(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path, width: int, scheme: str
 ) -> None:

@@ -85,8 +85,15 @@ def test_a_token_is_pasted_with_the_keyboard_alone(open_page: OpenPage, url: str
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1400])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (320, "light"),
+        (1400, "dark"),
+        pytest.param(320, "dark", marks=pytest.mark.long),
+        pytest.param(1400, "light", marks=pytest.mark.long),
+    ],
+)
 def test_every_text_has_contrast_and_nothing_is_wider_than_the_window(
     open_page: OpenPage, url: str, scheme: str, width: int
 ) -> None:

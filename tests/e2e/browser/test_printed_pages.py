@@ -33,8 +33,15 @@ def pages(make_report: ReportMaker, tmp_path_factory: pytest.TempPathFactory) ->
     return {"report": folder / "report" / "report.html", "evidence": folder / "evidence.html"}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1400, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.long),
+        pytest.param(1400, "light", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", ["report", "evidence"])
 def test_a_page_fits_and_nothing_is_wrong_with_it(
     pages: dict[str, Path], open_page: OpenPage, name: str, width: int, scheme: Scheme

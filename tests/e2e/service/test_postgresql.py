@@ -32,6 +32,7 @@ def journal_of(service: Service) -> str:
     return str(settings["journal"])
 
 
+@pytest.mark.long
 def test_the_python_script_of_the_readme_runs_on_postgresql(on_postgresql: Service, tmp_path: Path) -> None:
     assert journal_of(on_postgresql).startswith("postgresql://")
     assert not (on_postgresql.home / "coordinator" / "journal.db").exists()

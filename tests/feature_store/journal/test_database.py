@@ -29,6 +29,7 @@ from feature_store.journal.storage import check_synced
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage
 from tests.feature_store.journal.conftest import Clock, Place
 from tests.postgres_server import PASSWORD, PostgresServer
+from tests.quick_syncs import real_syncs
 
 rows = Table("rows_of_this_test", MetaData(), Column("number", BigInteger, primary_key=True), Column("word", Text))
 
@@ -232,11 +233,12 @@ def test_a_sqlite_journal_has_one_owner_and_any_number_of_readers(sqlite_place: 
 
 
 def test_a_sqlite_journal_is_durable_private_and_says_so(sqlite_place: Place) -> None:
-    database = sqlite_place.open()
-    with database.write() as connection:
-        found = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous")]
-        assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
-        connection.execute(text("CREATE TABLE one (number INTEGER)"))
+    with real_syncs():
+        database = sqlite_place.open()
+        with database.write() as connection:
+            found = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous")]
+            assert connection.execute(text("PRAGMA foreign_keys")).scalar() == 1
+            connection.execute(text("CREATE TABLE one (number INTEGER)"))
     assert found == ["wal", 2]
     for file in Path(sqlite_place.target).parent.glob("journal.db*"):
         assert file.stat().st_mode & 0o777 == 0o600, file.name

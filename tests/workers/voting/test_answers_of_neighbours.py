@@ -179,7 +179,7 @@ SIZES = {
 KINDS = (
     "any",
     "ties",
-    "one class",
+    pytest.param("one class", marks=pytest.mark.long),
     pytest.param("two classes of equal images", marks=pytest.mark.long),
     pytest.param("opposites", marks=pytest.mark.long),
 )

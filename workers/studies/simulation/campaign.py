@@ -6,6 +6,7 @@ was found, each with the command that replays it. Started again with the same fi
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -232,4 +233,9 @@ def _stage() -> Stage:
     folder = memory_folder()
     place = folder.__enter__()
     multiprocessing.util.Finalize(None, folder.__exit__, (None, None, None), exitpriority=10)
-    return Stage(place, service())
+    stage = Stage(place, service())
+    stage.run(0)  # what is imported when it is first used
+    # It stays for good: walking through it took the garbage collector a seventh of the time.
+    gc.collect()
+    gc.freeze()
+    return stage
