@@ -14,7 +14,7 @@ import json
 import math
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.lower_bounds import (
@@ -37,15 +37,22 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Words = Annotated[str, Field(max_length=4_000)]
 
 
-AuditedLevel = Literal["instance", "person"]
-"""Whose presence is attacked; an agent's whole contribution is not."""
+AuditedLevel = StatedLevel
+"""Whose presence is attacked."""
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class Attempt(_Part):
+class _Moving(_Part):
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_known(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What was counted before anybody measured it is written, and signed, as it was.
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class Attempt(_Moving):
     """What one adversary was counted for.
 
     Attributes:
@@ -54,6 +61,9 @@ class Attempt(_Part):
         false_positives, false_negatives: how many of them it took for the other.
         canaries, guesses, correct: in one run: how many canaries there were, how many of the clearest were guessed,
             and how many of these rightly; 0 in many runs.
+        moved_mu: how far the canary moves what is seen, in deviations of the noise in it, measured without noise: no
+            test of this attack proves more, and what is promised beyond it is the slack of the bound, or of the attack.
+            None where that was not measured.
     """
 
     adversary: Annotated[str, Field(max_length=200)]
@@ -65,6 +75,7 @@ class Attempt(_Part):
     canaries: Count = 0
     guesses: Count = 0
     correct: Count = 0
+    moved_mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _counts_fit(self) -> Attempt:
@@ -84,7 +95,7 @@ class AuditFacts(_Part):
 
     Attributes:
         task, task_digest: the task, field by field, and its digest.
-        level: what a canary is: "instance" or "person".
+        level: what a canary is: "instance", "person" or "agent".
         view: what adversaries looked at: "release" or "student".
         confidence: with which all findings hold together.
         seed: of records, questions and coins.
@@ -102,7 +113,7 @@ class AuditFacts(_Part):
     attempts: Annotated[tuple[Attempt, ...], Field(min_length=1, max_length=100)]
 
 
-class Finding(_Part):
+class Finding(_Moving):
     """What one attempt proves.
 
     Attributes:
@@ -113,6 +124,7 @@ class Finding(_Part):
         advantage: as counted: true positive rate less false positive rate.
         advantage_bound: lower bound on it.
         is_above: whether the promise is refuted.
+        moved_epsilon: of the attempt's `moved_mu`: the most that this attack could prove with endless runs.
     """
 
     adversary: Annotated[str, Field(max_length=200)]
@@ -122,6 +134,7 @@ class Finding(_Part):
     advantage: float
     advantage_bound: float
     is_above: bool
+    moved_epsilon: float | None = None
 
 
 class AuditFindings(_Part):
@@ -164,16 +177,20 @@ def promised_mu(task: Task, level: StatedLevel) -> float:
     Raises:
         InvalidSetting: there is no finite price at the level.
     """
-    if task.life is not None and level == "instance":
-        return math.sqrt(task.life.budget_nano / NANO)  # of all such jobs an image will ever vote in
-    stated = price(task)
-    statement = stated.person if level == "person" else stated.instance
+    return _promise(task, level)[0]
+
+
+def _promise(task: Task, level: StatedLevel) -> tuple[float, float]:
+    """(mu, epsilon) of the task's price at the level."""
+    statement = next((one for one in price(task).stated if one.level == level), None)
     nano = None if statement is None else statement.charge_nano
     if statement is None or nano is None or not math.isfinite(statement.epsilon):
         raise InvalidSetting(f"the task has no finite price at the {level} level, so there is no promise to audit")
-    if level == "instance":
-        nano = max(nano, round_charges(task, task.max_queries)["instance"])
-    return math.sqrt(nano / NANO)
+    if task.life is not None and level == "instance":
+        nano = task.life.budget_nano  # of all such jobs an image will ever vote in
+    elif level != "person":
+        nano = max(nano, round_charges(task, task.max_queries)[level])
+    return math.sqrt(nano / NANO), statement.epsilon
 
 
 def findings_of(facts: AuditFacts) -> AuditFindings:
@@ -185,14 +202,12 @@ def findings_of(facts: AuditFacts) -> AuditFindings:
     task = parse_task(facts.task)
     if task.digest != facts.task_digest:
         raise InvalidSetting("the fields of the audited task are not those of its digest")
-    mu = promised_mu(task, facts.level)
-    stated = price(task)
-    statement = stated.person if facts.level == "person" and stated.person is not None else stated.instance
+    mu, epsilon = _promise(task, facts.level)
     each = 1 - (1 - facts.confidence) / len(facts.attempts)
     findings = tuple(_finding(one, mu, task.delta, each) for one in facts.attempts)
     return AuditFindings(
         promised_mu=mu,
-        promised_epsilon=statement.epsilon,
+        promised_epsilon=epsilon,
         delta=task.delta,
         promised_advantage=largest_advantage(mu),
         proved_epsilon=max(one.epsilon for one in findings),
@@ -216,6 +231,7 @@ def _finding(attempt: Attempt, promised: float, delta: float, confidence: float)
         any_epsilon = many_runs_epsilon(errors, delta, confidence)
         advantage = many_runs_advantage(errors, confidence)
         is_above = mu > promised
+    moved = attempt.moved_mu
     return Finding(
         adversary=attempt.adversary,
         mu=mu,
@@ -224,4 +240,5 @@ def _finding(attempt: Attempt, promised: float, delta: float, confidence: float)
         advantage=errors.advantage,
         advantage_bound=advantage,
         is_above=is_above,
+        moved_epsilon=None if moved is None else epsilon_of_delta(delta, moved) if moved else 0.0,
     )

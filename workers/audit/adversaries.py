@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting
 from labeler.task import Task
+from workers.audit.heads import heard_heads
 from workers.audit.life import LifeAttack
-from workers.audit.observers import KnownVotes, Observer, OpenedNumbers, StudentNumbers, learn
+from workers.audit.observers import KnownVotes, Observer, StudentNumbers, learn
 from workers.audit.pipeline import Pipeline, Seen
 from workers.audit.poison import dimension_of, model_queries, poisoned
 from workers.audit.surroundings import Surroundings
 from workers.audit.worlds import Records, Scene, Worlds
+from workers.voting.records import select_records
 
 LEARNING_RUNS: Final = 60
 """Of each world, where an observer has to learn; they are not counted."""
@@ -39,7 +41,15 @@ _STUDENT_IMAGES: Final = 200
 
 
 class Attack(Protocol):
-    """One adversary, ready."""
+    """One adversary, ready.
+
+    Attributes:
+        moved_mu: how far its canary moves what it sees, in deviations of the noise, and what no test of it exceeds;
+            None where that is not known.
+    """
+
+    @property
+    def moved_mu(self) -> float | None: ...
 
     def trial(self, number: int, *, present: bool) -> float:
         """One independent life of the task, with the canary or without; a score above zero says that it was there."""
@@ -73,6 +83,11 @@ class SceneAttack:
         self.pipeline = Pipeline(scene.task, scene.batch)
         self._observer = self._made_observer()
 
+    @property
+    def moved_mu(self) -> float | None:
+        """See Attack."""
+        return self._observer.moved_mu
+
     def trial(self, number: int, *, present: bool) -> float:
         """See Attack."""
         return self._observer.score(self.life(f"run {number}", present=present))
@@ -86,15 +101,15 @@ class SceneAttack:
 
     def _made_observer(self) -> Observer:
         task, canary = self.scene.task, self.scene.canaries[0]
-        if self._around.view == "release" and not task.traits.has_local_noise:
-            sums = [self.pipeline.expected(self.worlds.with_canaries(present)) for present in ((), (0,))]
-            return KnownVotes(task, *sums)
-        opened = self._around.view == "release"
-        numbers = (
-            OpenedNumbers()
-            if opened
-            else StudentNumbers(task, self.scene.queries, fitted(self._around)[0][:_STUDENT_IMAGES], canary.features)
-        )
+        worlds = [self.worlds.with_canaries(present) for present in ((), (0,))]
+        if self._around.view == "release":
+            if task.traits.has_local_noise:
+                most = task.records_per_person
+                return heard_heads(
+                    task, self.scene.batch, *(select_records(one.shards[0], records_per_person=most) for one in worlds)
+                )
+            return KnownVotes(task, *map(self.pipeline.expected, worlds))
+        numbers = StudentNumbers(task, self.scene.queries, fitted(self._around)[0][:_STUDENT_IMAGES], canary.features)
         seen = [
             [self.life(f"learning {number}", present=present) for number in range(LEARNING_RUNS)]
             for present in (False, True)
@@ -115,7 +130,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     order = rng.permutation(len(labels))
     canary, private, public = order[:1], order[1 : 1 + each * task.agents], order[1 + each * task.agents :]
     copies = 1 if around.level == "instance" else 4 * (task.records_per_person or 1)
-    agents = tuple(Records(features[rows], labels[rows]) for rows in np.array_split(private, task.agents))
+    agents = [Records(features[rows], labels[rows]) for rows in np.array_split(private, task.agents)]
     if task.traits.asks_for_a_model:
         queries = model_queries(features.shape[1])
     else:
@@ -127,7 +142,9 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
             place = place[place % 5 != 0]
         queries[place] = features[canary[0]]
     unit = Records(np.repeat(features[canary], copies, axis=0), np.repeat(labels[canary], copies))
-    return Scene(task, around.level, agents=agents, canaries=(unit,), queries=queries, apart=task.traits.counts)
+    if around.level == "agent":
+        unit, agents[0] = agents[0], Records(features[:0], labels[:0])
+    return Scene(task, around.level, agents=tuple(agents), canaries=(unit,), queries=queries, apart=task.traits.counts)
 
 
 def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:

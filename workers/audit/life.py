@@ -54,6 +54,8 @@ class LifeAttack:
         self._around, self._budget_nano = around, around.task.life.budget_nano
         self._scores: dict[int, NDArray[np.float64]] = {}
 
+    moved_mu: None = None
+
     def trial(self, number: int, *, present: bool) -> float:
         """See Attack: canaries of odd number are there."""
         game, canary = divmod(number, CANARIES)

@@ -4,7 +4,9 @@
 that collude. Of a noisy sum the likelihood ratio is a projection on the difference; of winners, a product over
 questions of the winner's probabilities. No test is better (Neyman, Pearson), so what it does not find nobody finds.
 
-**Learnt.** Where the votes carry noise of their own, or a student lies between, it looks at runs of its own making
+Soft labels of heads that carry an agent's own noise are read back into these heads: `workers.audit.heads`.
+
+**Learnt.** Where a student lies between, it looks at runs of its own making
 first, and projects on the difference of their means, each number in units of its spread. Those runs are not counted.
 """
 
@@ -32,7 +34,15 @@ _POINTS: Final = 121
 
 
 class Observer(Protocol):
-    """Scores what was seen of one run."""
+    """Scores what was seen of one run.
+
+    Attributes:
+        moved_mu: how far the canary moves what is seen, in deviations of the noise in it, so that no test of it proves
+            more; None where that is not known.
+    """
+
+    @property
+    def moved_mu(self) -> float | None: ...
 
     def score(self, seen: Seen) -> float:
         """Above zero: the canary took part."""
@@ -51,6 +61,13 @@ class KnownVotes:
     task: Task
     without: NDArray[np.float64] = field(repr=False)
     with_it: NDArray[np.float64] = field(repr=False)
+
+    @property
+    def moved_mu(self) -> float | None:
+        """See Observer: of noisy sums; winners tell less of them, how much less only their probabilities say."""
+        if self.task.release == "winner":
+            return None
+        return float(np.linalg.norm(self.with_it - self.without) / self.task.sigma_votes)
 
     def score(self, seen: Seen) -> float:
         """Logarithm of the likelihood ratio, over everything that was opened."""
@@ -113,6 +130,7 @@ class Learnt:
     numbers: Numbers
     direction: NDArray[np.float64] = field(repr=False)
     middle: float
+    moved_mu: None = None
 
     def score(self, seen: Seen) -> float:
         """How far on the side of runs with the canary."""
@@ -123,16 +141,6 @@ class Numbers(Protocol):
     """What is looked at of one run, as one row of numbers."""
 
     def __call__(self, seen: Seen) -> NDArray[np.float64]: ...
-
-
-@dataclass(frozen=True)
-class OpenedNumbers:
-    """The opened sums themselves."""
-
-    def __call__(self, seen: Seen) -> NDArray[np.float64]:
-        """All of the first release's numbers."""
-        [votes] = [one.noisy_votes for one in seen.releases[:1]]
-        return np.zeros(1) if votes is None else votes.ravel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,7 +90,7 @@ def verdict(facts: AuditFacts, findings: AuditFindings) -> str:
 
 def _about(facts: AuditFacts) -> str:
     task = facts.task
-    whose = "one record" if facts.level == "instance" else "the records of one person"
+    whose = {"instance": "one record", "person": "the records of one person", "agent": "a whole agent"}[facts.level]
     return (
         f'<p class="muted">{_text(task["method"])}, {task["max_queries"]:,} questions, {len(task["classes"])} classes, '
         f"{task['agents']} agents of whom {task['colluding_agents']} collude, sigma {task['sigma_votes']:.4g}, "
@@ -101,7 +101,9 @@ def _about(facts: AuditFacts) -> str:
 
 def _bars(findings: AuditFindings, colors: dict[str, str]) -> str:
     rows = findings.findings
-    longest = max([findings.promised_epsilon, *(one.epsilon for one in rows)]) * 1.12 or 1.0
+    longest = (
+        max([findings.promised_epsilon, *(max(one.epsilon, one.moved_epsilon or 0) for one in rows)]) * 1.12 or 1.0
+    )
     step = min(52, (_HEIGHT - 70) / len(rows))
     scale = (_WIDTH - 20) / longest
     limit = 10 + scale * findings.promised_epsilon
@@ -117,11 +119,18 @@ def _bars(findings: AuditFindings, colors: dict[str, str]) -> str:
             f'<rect x="10" y="{y + 19:.1f}" width="{max(1.5, scale * one.epsilon):.1f}" height="{step - 30:.1f}" '
             f'rx="2" fill="{"var(--bad)" if one.is_above else colors[one.adversary]}"/>'
         )
+        if one.moved_epsilon is not None:
+            x = 10 + scale * min(one.moved_epsilon, longest)
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{y + 17:.1f}" x2="{x:.1f}" y2="{y + step - 9:.1f}" '
+                f'stroke="{colors[one.adversary]}" stroke-width="3"/>'
+            )
     height = 60 + step * len(rows)
     return (
         f'<figure><svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="Epsilon proved by each adversary '
         f'beside the epsilon promised">{"".join(parts)}</svg><figcaption>Epsilon that each adversary proved, at least; '
-        "the dashed line is what the task promises at most.</figcaption></figure>"
+        "the dashed line is what the task promises at most, a short line how far the canary moves what is seen."
+        "</figcaption></figure>"
     )
 
 
@@ -167,10 +176,11 @@ def _table(facts: AuditFacts, findings: AuditFindings, colors: dict[str, str]) -
         '<div class="scroll" tabindex="0" role="region" aria-label="Findings"><table><thead><tr><th>Adversary</th>'
         '<th class="n">wrong without</th><th class="n">wrong with</th><th class="n">advantage</th>'
         '<th class="n">at least</th><th class="n">mu at least</th><th class="n">epsilon at least</th>'
-        '<th class="n">any mechanism</th></tr></thead><tbody>'
+        '<th class="n">any mechanism</th><th class="n">moved</th></tr></thead><tbody>'
         f'{rows}<tr><th>promised, at most</th><td></td><td></td><td class="n"></td>'
         f'<td class="n">{findings.promised_advantage:.3f}</td><td class="n">{findings.promised_mu:.3f}</td>'
-        f'<td class="n">{findings.promised_epsilon:.3f}</td><td class="n">{findings.promised_epsilon:.3f}</td></tr>'
+        f'<td class="n">{findings.promised_epsilon:.3f}</td><td class="n">{findings.promised_epsilon:.3f}</td>'
+        f'<td class="n">{findings.promised_epsilon:.3f}</td></tr>'
         "</tbody></table></div>"
     )
 
@@ -187,7 +197,8 @@ def _row(attempt: Attempt, found: Finding, colors: dict[str, str]) -> str:
         f'<td class="n">{attempt.false_positives:,} of {attempt.absent:,}</td>'
         f'<td class="n">{attempt.false_negatives:,} of {attempt.present:,}</td><td class="n">{found.advantage:.3f}</td>'
         f'<td class="n">{found.advantage_bound:.3f}</td><td class="n">{found.mu:.3f}</td>'
-        f'<td class="n">{found.epsilon:.3f}</td><td class="n">{found.any_epsilon:.3f}</td></tr>'
+        f'<td class="n">{found.epsilon:.3f}</td><td class="n">{found.any_epsilon:.3f}</td>'
+        f'<td class="n">{"–" if found.moved_epsilon is None else f"{found.moved_epsilon:.3f}"}</td></tr>'
     )
 
 
@@ -199,6 +210,9 @@ def _reading(facts: AuditFacts) -> str:
          "hundred jobs at one agent: its votes, spends and noise."),
         ("Bounds", "Exact binomial bounds on both error rates give mu, and mu gives epsilon at the task's delta. 'Any "
          "mechanism' assumes no Gaussian curve and, in one run, no independent noise."),
+        ("Moved", "How far the canary moves what is seen, measured without noise, as an epsilon under the noise that "
+         "the task states: endless runs of this attack would prove no more. What is promised beyond it is slack, of "
+         "the bound that the price rests on or of the attack. A dash: not known."),
         ("What it does not say", "An adversary far below the promise is weak, or the bound is loose. No audit proves "
          "that a promise holds; the proof is in the method's docstring."),
         ("Seeds", f"Records, questions and coins: {facts.seed}. Noise: {facts.noise}."),

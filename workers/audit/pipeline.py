@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
@@ -38,6 +37,7 @@ from labeler.wellformed import BallotShare
 from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundsInMemory
+from workers.audit.worlds import World
 from workers.jobs.kept_rounds import KeptRounds
 from workers.jobs.parties import RunParties, tallier_names
 from workers.jobs.rounds import run_rounds
@@ -54,11 +54,20 @@ class Seen:
 
     Attributes:
         releases: what was opened: of the task, and of whatever was answered beyond it (which must be nothing).
-        known_noise: noise of colluding agents in each, votes, shape (num_queries, num_classes); zeros without them.
+        known_noise: what the adversary subtracts from each, votes, shape (num_queries, num_classes): noise of colluding
+            agents, zeros without them; where agents answer under noise of their own, whatever all others answered.
     """
 
     releases: tuple[Release, ...]
     known_noise: tuple[NDArray[np.float64], ...] = field(repr=False)
+
+
+class Silenced(Agent):
+    """An agent of which nothing is there but its noise: the neighbour that prices at agent level are about."""
+
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
+        """Zeros."""
+        return np.zeros_like(super().ballots(task, batch, key))
 
 
 class Pipeline:
@@ -77,18 +86,18 @@ class Pipeline:
         self._names = self._enrolled[: task.quorum]
         self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
 
-    def run(self, shards: Sequence[Shard], *, seed: str | None) -> Seen:
+    def run(self, world: World, *, seed: str | None) -> Seen:
         """One life of the task: its job, and an attempt at another one that nobody has paid for.
 
         Args:
-            shards: of the task's agents; the last `max_dropouts` are not there.
+            world: the task's agents; the last `max_dropouts` are not there.
             seed: of all noise; None draws it as the product does.
         """
         keys = {
             name: (os_source() if seed is None else seeded_source(f"{seed} {name}".encode())).bytes(KEY_BYTES)
             for name in (*self._names, *self._noisy)
         }
-        agents = self.agents(shards, is_seeded=seed is not None)
+        agents = self.agents(world, is_seeded=seed is not None)
         asked = [self._batch]
         seen = [self._job(agents, keys, self._batch, is_seeded=seed is not None)]
         for batch in self._beyond(agents):
@@ -97,10 +106,10 @@ class Pipeline:
                 asked.append(batch)
         return Seen(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
 
-    def agents(self, shards: Sequence[Shard], *, is_seeded: bool) -> list[Agent]:
+    def agents(self, world: World, *, is_seeded: bool) -> list[Agent]:
         """Agents whose accounts hold what the task costs, and no more."""
         return [
-            Agent(
+            (Silenced if place in world.silenced else Agent)(
                 name,
                 shard,
                 ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
@@ -108,12 +117,12 @@ class Pipeline:
                 is_seeded=is_seeded,
                 engine=self._engine,
             )
-            for name, shard in zip(self._names, shards, strict=False)
+            for place, (name, shard) in enumerate(zip(self._names, world.shards, strict=False))
         ]
 
-    def expected(self, shards: Sequence[Shard]) -> NDArray[np.float64]:
+    def expected(self, world: World) -> NDArray[np.float64]:
         """What all agents put in together without noise, in the unit of what is opened; shape (queries, classes)."""
-        agents = self.agents(shards, is_seeded=True)
+        agents = self.agents(world, is_seeded=True)
         task = self._task
         sums = sum(
             on_grid(one, task) if task.traits.counts else one
@@ -170,7 +179,9 @@ class Pipeline:
         task = self._task
         known = np.zeros((len(batch), task.num_classes))
         if task.traits.has_local_noise:
-            return known  # nobody's noise is in what another says
+            # Nobody's noise protects another, so all others may collude: what they answered is known.
+            others = (agent.ballots(task, batch, keys[agent.agent_id]) for agent in agents[1:])
+            return known + sum(others, np.zeros_like(known)) / task.scale
         for name in self._noisy[: task.dishonest_talliers or 0]:
             source = noise_source(keys[name], round_of(task, batch).digest, self._names, is_seeded=True)
             known += DiscreteGaussian(task.share_sigma_grid).sample(source, known.shape) / task.scale

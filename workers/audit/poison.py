@@ -1,7 +1,8 @@
 """Records and questions made so that a canary moves as much as the method lets it: the strongest setting there is.
 
 All an adversary of a promise may do: know and choose every record but the canary, choose the questions, or choose
-records for questions that it does not choose. What the promise is about stays: one canary comes or goes.
+records for questions that it does not choose. What the promise is about stays: one canary comes or goes. Sets on which
+a trained model moves far are found in `workers.audit.models`.
 
 Directions are unit vectors of the task's dimension. A record beside a direction has a stated inner product with it.
 """
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import training_of
+from labeler.methods.sensitivity import kept_bound, sums_means, training_of
 from labeler.setting import StatedLevel
 from labeler.task import NEGATIVES_EVERY, Task
+from workers.audit.models import worst_sets
 from workers.audit.worlds import Records, Scene
 
 DIMENSION = 64
@@ -25,6 +27,10 @@ DIMENSION = 64
 
 _NEAREST, _FARTHEST = 0.97, 0.80
 _MOST_COPIES = 200
+_MOST_OF_AN_AGENT = 5_000
+_FAINT = 0.015
+"""How much of a question lies in the space that heads look at: a map makes ten times as much of it, at which no answer
+is so sure that rounding hides it."""
 
 Directions = NDArray[np.float64]
 
@@ -33,7 +39,8 @@ def dimension_of(task: Task) -> int:
     """How many numbers a feature of this task has; free but for methods that say."""
     if task.traits.asks_for_a_model:
         return task.max_queries - 1
-    return max(DIMENSION, training_of(task).dimension) if task.training is not None else DIMENSION
+    # One number more than heads look at, for questions that lie nearly elsewhere.
+    return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
 
 
 def poisoned(
@@ -43,12 +50,14 @@ def poisoned(
 
     Args:
         task: any method's.
-        level: what a canary is: one record, or the records of a person.
+        level: what a canary is: one record, the records of a person, or an agent.
         canaries: how many.
         rng: public randomness.
         queries: those that are asked anyway; None lets the adversary choose them.
     """
     dimension = dimension_of(task)
+    if task.traits.is_priced_by_training and not sums_means(task):
+        return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
     if task.traits.asks_for_a_model:
         queries = model_queries(dimension)
@@ -67,10 +76,13 @@ def poisoned(
         )
         for one in directions
     )
+    agents = [_background(task, number, directions, rng) for number in range(task.agents)]
+    if level == "agent":
+        agents[0] = Records(agents[0].features[:0], agents[0].labels[:0])
     return Scene(
         task,
         level,
-        agents=tuple(_background(task, number, directions, rng) for number in range(task.agents)),
+        agents=tuple(agents),
         canaries=units,
         queries=queries,
         apart=task.traits.counts and (task.traits.has_k or canaries == 1),
@@ -96,9 +108,52 @@ def _records_of(task: Task, level: StatedLevel) -> int:
     """Of one canary. A person has four times as many as may vote, so that a cap that is forgotten shows."""
     if level == "instance":
         return 1
+    if level == "agent":
+        return _records_of_an_agent(task)
     if task.records_per_person is None:
         raise InvalidSetting("a person is attacked only where the task has records_per_person, which its price is for")
     return min(4 * task.records_per_person, _MOST_COPIES)
+
+
+def _records_of_an_agent(task: Task) -> int:
+    """All alike, and four times as many as a cap lets vote, so that one that is forgotten shows."""
+    if task.training is not None:
+        most: float = kept_bound(task) or training_of(task).radius
+    elif task.traits.records_choose:
+        # Each votes at k questions, so this many reach the end of the ball.
+        ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
+        most = 4 * min(task.max_agent_records or math.inf, ball)
+    else:
+        most = task.k
+    return math.ceil(min(most, _MOST_OF_AN_AGENT))
+
+
+def _of_models(
+    task: Task, level: StatedLevel, dimension: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
+) -> Scene:
+    """The first agent's model as `worst_sets` poisons it; the others' are known, whatever they are."""
+    if task.traits.asks_for_a_model:
+        queries = model_queries(dimension)
+    elif queries is None:
+        queries = _questions_of_heads(task, dimension, rng)
+    copies = 1 if level == "agent" else _records_of(task, level)
+    found = worst_sets(task, level, copies=copies, dimension=dimension, queries=queries)
+    one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 0))
+    others = (one,) * (task.agents - 1)
+    return Scene(task, level, agents=(found.stay, *others), canaries=(found.unit,), queries=queries)
+
+
+def _questions_of_heads(task: Task, dimension: int, rng: np.random.Generator) -> NDArray[np.int16]:
+    """Public negatives that make the map plain, and questions that read every weight."""
+    axes = np.eye(dimension)[: training_of(task).dimension]
+    both = np.concatenate([axes, -axes])
+    rows = np.empty((task.max_queries, dimension))
+    negatives = len(rows[::NEGATIVES_EVERY])
+    rows[::NEGATIVES_EVERY] = both[np.arange(negatives) % len(both)]
+    asked = np.flatnonzero(np.arange(len(rows)) % NEGATIVES_EVERY)
+    directions = np.concatenate([both, rng.normal(size=(len(asked), len(axes))) @ axes / math.sqrt(len(axes))])
+    rows[asked] = math.sqrt(1 - _FAINT**2) * np.eye(dimension)[-1] + _FAINT * directions[: len(asked)]
+    return quantize(rows)
 
 
 def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directions:
@@ -130,7 +185,7 @@ def _background(task: Task, agent: int, directions: Directions, rng: np.random.G
         return _neighbours(task, agent, directions, rng)
     if task.traits.counts:
         return _one_sided(agent, directions)
-    return _confident(task, agent, directions)
+    return Records(quantize(directions[:1]), _labels(1, 0))
 
 
 def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
@@ -163,13 +218,6 @@ def _one_sided(agent: int, directions: Directions) -> Records:
     label = 0 if agent == 0 else agent % 2
     rows = -np.repeat(directions, 3, axis=0)
     return Records(quantize(rows), _labels(len(rows), label))
-
-
-def _confident(task: Task, agent: int, directions: Directions) -> Records:
-    """Models that are sure of class 0 where the canary says 1, as far as their penalty lets them."""
-    copies = max(1, min(training_of(task).min_records - 1, _MOST_COPIES)) if agent == 0 else 1
-    rows = np.repeat(directions, copies, axis=0)
-    return Records(quantize(rows), _labels(len(rows), 0))
 
 
 def _beside(direction: NDArray[np.float64], near: NDArray[np.float64], rng: np.random.Generator) -> Directions:

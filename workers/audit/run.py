@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from feature_store.durable import exclusive, replace_file
 from labeler.auditing import Attempt, AuditedLevel, AuditFacts, findings_of
 from labeler.errors import BadData, InvalidSetting
+from labeler.setting import StatedLevel
 from labeler.task import Task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.observers import KnownVotes
 from workers.audit.poison import most_canaries, poisoned
-from workers.audit.surroundings import Surroundings, View
+from workers.audit.surroundings import Surroundings, View, check_attackable
 from workers.progress import ProgressCallback, silent
 
 FORMAT: Final = "labeler-audit/1"
@@ -49,7 +50,7 @@ class Audit:
         task: the task.
         adversaries: names in ADVERSARIES, and ONE_RUN for the one run with many canaries.
         runs: of each adversary, half of them with the canary.
-        level: what a canary is: one record, or the records of a person.
+        level: what a canary is: one record, the records of a person, or an agent.
         view: what an adversary looks at.
         confidence: with which everything the audit states holds together.
         seed: of what is public in it.
@@ -69,6 +70,7 @@ class Audit:
     labels: NDArray[np.int16] = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_attackable(self.task, self.level)
         unknown = sorted(set(self.adversaries) - {*ADVERSARIES, ONE_RUN})
         if not self.adversaries:
             raise InvalidSetting("no adversary has an attack on this task; see workers.audit.adversaries to add one")
@@ -76,8 +78,8 @@ class Audit:
             raise InvalidSetting(
                 f"no adversary is called {', '.join(unknown)}; choose {', '.join([*ADVERSARIES, ONE_RUN])}"
             )
-        if without := sorted(set(self.adversaries) - set(applicable(self.task, self.adversaries))):
-            raise InvalidSetting(f"{', '.join(without)} has no attack on this task; leave it out")
+        if without := sorted(set(self.adversaries) - set(applicable(self.task, self.adversaries, self.level))):
+            raise InvalidSetting(f"{', '.join(without)} has no attack on this task at level {self.level}; leave it out")
         if self.runs < 2:
             raise InvalidSetting(f"an audit takes at least 2 runs, one of each kind; found {self.runs}")
 
@@ -95,17 +97,17 @@ class Audit:
         }
 
 
-def applicable(task: Task, names: Sequence[str]) -> tuple[str, ...]:
-    """Of these adversaries, those that have an attack on the task."""
+def applicable(task: Task, names: Sequence[str], level: StatedLevel = "instance") -> tuple[str, ...]:
+    """Of these adversaries, those that have an attack on the task at this level."""
     fits = {name for name, one in ADVERSARIES.items() if one.takes(task)}
-    if task.traits.has_k and task.life is None and most_canaries(task) > 1:
+    if task.traits.has_k and task.life is None and level != "agent" and most_canaries(task) > 1:
         fits.add(ONE_RUN)
     return tuple(name for name in names if name in fits)
 
 
-def default_adversaries(task: Task) -> tuple[str, ...]:
-    """All that have an attack on the task."""
-    return applicable(task, [*ADVERSARIES, ONE_RUN])
+def default_adversaries(task: Task, level: StatedLevel = "instance") -> tuple[str, ...]:
+    """All that have an attack on the task at this level."""
+    return applicable(task, [*ADVERSARIES, ONE_RUN], level)
 
 
 def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -> dict[str, Any]:
@@ -172,6 +174,7 @@ def _many_runs(name: str, around: Surroundings, runs: int, book: _Book, progress
     if missing:
         progress(f"Attack {name}", runs - len(missing), runs)
         attack = ADVERSARIES[name].prepare(around)
+        book.note(name, attack.moved_mu)
         for done, number in enumerate(missing, start=runs - len(missing) + 1):
             book.add(name, number, attack.trial(number, present=bool(number % 2)))
             progress(f"Attack {name}", done, runs)
@@ -184,6 +187,7 @@ def _many_runs(name: str, around: Surroundings, runs: int, book: _Book, progress
         present=len(present),
         false_positives=sum(score > 0 for score in absent),
         false_negatives=sum(score <= 0 for score in present),
+        moved_mu=book.moved.get(name),
     )
 
 
@@ -251,6 +255,7 @@ class _Book:
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self._path = path
         self.scores: dict[tuple[str, int], float] = {}
+        self.moved: dict[str, float] = {}
         self.seconds = 0.0
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         if lines and json.loads(lines[0]) != identity:
@@ -262,14 +267,26 @@ class _Book:
         replace_file(path, "".join(whole or [json.dumps(identity) + "\n"]).encode())
         for line in whole[1:]:
             one = json.loads(line)
-            self.scores[one["adversary"], one["run"]] = float(one["score"])
+            if "moved_mu" in one:
+                self.moved[one["adversary"]] = float(one["moved_mu"])
+            else:
+                self.scores[one["adversary"], one["run"]] = float(one["score"])
+
+    def note(self, adversary: str, moved_mu: float | None) -> None:
+        """How far an adversary's canary moves what it sees, where that is known."""
+        if moved_mu is not None and adversary not in self.moved:
+            self.moved[adversary] = moved_mu
+            self._append({"adversary": adversary, "moved_mu": moved_mu})
 
     def add(self, adversary: str, run: int, score: float) -> None:
         if not math.isfinite(score):
             score = math.copysign(1e300, score) if not math.isnan(score) else 0.0
         self.scores[adversary, run] = score
+        self._append({"adversary": adversary, "run": run, "score": score})
+
+    def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"adversary": adversary, "run": run, "score": score}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 __all__ = ["FINGERPRINT", "ONE_RUN", "STRONGEST", "Audit", "run_audit"]

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.errors import InvalidSetting
+from labeler.methods import Method
 from labeler.setting import StatedLevel
 from labeler.task import Task
 
 View = Literal["release", "student"]
 """What is looked at: what was opened, or the labels of a student that learnt from it."""
+
+
+ATTACKED: Final = frozenset[Method]({"knn", "reverse-knn", "ensemble", "blind-average", "aux-distill"})
+"""Methods for which records and questions that move them most were thought of. Another one would be attacked with those
+of a method that it is not, prove nothing, and look safe: so it is refused until somebody adds its adversary."""
+
+
+def check_attackable(task: Task, level: StatedLevel) -> None:
+    """Refuse what no adversary here was made for.
+
+    Raises:
+        InvalidSetting: the method is not known here, or no attack on a whole agent of it is.
+    """
+    if task.method not in ATTACKED:
+        raise InvalidSetting(
+            f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
+            f"to workers.audit, or audit a task of {', '.join(sorted(ATTACKED))}"
+        )
+    if level == "agent" and task.traits.has_local_noise:
+        raise InvalidSetting(
+            "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
+            f"agent is known for method {task.method}; audit it at level instance or person"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +47,7 @@ class Surroundings:
 
     Attributes:
         task: the task; its fingerprint is that of the audit's records.
-        level: "instance" or "person": what a canary is.
+        level: what a canary is.
         features, labels: natural records, quantised.
         view: what the adversary looks at.
         folder: empty, for its files.
@@ -38,6 +63,9 @@ class Surroundings:
     folder: Path
     seed: int
     noise_seed: int | None
+
+    def __post_init__(self) -> None:
+        check_attackable(self.task, self.level)
 
     def rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])

@@ -1,7 +1,9 @@
 """Worlds that differ in one canary: the same shards, once with its records and once with them deleted.
 
 Both are made of the same files, and deleted is what a site deletes (`Shard.delete`): every other record keeps its id
-and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent.
+and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent. Where a
+canary is an agent, that agent's ballots are zero in one of them while its noise stays: what a price at agent level is
+about (`labeler.methods.sensitivity`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
+from labeler.methods.sensitivity import kept_bound
 from labeler.setting import StatedLevel
 from labeler.task import Task
 
@@ -37,14 +40,29 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
+class World:
+    """Who takes part with what.
+
+    Attributes:
+        shards: of all agents.
+        silenced: places of agents whose ballots are zero, whatever their shards hold.
+    """
+
+    shards: tuple[Shard, ...] = field(repr=False)
+    silenced: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
 class Scene:
     """What an adversary sets up.
 
     Attributes:
         task: what is asked.
-        level: whose presence is attacked: "instance" or "person".
-        agents: the records that stay, one entry per agent; each at least one record.
-        canaries: at the first agent, each all that comes or goes together: one record, or those of a person.
+        level: whose presence is attacked.
+        agents: the records that stay, one entry per agent; each at least one record, but for the first agent's where it
+            is the canary.
+        canaries: at the first agent, each all that comes or goes together: one record, those of a person, or all that
+            the agent has.
         queries: int16, shape (max_queries, dimension).
         apart: whether no two canaries move the same numbers of the sum, so that their noise is independent.
         seed: of record ids and the order of rows.
@@ -61,6 +79,8 @@ class Scene:
     def __post_init__(self) -> None:
         if len(self.agents) != self.task.agents or not self.canaries or len(self.queries) != self.task.max_queries:
             raise InvalidSetting("a scene has the task's agents and questions, and at least one canary")
+        if self.level == "agent" and (len(self.canaries) != 1 or len(self.agents[0])):
+            raise InvalidSetting("an agent that is the canary has no records that stay, and there is one of it")
 
     @property
     def batch(self) -> QueryBatch:
@@ -68,7 +88,7 @@ class Scene:
 
 
 class Worlds:
-    """The shards of a scene in a folder; `with_canaries` gives those of one world."""
+    """The shards of a scene in a folder; `with_canaries` gives one world."""
 
     def __init__(self, scene: Scene, folder: Path) -> None:
         self._scene, self._folder = scene, folder
@@ -87,9 +107,12 @@ class Worlds:
         self._ids = [np.sort(self._first.record_ids[self._owner[places] == 1 + j]) for j in range(len(scene.canaries))]
         self._made: dict[tuple[int, ...], Shard] = {}
 
-    def with_canaries(self, present: Iterable[int]) -> list[Shard]:
-        """The shards of all agents, with these canaries and no other."""
-        return [self._first_with(tuple(sorted(present))), *self._others]
+    def with_canaries(self, present: Iterable[int]) -> World:
+        """All agents, with these canaries and no other."""
+        chosen = tuple(sorted(present))
+        if self._scene.level == "agent":
+            return World((self._first, *self._others), frozenset() if chosen else frozenset({0}))
+        return World((self._first_with(chosen), *self._others))
 
     def _first_with(self, present: tuple[int, ...]) -> Shard:
         absent = [j for j in range(len(self._ids)) if j not in set(present)]
@@ -118,6 +141,7 @@ class Worlds:
             dimension=records.features.shape[1],
             public=False,
             site_key=None if persons is None else "audit",
+            max_records=None if task.training is None else kept_bound(task),
             random_bytes=self._random.bytes,
         ) as writer:
             names = [str(place) for place in range(len(records))]

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from labeler.setting import StatedLevel
 from workers.commands.console import Json, one_of, print_json
 
 
@@ -32,7 +33,7 @@ def audit(
         ),
     ] = None,
     runs: Annotated[int, typer.Option(min=2, help="Runs of each adversary, half of them with the canary.")] = 1000,
-    level: Annotated[str, typer.Option(help="What a canary is: instance (one record) or person.")] = "instance",
+    level: Annotated[str, typer.Option(help="What a canary is: instance (one record), person or agent.")] = "instance",
     view: Annotated[str, typer.Option(help="What is looked at: release, or a student's labels.")] = "release",
     records: Annotated[
         Path | None, typer.Option(help="Labelled shard of natural records; scikit-learn's digits when left out.")
@@ -55,7 +56,9 @@ def audit(
     Every run is a whole job: index, votes, integer noise, shares, journal, release. Adversaries are those of Chadha et
     al. (2024): natural or poisoned records, questions chosen or not; one run with many canaries beside them. Bounds are
     exact, at a stated confidence. Ends with 1 where the promise is broken. No private record is read: canaries and
-    other records are made up or public.
+    other records are made up or public. "moved" is how far the canary moves what is seen, measured without noise: the
+    epsilon that no number of runs would prove more than; the rest of the promise is slack of its bound, or of the
+    attack.
 
     Examples:
 
@@ -75,11 +78,12 @@ def audit(
 
     pool = digits_pool(seed=seed) if records is None else shard_pool(Shard.open(records), seed=seed)
     asked = read_task(task, agents=agents, queries=queries, classes=pool.classes)
+    asked_level: StatedLevel = one_of("level", level, ("instance", "person", "agent"))
     wanted = Audit(
         task=asked,
-        adversaries=tuple(adversary) if adversary else default_adversaries(asked),
+        adversaries=tuple(adversary) if adversary else default_adversaries(asked, asked_level),
         runs=runs,
-        level=one_of("level", level, ("instance", "person")),
+        level=asked_level,
         view=one_of("view", view, ("release", "student")),
         confidence=confidence,
         seed=seed,
@@ -112,6 +116,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
         "advan-\ntage",
         "mu\nat least",
         "epsilon\nat least",
+        "moved\nepsilon",
         "of what is\npromised",
     ):
         table.add_column(heading, justify="right")
@@ -123,12 +128,13 @@ def _show(document: dict[str, Any], page: Path) -> None:
             f"{found['advantage']:.3f}",
             f"{found['mu']:.3f}",
             f"{found['epsilon']:.3f}",
+            f"{found['moved_epsilon']:.3f}" if "moved_epsilon" in found else "",
             f"{found['epsilon'] / findings['promised_epsilon']:.0%}" + (" !" if found["is_above"] else ""),
         )
     table.add_section()
     table.add_row(
         "promised, at most", "", "", f"{findings['promised_advantage']:.3f}", f"{findings['promised_mu']:.3f}",
-        f"{findings['promised_epsilon']:.3f}", "",
+        f"{findings['promised_epsilon']:.3f}", "", "",
     )  # fmt: skip
     console = Console(highlight=False)
     console.print(table)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST
-from workers.audit.run import ONE_RUN, Audit, run_audit
+from workers.audit.run import ONE_RUN, Audit, applicable, run_audit
 from workers.progress import ProgressCallback
 from workers.simulated.federation import digits_pool
 from workers.studies.rows import BenchRow
@@ -22,13 +22,30 @@ DELTA: Final = 1e-4
 CONFIDENCE: Final = 0.95
 RUNS, QUICK_RUNS = 800, 20
 
-_TRAINING: Final = {"min_records": 200, "regularisation": 0.1}
+_TRAINING: Final = {"min_records": 50, "regularisation": 0.1}
+_KEPT: Final = _TRAINING | {"max_records": 200}
+_MODEL: Final = {"method": "blind-average", "max_queries": 65}
 CASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     "knn": ({"method": "knn", "k": 5, "max_queries": 100}, tuple(ADVERSARIES)),
-    "knn, winners": ({"method": "knn", "k": 5, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
+    "knn, winners": ({"method": "knn", "k": 50, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
     "reverse-knn": ({"method": "reverse-knn", "k": 1, "max_queries": 200}, (STRONGEST, ONE_RUN)),
     "ensemble": ({"method": "ensemble", "max_queries": 100}, (STRONGEST,)),
-    "blind-average": ({"method": "blind-average", "max_queries": 65, "training": _TRAINING}, (STRONGEST,)),
+    "softmax, records bounded": (_MODEL | {"training": _KEPT}, (STRONGEST,)),
+    "softmax": (_MODEL | {"training": _TRAINING}, (STRONGEST,)),
+    "svm, records bounded": (_MODEL | {"training": _KEPT | {"learner": "svm"}}, (STRONGEST,)),
+    "svm, regularisation 1.2": (
+        _MODEL | {"training": _TRAINING | {"learner": "svm", "regularisation": 1.2}},
+        (STRONGEST,),
+    ),
+    "class means": (_MODEL | {"training": {"learner": "means", "axes": 64}}, (STRONGEST,)),
+    "aux-distill, records bounded": (
+        {
+            "method": "aux-distill",
+            "max_queries": 350,
+            "training": _KEPT | {"dimension": 64, "regularisation": 0.03},
+        },
+        (STRONGEST,),
+    ),
     "aux-distill": (
         {"method": "aux-distill", "max_queries": 100, "training": _TRAINING | {"dimension": 8}},
         (STRONGEST,),
@@ -51,7 +68,7 @@ def bench_audit(*, full: bool, progress: ProgressCallback) -> list[BenchRow]:
         runs = RUNS if full else QUICK_RUNS
         audit = Audit(
             task,
-            adversaries,
+            applicable(task, adversaries),
             runs,
             confidence=CONFIDENCE,
             noise_seed=0,
@@ -80,7 +97,11 @@ def _rows(case: str, task: Task, runs: int, document: dict[str, Any]) -> list[Be
     settings = {"runs": runs, "sigma_votes": task.sigma_votes, "confidence": CONFIDENCE}
     rows = []
     for one in found["findings"]:
-        settings_ = settings | {"mu": one["mu"], "promised_mu": found["promised_mu"], "any_epsilon": one["any_epsilon"]}
+        settings_ = (
+            settings
+            | {"moved_epsilon": one.get("moved_epsilon")}
+            | {"mu": one["mu"], "promised_mu": found["promised_mu"], "any_epsilon": one["any_epsilon"]}
+        )
         for metric, value, promised in (
             ("epsilon at least", one["epsilon"], found["promised_epsilon"]),
             ("advantage", one["advantage"], found["promised_advantage"]),

@@ -179,6 +179,8 @@ def test_an_audit_goes_on_where_it_was_stopped_and_comes_to_the_same(tmp_path: P
 
 def test_an_adversary_that_was_added_is_a_row_of_the_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Perfect:
+        moved_mu = None
+
         def trial(self, number: int, *, present: bool) -> float:  # noqa: ARG002  # as every attack
             return 1.0 if present else -1.0
 
