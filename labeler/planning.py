@@ -17,6 +17,8 @@ For whom a price holds follows from `colluding_agents` (labeler.collusion): `Pri
 
 For methods that are asked at once (labeler.methods) a price is for all queries in **one batch**; every further batch is
 a further price.
+
+More than 400 lines: a price, the statement of it and its words are read together, so that none says another thing.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The task fixes everything the privacy price depends on. It is immutable, and its digest (SHA-256 of
 its canonical JSON) travels with every message: an agent answers only the task it has checked, and
 a tallier adds only ballots of the same task.
+
+More than 400 lines, most of them words: one model, whose fields and rules are one agreement and one digest.
 """
 
 from __future__ import annotations

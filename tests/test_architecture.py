@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -150,6 +151,33 @@ def test_the_reader_of_strangers_files_loads_little() -> None:
 
 def test_the_command_line_loads_without_any_learning_library() -> None:
     assert learning_libraries_after("import workers.cli") == []
+
+
+LONG = 400
+
+
+def long_without_reason(folder: Path) -> list[str]:
+    """Modules of more lines than are read at a sitting, whose docstring does not say why."""
+    found = []
+    for package in PACKAGES:
+        for path in sorted((folder / package).rglob("*.py")):
+            text = path.read_text()
+            words = " ".join((ast.get_docstring(ast.parse(text)) or "").split()) if text.count("\n") > LONG else ""
+            if text.count("\n") > LONG and not re.search(r"400 lines\b[^.]{10,}\.", words):
+                found.append(path.relative_to(folder).as_posix())
+    return found
+
+
+def test_a_module_of_more_than_400_lines_says_why_in_its_docstring(tmp_path: Path) -> None:
+    assert long_without_reason(ROOT) == []
+    (tmp_path / "labeler").mkdir()
+    lines = "x = 1\n" * LONG
+    (tmp_path / "labeler" / "no_reason.py").write_text(f'"""One idea.\n\nMore than 400 lines.\n"""\n{lines}')
+    (tmp_path / "labeler" / "reason.py").write_text(
+        f'"""One idea.\n\nMore than 400 lines: a list of all x.\n"""\n{lines}'
+    )
+    (tmp_path / "labeler" / "short.py").write_text("x = 1\n")
+    assert long_without_reason(tmp_path) == ["labeler/no_reason.py"]
 
 
 def test_every_row_of_the_threat_tables_names_a_test_that_exists() -> None:

@@ -6,8 +6,6 @@
 Every image's header is read: a known format, not too many pixels. Names are only names and never become paths. Where
 something is refused, nothing stays behind. The digest is of the content, so that the same upload sent again under the
 same idempotency key is known as the same.
-
-A little over 400 lines: one upload, from its first byte to its digest, and all that may refuse it.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
+from api.coordinator.vectors import matrix_of, quantised_rows
 from feature_store.durable import sync_folder
 from feature_store.embed_board import job_pixels_refusal
-from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.room import is_full, storage_full
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
@@ -185,7 +183,7 @@ class UploadWriter:
             TooLarge: too many, or too long.
         """
         with self._refusing():
-            rows = _matrix(features)
+            rows = matrix_of(features)
             names = [f"query-{number:06d}" for number in range(self.count, self.count + len(rows))]
             if ids is not None and len(ids) != len(rows):
                 raise InvalidSetting(f"{len(rows)} feature vectors came with {len(ids)} query_ids; give one for each")
@@ -276,7 +274,7 @@ class UploadWriter:
             quantised = features.astype(np.int16, copy=False)
             check_features(quantised)
         else:
-            quantised = _quantised(features.astype(np.float64, copy=False))
+            quantised = quantised_rows(features.astype(np.float64, copy=False))
         for name, row in zip(names, quantised.astype("<i2"), strict=True):
             self._append(name, row.tobytes())
 
@@ -386,35 +384,3 @@ def upload_of_features(
     with UploadWriter(folder, limits) as writer:
         writer.add_features(features, ids)
         return writer.finish()
-
-
-def _quantised(features: NDArray[np.float64]) -> NDArray[np.int16]:
-    """Rows that are on the grid already as they are, all others quantised; each row by itself."""
-    ready = on_grid(features)
-    result = np.empty(features.shape, dtype=np.int16)
-    result[ready] = features[ready].astype(np.int16)
-    if not ready.all():
-        result[~ready] = quantize(features[~ready])
-    return result
-
-
-def on_grid(features: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows may have been made by `quantize`: whole numbers whose length rounding explains."""
-    slack = features.shape[1] ** 0.5 / 2
-    # Comparisons with NaN are False; without an upper bound here the squares could overflow.
-    whole = (np.abs(features) <= FEATURE_SCALE + slack).all(axis=1)
-    whole &= (np.rint(np.where(whole[:, None], features, 0.5)) == features).all(axis=1)
-    lengths = np.linalg.norm(np.where(whole[:, None], features, 0.0), axis=1)
-    ready: NDArray[np.bool_] = whole & (np.abs(lengths - FEATURE_SCALE) <= slack)
-    return ready
-
-
-def _matrix(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:
-    if isinstance(features, np.ndarray):
-        if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
-            raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
-        return features
-    lengths = {len(row) for row in features}
-    if len(lengths) != 1:
-        raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
-    return np.array(features, dtype=np.float64)

@@ -13,6 +13,8 @@ Where the transaction of a turn fails, nothing of it is kept, in memory either, 
 
 It runs without threads: a test calls `turn`. What others say or want written meanwhile, from any thread, lies in the
 `Inbox`; jobs in memory are `LiveJobs`; a step is the `Stepper`'s; and what a turn has come to is a `Plan`.
+
+A little over 400 lines: what a turn does, and what it does again where the journal refuses it, are one order.
 """
 
 from __future__ import annotations

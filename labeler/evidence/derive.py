@@ -3,6 +3,8 @@
 Nothing here believes a number that stands in the facts beside what it can compute: the guarantee of a task comes from
 its fields, and what was spent is the larger of what the ledger charged and of what the accountant says a round of that
 size costs today.
+
+A little over 400 lines: everything in a document that follows from its facts, each in a few lines.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ decimal texts, rounded up: what stands there holds.
 
 What an agent's journal knows of its own records (the version of its shard, what a record has spent) has no field. Its
 document names no other agent: it knows none.
+
+A little over 400 lines, because it is one document: every field that it may have.
 """
 
 from __future__ import annotations

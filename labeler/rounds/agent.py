@@ -1,6 +1,7 @@
-"""An agent's part in a round and in a proposal, as two pure machines: what has happened goes in, what is to happen out.
+"""An agent's part in a round, as a pure machine: what has happened goes in, what is to happen out.
 
-A round. What is durable is its stage; beside it at most one thing is under way.
+What it says of a job before that is the machine beside it (labeler.rounds.agent_proposal). Of a round its stage is
+durable; beside it at most one thing is under way.
 
            Asked, admitted            Charged               Computed, Stored
     new -------------------> (charge) --------> charged -------------------> stored
@@ -11,14 +12,6 @@ A round. What is durable is its stage; beside it at most one thing is under way.
                                                                 |  Erase
                                                                 v
                                                              erased, for ever: Refuse, in one sentence
-
-A proposal.
-
-           Proposed, admitted             Promised
-    unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline
-                                    |
-                                    +--- NotCovered -> declined  proposed again: the same no
-                                    +--- Refused: Decline; proposed again it is considered anew
 
 The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
 
@@ -34,8 +27,6 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
 * **No bit of a record.** No event holds anything of a record but `Computed`, whose bodies are sealed and handed on
   unread. So two neighbouring worlds that get the same public events give the same effects, kind by kind; whether an
   attempt fails may depend on the site's trouble (a full disk), which nothing outside can see.
-
-More than 400 lines: one state machine, whose rules are read together.
 """
 
 from __future__ import annotations
@@ -44,8 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from labeler.errors import BudgetExceeded, PrivacyRefusal
-from labeler.messages.proposals import Proposal
+from labeler.errors import PrivacyRefusal
 from labeler.messages.rounds import Ask, Refusal
 
 Stage = Literal["new", "charged", "stored", "erased"]
@@ -54,12 +44,6 @@ Doing = Literal["nothing", "charge", "compute", "store"]
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 """Between attempts at an answer that was charged, the first time and in the end."""
-
-PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"
-NOT_COVERED: Final = (
-    "the site's budget does not cover this round; how much is left the site alone sees (labeler agent budget)"
-)
-"""All that leaves the site of a budget that is too small."""
 
 
 @dataclass(frozen=True)
@@ -332,136 +316,3 @@ def _woken(state: AgentRound, now: float) -> tuple[AgentRound, tuple[RoundEffect
 
 def _erased(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
     return AgentRound(state.round_digest, "erased", state.recipients), (Erase(),)
-
-
-# A proposal.
-
-
-@dataclass(frozen=True)
-class AgentProposal:
-    """One proposal at one agent.
-
-    Attributes:
-        stage: what was said to it, durably; "unheard" where nothing was, or a no that costs no memory.
-        until: unix time in seconds until which a yes holds.
-        is_promising: the price is being set aside.
-    """
-
-    stage: Literal["unheard", "willing", "declined"] = "unheard"
-    until: float = 0.0
-    is_promising: bool = False
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """The coordinator proposes a job."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True)
-class ProposalAdmitted:
-    """Shard, policy and approvals allow it."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True)
-class Promised:
-    """The price is set aside durably."""
-
-    until: float
-
-
-@dataclass(frozen=True)
-class NotCovered:
-    """The site's budget does not cover it, which is remembered."""
-
-    refusal: Refusal
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """Nothing more of its job is asked: a yes has ended at this moment."""
-
-
-ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | Withdrawn
-
-
-@dataclass(frozen=True)
-class AdmitProposal:
-    """Look whether shard, policy and approvals allow it."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True)
-class Promise:
-    """Set the price of all its rounds aside, durably, or remember that the budget does not cover it."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True)
-class SayWilling:
-    """Say yes, until this unix time in seconds."""
-
-    until: float
-
-
-@dataclass(frozen=True)
-class Decline:
-    """Say no, or not yet."""
-
-    refusal: Refusal
-
-
-ProposalEffect = AdmitProposal | Promise | SayWilling | Decline
-
-
-def step_proposal(
-    state: AgentProposal, event: ProposalEvent, now: float
-) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
-    """What becomes of a proposal, and what is to be done about it; see the module.
-
-    Args:
-        state: of the proposal.
-        event: what has happened to it, in whatever order.
-        now: unix time in seconds.
-    """
-    match event:
-        case Proposed(proposal):
-            if state.stage == "unheard":
-                return state, (AdmitProposal(proposal),)
-            return state, (_said(state, now),)
-        case ProposalAdmitted(proposal):
-            if state.stage != "unheard":
-                return state, (_said(state, now),)
-            return (state, ()) if state.is_promising else (replace(state, is_promising=True), (Promise(proposal),))
-        case Refused(refusal):
-            return replace(state, is_promising=False), (Decline(refusal),)
-        case Promised(until):
-            if not state.is_promising:
-                return state, ()
-            return AgentProposal("willing", until), (SayWilling(until),)
-        case NotCovered(refusal):
-            if not state.is_promising:
-                return state, ()
-            return AgentProposal("declined"), (Decline(refusal),)
-        case Withdrawn():
-            return (replace(state, until=min(state.until, now)) if state.stage == "willing" else state), ()
-        case other:
-            assert_never(other)
-
-
-def resume_proposal(_: AgentProposal) -> tuple[ProposalEffect, ...]:
-    """Nothing is owed: who proposes asks until it has an answer, and every answer is durable before it is said."""
-    return ()
-
-
-def _said(state: AgentProposal, now: float) -> ProposalEffect:
-    if state.stage == "declined":
-        return Decline(Refusal.of(BudgetExceeded(NOT_COVERED)))
-    if state.until <= now:
-        return Decline(Refusal.of(PrivacyRefusal(PROMISE_ENDED)))
-    return SayWilling(state.until)

@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -27,27 +26,25 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from labeler.answered import NOT_KEPT
-from labeler.batching import round_charges
 from labeler.errors import (
-    BudgetExceeded,
     JournalBehind,
     JournalBroken,
     LabelerError,
     PrivacyRefusal,
 )
 from labeler.messages import Message
-from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.rounds import agent as machine
+from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import RoundEffect
 from labeler.task import Task
 from workers.agent.admission import Admission
+from workers.agent.desk_charges import DeskCharges
 from workers.agent.desk_letters import DeskLetters, no_to_ask, not_willing
 from workers.agent.desk_mail import DeskMail
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter, Records
 from workers.agent.durable_ledger import DurableLedger
-from workers.agent.policy import Policy
 from workers.agent.words import cause, said
 from workers.party.mail import Draft, PartyMail
 
@@ -101,6 +98,7 @@ class AgentDesk:
         self._ledger = ledger
         self._admission = admission
         self._clock = clock
+        self._charges = DeskCharges(database, records, rounds, promises, ledger, clock)
         self._memory = DeskMemory(rounds, promises, ticks)
         self._incoming = DeskMail(mail, coordinator_key, self._memory)
         self._waiting: list[tuple[str, RoundEffect]] = []
@@ -213,7 +211,7 @@ class AgentDesk:
             else:
                 turn.asks[digest] = ask
                 self._memory.round_event(turn, digest, machine.Admitted(ask))
-        proposed = turn.pop_proposals(machine.AdmitProposal)
+        proposed = turn.pop_proposals(proposing.AdmitProposal)
         for proposal, _ in proposed:
             try:
                 self._records.agent().check_task(proposal.task, proposal.sizes)
@@ -225,14 +223,14 @@ class AgentDesk:
                 # Ours or not: a proposal that cannot be judged must not end the process, and again at every start.
                 self._memory.proposal_event(turn, proposal, machine.Refused(not_willing(proposal, error)))
             else:
-                self._memory.proposal_event(turn, proposal, machine.ProposalAdmitted(proposal))
+                self._memory.proposal_event(turn, proposal, proposing.ProposalAdmitted(proposal))
         return bool(asked or proposed)
 
     def _keep(self, turn: DeskTurn) -> bool:
         """Everything that is durable before anything is computed, in one transaction; whether there was anything."""
         erased = [digest for digest, _ in turn.pop(machine.Erase)]
         charges = turn.pop(machine.Charge)
-        promises = turn.pop_proposals(machine.Promise)
+        promises = turn.pop_proposals(proposing.Promise)
         withdrawn, turn.withdrawn = turn.withdrawn, []
         if not (erased or charges or promises or withdrawn):
             return False
@@ -244,12 +242,12 @@ class AgentDesk:
             except (JournalBroken, JournalBehind):
                 raise
             except LabelerError as error:
-                events = self._not_paid(charges, promises, error)
+                events = self._charges.not_paid(charges, promises, error)
         try:
             with self._database.write() as connection:
                 if policy is not None:
-                    events = self._paid(connection, policy, charges, promises)
-                self._given_back(connection, erased, withdrawn)
+                    events = self._charges.paid(connection, policy, charges, promises)
+                self._charges.given_back(connection, erased, withdrawn)
                 self._mail.write_noted(connection)
         except (JournalBroken, JournalBehind):
             raise
@@ -257,13 +255,13 @@ class AgentDesk:
             # Nothing of it was kept: a full disk. What was to be erased or given back comes again with the same mail.
             if erased or withdrawn:
                 raise
-            events = self._not_paid(charges, promises, error)
+            events = self._charges.not_paid(charges, promises, error)
         if erased:
             self._records.forget_models()
         has_charged = has_promised = False
         for kind, about, event in events:
             has_charged |= isinstance(event, machine.Charged)
-            has_promised |= isinstance(event, machine.Promised)
+            has_promised |= isinstance(event, proposing.Promised)
             if kind == "round":
                 self._memory.round_event(turn, about, event)
             else:
@@ -273,81 +271,6 @@ class AgentDesk:
         if has_charged:
             fault_point("agent.charged")
         return True
-
-    def _not_paid(
-        self,
-        charges: Sequence[tuple[str, machine.Charge]],
-        promises: Sequence[tuple[Proposal, machine.Promise]],
-        error: LabelerError,
-    ) -> list[tuple[str, Any, Any]]:
-        """Whoever asked is told so."""
-        events: list[tuple[str, Any, Any]] = []
-        for digest, charge in charges:
-            events.append(("round", digest, machine.ChargeRefused(no_to_ask(charge.ask, error))))
-        for proposal, _ in promises:
-            events.append(("proposal", proposal, machine.Refused(not_willing(proposal, error))))
-        return events
-
-    def _paid(
-        self,
-        connection: Connection,
-        policy: Policy,
-        charges: Sequence[tuple[str, machine.Charge]],
-        promises: Sequence[tuple[Proposal, machine.Promise]],
-    ) -> list[tuple[str, Any, Any]]:
-        events: list[tuple[str, Any, Any]] = []
-        begun: dict[str, datetime] = {}
-        for digest, charge in charges:
-            try:
-                with self._database.attempt(connection):
-                    if self._charge(connection, policy, digest, charge.ask):
-                        begun[digest] = self._ledger.kept_until(charge.ask.expires_at)
-            except (JournalBroken, JournalBehind):
-                raise
-            except LabelerError as error:
-                events.append(
-                    (
-                        "round",
-                        digest,
-                        machine.ChargeRefused(no_to_ask(charge.ask, error)),
-                    )
-                )
-            else:
-                events.append(("round", digest, machine.Charged(charge.ask)))
-        for proposal, _ in promises:
-            try:
-                with self._database.attempt(connection):
-                    until = self._ledger.promise_in(connection, policy, proposal)
-            except (JournalBroken, JournalBehind):
-                raise
-            except BudgetExceeded as error:
-                self._ledger.decline(proposal, connection=connection)
-                events.append(("proposal", proposal, machine.NotCovered(not_willing(proposal, error))))
-            except LabelerError as error:
-                events.append(("proposal", proposal, machine.Refused(not_willing(proposal, error))))
-            else:
-                events.append(("proposal", proposal, machine.Promised(until.timestamp())))
-        self._rounds.open(begun, connection=connection)
-        return events
-
-    def _given_back(self, connection: Connection, erased: Sequence[str], withdrawn: Sequence[str]) -> None:
-        self._rounds.erase_in(erased, connection=connection)
-        for job_id in withdrawn:
-            given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
-            log.info("proposal withdrawn", extra={"job_id": job_id, "rounds_given_back": given_back})
-
-    def _charge(self, connection: Connection, policy: Policy, digest: str, ask: Ask) -> bool:
-        return self._ledger.charge_in(
-            connection,
-            policy,
-            round_digest=digest,
-            shard_version=self._records.agent().shard_version,
-            reservation_id=digest,
-            charges=round_charges(ask.task, len(ask.batch)),
-            task=ask.task,
-            num_queries=len(ask.batch),
-            recipients=machine.recipients_of(ask),
-        )
 
     def _compute(self, turn: DeskTurn) -> bool:
         """Answers that are charged: all that are votes, then one that is trained; whether there was any."""

@@ -12,6 +12,7 @@ from labeler.messages import COORDINATOR
 from labeler.messages.proposals import Declined, Proposal, Willing
 from labeler.messages.rounds import Ask, Refusal
 from labeler.rounds import agent as machine
+from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter
 from workers.agent.words import PUBLIC_ERRORS, cause, silent, told
 from workers.party.mail import Draft
@@ -42,11 +43,11 @@ class DeskLetters:
         for proposal, said_to in turn.proposals:
             about = {"task_digest": proposal.task.digest, "job_id": proposal.job_id}
             match said_to:
-                case machine.SayWilling(until):
+                case proposing.SayWilling(until):
                     body = Willing(proposal.job_id, until).encode()
                     draft = Draft("willing", COORDINATOR, body, task_digest=proposal.task.digest)
                     turn.letters.append(OutgoingLetter((draft,), "willing", about))
-                case machine.Decline(refusal):
+                case proposing.Decline(refusal):
                     body = Declined(proposal.job_id, refusal).encode()
                     draft = Draft("declined", COORDINATOR, body, task_digest=proposal.task.digest)
                     turn.letters.append(OutgoingLetter((draft,), "", about))

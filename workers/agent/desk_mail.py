@@ -12,6 +12,7 @@ from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.messages.rounds import Settled as SettledBody
 from labeler.rounds import agent as machine
+from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_letters import no_to
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn
@@ -65,7 +66,7 @@ class DeskMail:
                     proposal = Proposal.decode(body)
                     if header.task_digest != proposal.task.digest:
                         raise WrongDigest("a proposal names another task than it holds")
-                    self._memory.proposal_event(turn, proposal, machine.Proposed(proposal))
+                    self._memory.proposal_event(turn, proposal, proposing.Proposed(proposal))
                 elif header.kind == "withdrawn":
                     turn.withdrawn.append(proposals.Withdrawn.decode(body).job_id)
             except LabelerError as error:

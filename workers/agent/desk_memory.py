@@ -15,7 +15,9 @@ from feature_store.journal.database import Connection
 from feature_store.journal.promises import PromiseStore
 from labeler.messages.proposals import Proposal
 from labeler.rounds import agent as machine
-from labeler.rounds.agent import AgentProposal, AgentRound, ProposalEvent, RoundEvent
+from labeler.rounds import agent_proposal as proposing
+from labeler.rounds.agent import AgentRound, RoundEvent
+from labeler.rounds.agent_proposal import AgentProposal, ProposalEvent
 from workers.agent.desk_turn import DeskTurn
 
 log = logging.getLogger("labeler.agent")
@@ -95,6 +97,6 @@ class DeskMemory:
         if state is None:
             answer = self._promises.said(proposal.digest, connection=self.reader)
             state = AgentProposal() if answer is None else AgentProposal(answer.answer, answer.until.timestamp())
-        after, effects = machine.step_proposal(state, event, turn.now)
+        after, effects = proposing.step(state, event, turn.now)
         turn.heard[proposal.digest] = after
         turn.proposals += [(proposal, effect) for effect in effects]

@@ -10,7 +10,8 @@ from feature_store.journal.lifetimes import CastVotes
 from labeler.messages import Header
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
-from labeler.rounds.agent import AgentProposal, ProposalEffect, RoundEffect
+from labeler.rounds.agent import RoundEffect
+from labeler.rounds.agent_proposal import AgentProposal, ProposalEffect
 from workers.agent.agent import Agent
 from workers.party.mail import Draft
 

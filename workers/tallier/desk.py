@@ -6,14 +6,11 @@
 
 So a turn costs one commit, however many shares it brings. It has no network: `handle` takes messages and returns
 letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only the journal counts.
-Winners are found beside it (workers.tallier.winners).
-
-More than 400 lines: one class, a method for each kind of message.
+Winners are found beside it (workers.tallier.winners); rounds in memory are `DeskMemory`'s.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,14 +42,13 @@ from labeler.messages.shares import (
     winner_to_bytes,
 )
 from labeler.rounds import tallier as machine
-from labeler.rounds.tallier import Came, Site, TallierEvent, TallierRound
-from labeler.sharing import ShareVector
+from labeler.rounds.tallier import Came, TallierEvent, TallierRound
 from labeler.tallier_noise import noise_source
 from labeler.tally import add_shares, misfit_of
-from labeler.wellformed import BallotShare
 from labeler.winner import Winner
 from workers.agent.words import said
 from workers.party.mail import Draft, PartyMail
+from workers.tallier.desk_memory import DeskMemory, Share
 from workers.tallier.journal import TallierJournal
 from workers.tallier.winners import WinnerDesk, refusal_of
 
@@ -60,8 +56,6 @@ log = logging.getLogger("labeler.tallier")
 
 COMPUTING_POLL_S: Final = 0.5
 """How often a tallier looks for mail while it computes winners: it waits for those, not at the coordinator's door."""
-
-Share = ShareVector | BallotShare
 
 
 @dataclass(frozen=True)
@@ -116,15 +110,11 @@ class TallierDesk:
         self._mail = mail
         self._coordinator_key = coordinator_key
         self._coordinator_seal_key = coordinator_seal_key
-        self._agents = agents
         self._journal = journal
         self._memory = journal.memory
         self._winners = winners
         self._clock = clock
-        self._rounds: dict[str, TallierRound] | None = None
-        self._shares: dict[str, dict[str, Share]] = {}
-        self._open_bytes: dict[str, int] = {}
-        self._ends: list[tuple[float, str]] = []
+        self._known = DeskMemory(journal.memory, agents)
         self._sending: list[_Letter] = []
 
     @property
@@ -145,7 +135,7 @@ class TallierDesk:
             return self._handle(mail)
         except BaseException:
             # What is in memory may be ahead of the journal.
-            self._forget_memory()
+            self._known.clear()
             self._mail.drop()
             raise
 
@@ -167,20 +157,7 @@ class TallierDesk:
 
     def tidy(self) -> None:
         """Delete what is not needed any more: single shares at once, sums after a week."""
-        rounds = self._known()
-        now = self._clock().timestamp()
-        over: list[tuple[str, bool]] = []
-        while self._ends and self._ends[0][0] < now:
-            _, digest = heapq.heappop(self._ends)
-            before = rounds.get(digest)
-            if before is None:
-                continue
-            after, effects = machine.step(before, machine.Expired(), now)
-            if effects:
-                rounds[digest] = after
-                over.append((digest, before.stage == "fixed"))
-            elif before.expires_at != float("inf"):
-                heapq.heappush(self._ends, (before.expires_at, digest))
+        over = self._known.expire(self._clock().timestamp())
         if not over:
             return
         try:
@@ -188,12 +165,10 @@ class TallierDesk:
                 for digest, _ in over:
                     self._memory.forget(digest, connection=connection)
         except BaseException:
-            self._forget_memory()
+            self._known.clear()
             raise
         for digest, is_summed in over:
-            del rounds[digest]
-            self._shares.pop(digest, None)
-            self._open_bytes.pop(digest, None)
+            self._known.drop(digest)
             log.info("round expired", extra={"round_digest": digest, "summed": is_summed})
         self._journal.forget_log()
 
@@ -220,13 +195,13 @@ class TallierDesk:
 
     def _take(self, turn: _Turn, message: Message) -> None:
         header = message.header
-        state = self._state(header.round_digest)
+        state = self._known.state(header.round_digest)
         body = self._mail.open(message, self._key_of(message, state))
         if header.kind == "open-round":
             opening = OpenRound.decode(body)
             if (header.task_digest, header.round_digest) != (opening.round.task_digest, opening.round.digest):
                 raise WrongDigest("an open-round names another task or round than it holds")
-            self._event(turn, message.message_id, state, machine.Opened(opening, self._site()))
+            self._event(turn, message.message_id, state, machine.Opened(opening, self._known.site()))
             return
         if state.opening is not None and header.task_digest != state.opening.round.task_digest:
             raise WrongDigest("a message names another task than its round is of")
@@ -236,9 +211,9 @@ class TallierDesk:
             self._share(turn, message, body, state.opening)
             return
         self._flush(turn, header.round_digest)
-        state = self._state(header.round_digest)
+        state = self._known.state(header.round_digest)
         before = len(turn.declined)
-        self._event(turn, message.message_id, state, machine.SumAsked(SumRequest.decode(body), self._site()))
+        self._event(turn, message.message_id, state, machine.SumAsked(SumRequest.decode(body), self._known.site()))
         for error in turn.declined[before:]:
             body = replace(Refusal.of(error), is_final=True).encode()
             # The task and round that were asked about: nothing else may be known of them here.
@@ -275,17 +250,17 @@ class TallierDesk:
         waiting = turn.pending.pop(digest, None)
         if waiting is None:
             return
-        state = self._state(digest)
+        state = self._known.state(digest)
         after, effects = machine.step(state, machine.SharesCame(tuple(came for came, _, _ in waiting)), turn.now)
-        self._remember(after)
+        self._known.remember(after)
         for effect in effects:
             match effect:
                 case machine.Hold(agent, place):
                     came, share, _ = waiting[place]
-                    self._shares.setdefault(digest, {})[agent] = share
+                    self._known.hold(digest, agent, share)
                     turn.held[digest, agent] = KeptShare(share_to_bytes(share), came.sharing_id, came.fingerprint)
                 case machine.Exclude(agent):
-                    self._shares.get(digest, {}).pop(agent, None)
+                    self._known.let_go(digest, agent)
                     turn.held.pop((digest, agent), None)
                     turn.excluded.append((digest, agent))
                 case machine.Refuse(error):
@@ -296,7 +271,7 @@ class TallierDesk:
     def _event(self, turn: _Turn, message_id: str, state: TallierRound, event: TallierEvent) -> None:
         digest = state.round_digest
         after, effects = machine.step(state, event, turn.now)
-        self._remember(after)
+        self._known.remember(after)
         for effect in effects:
             match effect:
                 case machine.Keep(opening):
@@ -321,7 +296,7 @@ class TallierDesk:
         opening, digest = state.opening, state.round_digest
         if opening is None:
             raise ProtocolViolation("a round that is unknown is not summed")
-        held = self._shares.pop(digest, {})
+        held = self._known.take_shares(digest)
         try:
             noise = None
             if opening.round.tallier_sigma_grid is not None:
@@ -331,7 +306,7 @@ class TallierDesk:
             shares = {agent: held[agent] for agent in contributors}
             aggregate = add_shares(opening.tallier, opening.round, shares, noise=noise)
         except LabelerError:
-            self._forget_memory()  # which says already that it was summed
+            self._known.clear()  # which says already that it was summed
             raise
         others = frozenset(held) - contributors
         turn.summed[digest] = (contributors, others, aggregate_to_bytes(aggregate))
@@ -365,7 +340,7 @@ class TallierDesk:
                 self._ask_for_winners(turn, digest)
             self._winners.begin()
         for digest in turn.touched:
-            state = self._state(digest)
+            state = self._known.state(digest)
             if state.stage in ("open", "fixed"):
                 self._letter(turn, digest, "holdings", holdings_to_bytes(state.sharing_ids), "holdings sent")
         self._tend_winners(turn)
@@ -379,7 +354,7 @@ class TallierDesk:
         return aggregate
 
     def _ask_for_winners(self, turn: _Turn, digest: str) -> None:
-        opening = self._state(digest).opening
+        opening = self._known.state(digest).opening
         if opening is None:
             return
         try:
@@ -403,7 +378,7 @@ class TallierDesk:
             turn.letters.append(_Letter(self._draft(opening, "refused", outcome.answer.encode()), "refusal sent"))
 
     def _letter(self, turn: _Turn, digest: str, kind: Kind, body: bytes, taken: str) -> None:
-        opening = self._state(digest).opening
+        opening = self._known.state(digest).opening
         if opening is not None:
             turn.letters.append(_Letter(self._draft(opening, kind, body), taken))
 
@@ -416,81 +391,6 @@ class TallierDesk:
             round_digest=opening.round.digest,
             seal_to=self._coordinator_seal_key if kind in SEALED_KINDS else None,
         )
-
-    # What is known.
-
-    def _site(self) -> Site:
-        return Site(
-            agents=self._agents,
-            open_rounds=len(self._open_bytes),
-            open_bytes=sum(self._open_bytes.values()),
-            max_open_rounds=machine.MAX_OPEN_ROUNDS,
-            max_open_bytes=machine.MAX_OPEN_BYTES,
-        )
-
-    def _known(self) -> dict[str, TallierRound]:
-        """Every round that is kept, read from the journal where it is not in memory."""
-        if self._rounds is None:
-            self._forget_memory()
-            rounds: dict[str, TallierRound] = {}
-            self._rounds = rounds
-            for opening in self._memory.open_rounds():
-                self._load(opening.round.digest)
-        return self._rounds
-
-    def _state(self, digest: str) -> TallierRound:
-        state = self._known().get(digest)
-        if state is None:
-            # Also one that was forgotten is never opened again.
-            return self._load(digest) if self._memory.knows(digest) else TallierRound(digest)
-        return state
-
-    def _load(self, digest: str) -> TallierRound:
-        """A round as the journal has it."""
-        kept = self._memory.load(digest)
-        is_fixed = kept.aggregate is not None
-        state = TallierRound(
-            digest,
-            "forgotten" if kept.is_forgotten else "fixed" if is_fixed else "open",
-            kept.opened,
-            {
-                agent: share.sharing_id
-                for agent, share in kept.shares.items()
-                if not is_fixed or agent in (kept.contributors or ())
-            },
-            kept.fingerprints,
-            kept.excluded,
-            kept.contributors,
-        )
-        round = kept.opened.round
-        entries = round.num_queries * round.num_classes
-        self._shares[digest] = {
-            agent: share_from_bytes(share.data, max_entries=entries, terms=round.terms)
-            for agent, share in kept.shares.items()
-            if share.data is not None
-        }
-        if not kept.is_forgotten:
-            self._remember(state)
-        return state
-
-    def _remember(self, state: TallierRound) -> None:
-        digest = state.round_digest
-        if state.stage == "unknown":
-            return
-        before = self._known().get(digest)
-        self._known()[digest] = state
-        if before is None or before.stage != state.stage:
-            heapq.heappush(self._ends, (state.expires_at, digest))
-            if state.stage == "open" and state.opening is not None:
-                self._open_bytes[digest] = machine.most_bytes(state.opening)
-            else:
-                self._open_bytes.pop(digest, None)
-
-    def _forget_memory(self) -> None:
-        self._rounds = None
-        self._shares.clear()
-        self._open_bytes.clear()
-        self._ends.clear()
 
 
 def _refused(message_id: str, round_digest: str, error: LabelerError) -> None:

@@ -23,7 +23,8 @@ from PIL import Image
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_rows import RowLimits, read_rows
-from api.coordinator.uploads import Upload, UploadWriter, _tidied, on_grid, tidy_name
+from api.coordinator.uploads import Upload, UploadWriter, _tidied, tidy_name
+from api.coordinator.vectors import on_grid
 from feature_store.quantize import quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
 from labeler.errors import PolicyRefusal
-from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, Refusal, TallierKey
 from labeler.rounds import agent as machine
-from labeler.rounds.agent import AgentProposal, AgentRound, RoundEffect, RoundEvent, resume, step, step_proposal
+from labeler.rounds.agent import AgentRound, RoundEffect, RoundEvent, resume, step
 from labeler.task import parse_task
 
 TASK = parse_task(
@@ -156,51 +155,3 @@ def test_two_neighbouring_worlds_show_the_same_kinds_of_effects(
 
 def test_what_is_sealed_does_not_print() -> None:
     assert "1" not in repr(machine.Computed(BODIES)) + repr(machine.Store(BODIES))
-
-
-PROPOSAL = Proposal("job", TASK, (2,), TALLIERS, 100.0)
-
-
-def test_a_yes_is_set_aside_before_it_is_said_and_is_the_same_when_asked_again() -> None:
-    state, (admit,) = step_proposal(AgentProposal(), machine.Proposed(PROPOSAL), 0.0)
-    assert isinstance(admit, machine.AdmitProposal)
-    state, (promise,) = step_proposal(state, machine.ProposalAdmitted(PROPOSAL), 0.0)
-    assert isinstance(promise, machine.Promise)
-    assert step_proposal(state, machine.ProposalAdmitted(PROPOSAL), 0.0) == (state, ())
-    state, effects = step_proposal(state, machine.Promised(100.0), 0.0)
-    assert effects == (machine.SayWilling(100.0),)
-    assert step_proposal(state, machine.Proposed(PROPOSAL), 50.0)[1] == (machine.SayWilling(100.0),)
-    (ended,) = step_proposal(state, machine.Proposed(PROPOSAL), 100.0)[1]
-    assert isinstance(ended, machine.Decline)
-    withdrawn, _ = step_proposal(state, machine.Withdrawn(), 40.0)
-    assert isinstance(step_proposal(withdrawn, machine.Proposed(PROPOSAL), 50.0)[1][0], machine.Decline)
-
-
-def test_a_no_for_want_of_budget_is_remembered_and_any_other_is_considered_anew() -> None:
-    promising = AgentProposal(is_promising=True)
-    declined, (said,) = step_proposal(promising, machine.NotCovered(NO), 0.0)
-    assert isinstance(said, machine.Decline)
-    assert isinstance(step_proposal(declined, machine.Proposed(PROPOSAL), 0.0)[1][0], machine.Decline)
-    refused, _ = step_proposal(promising, machine.Refused(NO), 0.0)
-    assert isinstance(step_proposal(refused, machine.Proposed(PROPOSAL), 0.0)[1][0], machine.AdmitProposal)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                machine.Proposed(PROPOSAL), machine.ProposalAdmitted(PROPOSAL), machine.Refused(NO),
-                machine.Promised(100.0), machine.NotCovered(NO), machine.Withdrawn(),
-            ]
-        ),
-        max_size=30,
-    )
-)  # fmt: skip
-def test_nobody_is_told_yes_before_the_price_is_set_aside(events: list[Any]) -> None:
-    state, is_promised = AgentProposal(), False
-    for event in events:
-        is_promised |= state.is_promising and isinstance(event, machine.Promised)
-        state, effects = step_proposal(state, event, 0.0)
-        assert not any(isinstance(one, machine.SayWilling) for one in effects) or is_promised
-        assert not any(isinstance(one, machine.Promise) for one in effects) or not is_promised

@@ -1,0 +1,155 @@
+"""What an agent says of a job before anybody is charged, as a pure machine.
+
+           Proposed, admitted             Promised
+    unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline
+                                    |
+                                    +--- NotCovered -> declined  proposed again: the same no
+                                    +--- Refused: Decline; proposed again it is considered anew
+
+A yes is said only after its price is set aside, durably; it ends at its deadline, or with the job. Nothing here holds
+anything of a record: what is said follows from the policy, the approvals and the budget of the site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, assert_never
+
+from labeler.errors import BudgetExceeded, PrivacyRefusal
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Refusal
+from labeler.rounds.agent import Refused
+
+PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"
+NOT_COVERED: Final = (
+    "the site's budget does not cover this round; how much is left the site alone sees (labeler agent budget)"
+)
+"""All that leaves the site of a budget that is too small."""
+
+
+@dataclass(frozen=True)
+class AgentProposal:
+    """One proposal at one agent.
+
+    Attributes:
+        stage: what was said to it, durably; "unheard" where nothing was, or a no that costs no memory.
+        until: unix time in seconds until which a yes holds.
+        is_promising: the price is being set aside.
+    """
+
+    stage: Literal["unheard", "willing", "declined"] = "unheard"
+    until: float = 0.0
+    is_promising: bool = False
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The coordinator proposes a job."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class ProposalAdmitted:
+    """Shard, policy and approvals allow it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class Promised:
+    """The price is set aside durably."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class NotCovered:
+    """The site's budget does not cover it, which is remembered."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Nothing more of its job is asked: a yes has ended at this moment."""
+
+
+ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | Withdrawn
+
+
+@dataclass(frozen=True)
+class AdmitProposal:
+    """Look whether shard, policy and approvals allow it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Set the price of all its rounds aside, durably, or remember that the budget does not cover it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class SayWilling:
+    """Say yes, until this unix time in seconds."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Say no, or not yet."""
+
+    refusal: Refusal
+
+
+ProposalEffect = AdmitProposal | Promise | SayWilling | Decline
+
+
+def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
+    """What becomes of a proposal, and what is to be done about it; see the module.
+
+    Args:
+        state: of the proposal.
+        event: what has happened to it, in whatever order.
+        now: unix time in seconds.
+    """
+    match event:
+        case Proposed(proposal):
+            if state.stage == "unheard":
+                return state, (AdmitProposal(proposal),)
+            return state, (_said(state, now),)
+        case ProposalAdmitted(proposal):
+            if state.stage != "unheard":
+                return state, (_said(state, now),)
+            return (state, ()) if state.is_promising else (replace(state, is_promising=True), (Promise(proposal),))
+        case Refused(refusal):
+            return replace(state, is_promising=False), (Decline(refusal),)
+        case Promised(until):
+            if not state.is_promising:
+                return state, ()
+            return AgentProposal("willing", until), (SayWilling(until),)
+        case NotCovered(refusal):
+            if not state.is_promising:
+                return state, ()
+            return AgentProposal("declined"), (Decline(refusal),)
+        case Withdrawn():
+            return (replace(state, until=min(state.until, now)) if state.stage == "willing" else state), ()
+        case other:
+            assert_never(other)
+
+
+def resume(_: AgentProposal) -> tuple[ProposalEffect, ...]:
+    """Nothing is owed: who proposes asks until it has an answer, and every answer is durable before it is said."""
+    return ()
+
+
+def _said(state: AgentProposal, now: float) -> ProposalEffect:
+    if state.stage == "declined":
+        return Decline(Refusal.of(BudgetExceeded(NOT_COVERED)))
+    if state.until <= now:
+        return Decline(Refusal.of(PrivacyRefusal(PROMISE_ENDED)))
+    return SayWilling(state.until)
