@@ -55,6 +55,9 @@ from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, compo
 from labeler.accounting.pair import Pair, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
+LEAST_DELTA = 1e-30
+"""The least delta that an epsilon is stated for."""
+
 _ORDERS: tuple[Order, Order] = ("remove", "add")
 _MOST_EPSILON = 600.0
 _LEAST_MASS = 1e-35
@@ -140,7 +143,7 @@ def sampled_epsilon(mu: float, sampling_rate: Fraction, rounds: int, delta: floa
 
     Args:
         mu, sampling_rate, rounds: as in `sampled_pair`.
-        delta: at least 1e-30, below 1.
+        delta: at least `LEAST_DELTA`, below 1.
 
     Raises:
         InvalidSetting: an argument is outside its range.
@@ -148,8 +151,8 @@ def sampled_epsilon(mu: float, sampling_rate: Fraction, rounds: int, delta: floa
     from labeler.accounting.gaussian import epsilon_of_delta
 
     _check(mu, sampling_rate, rounds)
-    if not 1e-30 <= delta < 1:
-        raise InvalidSetting(f"delta must be at least 1e-30 and below 1, found {delta}")
+    if not LEAST_DELTA <= delta < 1:
+        raise InvalidSetting(f"delta must be at least {LEAST_DELTA:g} and below 1, found {delta}")
     everybody = epsilon_of_delta(delta, math.nextafter(mu * math.sqrt(rounds), math.inf)) * (1 + 1e-9)
     profiles = _profiles(mu, sampling_rate, rounds, delta * 1e-3)
     return everybody if profiles is None else min(everybody, max(_epsilon(one, delta) for one in profiles))

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labeler.accounting.events import IntegerSum
 from labeler.errors import InvalidSetting
 from workers import cli
 from workers.commands import bench as command
 from workers.studies import BENCHES, run_bench, winner
 from workers.studies import office_caltech as office
-from workers.studies.accounting.sampled import SampledRounds, epsilon_bound
+from workers.studies.accounting.composition import poisson
 from workers.studies.office_caltech import Arena, Setting
 from workers.studies.papers import PAPERS
 from workers.studies.rows import BenchRow
@@ -44,12 +43,11 @@ def test_the_command_names_every_bench_and_every_paper_without_loading_one() -> 
 
 def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def prices_a_round(*_: object) -> list[BenchRow]:
-        event = IntegerSum(2, 1, 16, 400.0, 1, 10)
-        return [BenchRow("a", "b", "epsilon", epsilon_bound(SampledRounds(event, 0.1, 3), 1e-5))]
+        return [BenchRow("a", "b", "epsilon", poisson(2.0, 0.1, 3).epsilon(1e-5))]
 
-    monkeypatch.setitem(BENCHES, "sampled", prices_a_round)
+    monkeypatch.setitem(BENCHES, "rounds", prices_a_round)
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    result = CliRunner().invoke(cli.app, ["bench", "sampled"])
+    result = CliRunner().invoke(cli.app, ["bench", "rounds"])
     assert isinstance(result.exception, InvalidSetting)
     assert "needs the package dp_accounting" in str(result.exception)
     assert "private-labeler[studies]" in str(result.exception)

@@ -15,9 +15,8 @@ curve a lower one, before and after composing. What lies beyond the grid counts 
 loss grows by at most interval^2 / 4 a step, which is the whole error ("connect the dots": Doroshenko, Ghazi, Kamath,
 Kumar, Manurangsi 2022).
 
-That holds up to the transforms' own error, about 1e-15 in delta; what is charged is
-`workers.studies.accounting.sampled`, which sets a margin aside for it. dp-accounting is imported when called: it takes
-a second to load.
+That holds up to the transforms' own error, about 1e-15 in delta; what is charged is certified, errors of transforms
+included (`labeler.accounting.losses`). dp-accounting is imported when called: it takes a second to load.
 
 References:
     Dong, Roth, Su 2022, theorem 3.2. Koskela, Jälkö, Honkela 2020. Zheng, Chen, Long, Su 2021, theorem 2.

@@ -5,39 +5,27 @@ the others (Poisson sampling), and what it adds to the sum is zero otherwise. Wh
 shares: an agent that is not sampled still sends a vector and its noise share. That hidden coin is worth privacy, and
 this module says how much, for the integer noise that really runs.
 
-**Real numbers.** Let A be the law of one round's output when the record (or agent) adds nothing, and B when it does,
-given everything that was opened before and the coins of everybody else. With noise N(0, v) these are two normal laws
-at distance at most D2. On neighbouring inputs the round follows A, and (1-q)A + qB; the coins of everybody else have
-the same law on both, and the hockey-stick divergence is jointly convex, so averaging over them increases nothing.
-T such rounds, each chosen after seeing what was opened, are dominated by T independent draws of the pair
-(1-q)N(0,1) + qN(mu,1) against N(0,1), mu = D2/sqrt(v), in either order (Zhu, Dong, Wang 2022, theorems 10 and 11).
-dp-accounting computes that composition by privacy loss distributions, every rounding of which is pessimistic.
-
-**Integers.** By steps 1 and 2 of `labeler.accounting.integer`, A and B are, each within e^(+-c) pointwise, what one and
-the same randomised map makes of N(a, v-e) and N(b, v-e), c = m (tau + 2 kappa) for m coordinates; then so is every
-mixture of the two. With mu^2 the event's `mu_squared`, which has v - e below, T rounds are within e^(+-Tc) of a
-post-processing of the pairs above. If those satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
+`labeler.accounting.sampled` has the proof that T such rounds are dominated by so many one-dimensional ones, for real
+numbers and for integers on a grid, and the certified profile that is read here: P, Q of T rounds in either order, to
+which exact shares are within e^(+-Tc), c = m (tau + 2 kappa) for m coordinates a round (there, and
+`labeler.accounting.integer`). If those satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
 
 **The sampler, and rounds that fail.** Every one of the T m h unknown shares is within total variation t of exact. An
 agent may also be allowed to send zero in place of its vector in rounds of small probability (more records were sampled
 than fit its batch); let F bound that probability, summed over agents, for one round, on both inputs. Replacing the
 real transcript by the ideal one costs r = T (m h t + F) in total variation on either side, so delta grows by at most
-(1 + e^epsilon) r.
+(1 + e^epsilon) r. A millionth of delta is set aside for r; a bound that needs more is reported as infinite. Epsilon is
+enlarged by one part in a million.
 
-**Rounding.** dp-accounting convolves by Fourier transforms in double precision: every power of the spectrum is off by
-a relative T 2^-53 or so, which spreads over the bins and changes a delta by less than 1e-11 for thousands of rounds
-(measured against the closed form, q = 1: below 1e-13). That much of delta is set aside for it, and a millionth of delta
-for r; a bound that needs more is reported as infinite. Epsilon is enlarged by one part in a million. dp-accounting is
-imported when called: it takes a second to load.
+A task is charged `labeler.accounting.sampled.IntegerSampled` instead, whose mu^2 adds up with everything else that a
+ledger holds; what is stated here is about these rounds alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
 from scipy.optimize import brentq
@@ -46,14 +34,11 @@ from scipy.special import gammaln, logsumexp
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import SAMPLER_TOTAL_VARIATION, smoothing_error, sum_of_shares_error
+from labeler.accounting.sampled import LEAST_DELTA, sampled_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
 _ROUND_UP = 1e-6
 _SET_ASIDE = 1e-6
-_INTERVAL = 5e-4
-# A bin of privacy loss is at most this share of one round's standard deviation: all rounds' variance grows by 0.1 %.
-_FINENESS = 0.05
-_FOURIER = 1e-11
 _ORDERS = (*range(2, 64), *range(64, 513, 8))
 
 
@@ -91,20 +76,14 @@ class SampledRounds:
         return (1 - 1e-12) / math.sqrt(self.event.mu_squared)
 
 
-def epsilon_bound(
-    parts: SampledRounds | Sequence[SampledRounds],
-    delta: float,
-    *,
-    total_variation: float = SAMPLER_TOTAL_VARIATION,
-) -> float:
+def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float = SAMPLER_TOTAL_VARIATION) -> float:
     """An epsilon such that the integer mechanism, all its rounds together, is (epsilon, delta)-DP.
 
     For adding or removing a record of one agent (instance level), or for one agent whose vectors all become zero while
     its noise stays (agent level).
 
     Args:
-        parts: rounds of one setting, or several kinds of rounds that all were run, of one level. How many of each kind
-            there are must be fixed beforehand.
+        rounds: how many there are must be fixed beforehand.
         delta: in (0, 1).
         total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
 
@@ -112,27 +91,19 @@ def epsilon_bound(
         The bound, rounded up; infinity where nothing can be proved.
 
     Raises:
-        InvalidSetting: an argument is out of bounds, or there are no rounds.
-        PrivacyRefusal: levels are mixed.
+        InvalidSetting: an argument is out of bounds.
     """
-    parts = [parts] if isinstance(parts, SampledRounds) else list(parts)
     _check_delta(delta)
-    if not parts:
-        raise InvalidSetting("there are no rounds to account for")
-    if len({part.event.level for part in parts}) > 1:
-        raise PrivacyRefusal("instance-level and agent-level events do not compose; account for each level by itself")
-    error = drift = 0.0
-    for part in parts:
-        event = part.event
-        shares_error = sum_of_shares_error(event.share_sigma_grid, event.noise_contributors)
-        error += part.rounds * event.coordinates * (shares_error + smoothing_error())
-        unknown = event.coordinates * event.noise_contributors
-        drift += part.rounds * (unknown * total_variation + part.failure_probability)
-    left = (delta * (1 - _SET_ASIDE) - _FOURIER) * math.exp(-error) if error < 700 else 0.0
-    if left <= 0:
+    event = rounds.event
+    shares_error = sum_of_shares_error(event.share_sigma_grid, event.noise_contributors)
+    error = rounds.rounds * event.coordinates * (shares_error + smoothing_error())
+    unknown = event.coordinates * event.noise_contributors
+    drift = rounds.rounds * (unknown * total_variation + rounds.failure_probability)
+    left = delta * (1 - _SET_ASIDE) * math.exp(-error) if error < 700 else 0.0
+    if left < LEAST_DELTA:
         return math.inf
-    kinds = tuple((part.noise_multiplier, part.sampling_probability, part.rounds) for part in parts)
-    epsilon = _pld_epsilon(kinds, left) + 2 * error
+    rate = Fraction(rounds.sampling_probability)
+    epsilon = sampled_epsilon(1 / rounds.noise_multiplier, rate, rounds.rounds, left) + 2 * error
     spent = (1 + math.exp(epsilon)) * drift if epsilon < 600 else math.inf
     return (1 + _ROUND_UP) * epsilon if spent <= _SET_ASIDE * delta else math.inf
 
@@ -154,8 +125,8 @@ def noise_multiplier_of(epsilon: float, delta: float, *, sampling_probability: f
     _check_sampling(sampling_probability, rounds)
 
     def excess(log_multiplier: float) -> float:
-        kind = (math.exp(log_multiplier), sampling_probability, rounds)
-        return _pld_epsilon((kind,), delta * (1 - _SET_ASIDE), coarseness=2) - epsilon
+        rate = Fraction(sampling_probability)
+        return sampled_epsilon(math.exp(-log_multiplier), rate, rounds, delta * (1 - _SET_ASIDE)) - epsilon
 
     # The central limit theorem of Dong, Roth, Su 2022, mu = q sqrt(T (exp(1/z^2) - 1)), is a first guess.
     mu = mu_of_epsilon(epsilon, delta)
@@ -193,28 +164,6 @@ def _renyi(order: int, probability: float, noise_multiplier: float) -> float:
     log_binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     terms = log_binomial + k * math.log(probability) + (order - k) * math.log1p(-probability)
     return float(logsumexp(terms + k * (k - 1) / (2 * noise_multiplier**2))) / (order - 1)
-
-
-@lru_cache(maxsize=256)
-def _pld_epsilon(kinds: tuple[tuple[float, float, int], ...], delta: float, *, coarseness: float = 1) -> float:
-    widths = (_FINENESS * probability / multiplier for multiplier, probability, _ in kinds)
-    interval = coarseness * min(_INTERVAL, *widths)
-    losses = (_loss(multiplier, probability, interval).self_compose(count) for multiplier, probability, count in kinds)
-    total = next(losses)
-    for loss in losses:
-        total = total.compose(loss)
-    return float(total.get_epsilon_for_delta(delta))
-
-
-def _loss(noise_multiplier: float, probability: float, interval: float) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise_multiplier,
-        sampling_prob=probability,
-        pessimistic_estimate=True,
-        value_discretization_interval=interval,
-    )
 
 
 def _check_sampling(probability: float, rounds: int) -> None:
