@@ -13,7 +13,7 @@ A job of an earlier version has JOB/N from its submission on, for every agent of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from api.coordinator.pricing import charges_of, finite_levels, round_amounts
@@ -28,6 +28,9 @@ from labeler.budget import NothingLeft
 from labeler.errors import LabelerError, NotReady
 from labeler.jobs import UNFINISHED
 from labeler.task import Level
+
+Amounts = Mapping[Level, int]
+"""Nano-units by level."""
 
 
 def reservation_id(job_id: str, number: int) -> str:
@@ -49,7 +52,7 @@ def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list
         num_queries: of the job.
     """
     total: dict[Level, int] = {}
-    for amounts in _amounts(task, sizes, num_queries):
+    for amounts in round_prices(task, sizes, num_queries):
         for level, amount in amounts.items():
             total[level] = total.get(level, 0) + amount
     return charges_of(task.participants, total)
@@ -61,12 +64,16 @@ def divide(
     task: TaskRecord,
     asked: Collection[str],
     *,
+    amounts: Sequence[Amounts],
     ledger: Ledger,
     connection: Connection,
 ) -> None:
     """Put one reservation per round, for those who are asked, in the place of the job's.
 
     Nothing was asked under the job's reservation, and what takes its place is part of it, so it always fits.
+
+    Args:
+        amounts: what each round costs (`round_prices`), worked out before the transaction: a price may take seconds.
 
     Raises:
         NotReady: the job has ended meanwhile.
@@ -78,17 +85,17 @@ def divide(
     if state != "reserved":
         raise NotReady(f"job {job.job_id!r} has ended meanwhile, and its charge was given back")
     ledger.void(whole, NothingLeft(whole, "divided"), connection=connection)
-    sizes = [one.num_queries for one in rounds]
-    for one, amounts in zip(rounds, _amounts(task, sizes, job.num_queries), strict=True):
+    for one, nano in zip(rounds, amounts, strict=True):
         ledger.reserve(
             reservation_id(job.job_id, one.number),
-            charges_of([agent for agent in task.participants if agent in asked], amounts),
+            charges_of([agent for agent in task.participants if agent in asked], nano),
             detail={"job": job.job_id, "task": task.digest, "queries": one.num_queries, "by": job.created_by},
             connection=connection,
         )
 
 
-def _amounts(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
+def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
+    """What each round of a job is recorded as, by level: of rounds of such sizes."""
     finite = finite_levels(task.task, num_queries)
     by_size = {size: round_amounts(task.task, size, finite=finite) for size in set(sizes)}
     return [by_size[size] for size in sizes]
@@ -163,6 +170,10 @@ class JournalSettlement:
     jobs: JobStore
     tasks: TaskStore
 
+    def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> list[dict[Level, int]]:
+        """See `round_prices`."""
+        return round_prices(task, [one.num_queries for one in rounds], job.num_queries)
+
     def divide(
         self,
         job: JobRecord,
@@ -170,10 +181,11 @@ class JournalSettlement:
         task: TaskRecord,
         asked: Collection[str],
         *,
+        amounts: Sequence[Amounts],
         connection: Connection,
     ) -> None:
         """See `divide`."""
-        divide(job, rounds, task, asked, ledger=self.ledger, connection=connection)
+        divide(job, rounds, task, asked, amounts=amounts, ledger=self.ledger, connection=connection)
 
     def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
         """See `settle_rounds`."""

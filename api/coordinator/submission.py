@@ -370,6 +370,8 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
 def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
+    # Before the transaction: a price may take seconds, and then is remembered.
+    worst = worst_case(record, order.sizes, job.num_queries)
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
@@ -385,7 +387,7 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotenc
             following += size
         seq = stores.ledger.reserve(
             proposed_id(job.job_id),
-            worst_case(record, order.sizes, job.num_queries),
+            worst,
             detail={"job": job.job_id, "task": record.digest, "queries": job.num_queries, "by": job.created_by},
             connection=connection,
         )

@@ -334,6 +334,8 @@ class CoordinatorDriver:
         """Everything of a turn that is stored, in one transaction."""
         if not plan.is_stored:
             return
+        live = self._live.jobs
+        prices = {job_id: self._storer.prices(live[job_id].loaded, stores) for job_id, stores in plan.stores.items()}
         with self._database.write() as connection:
             for errand in plan.errands:
                 try:
@@ -342,7 +344,7 @@ class CoordinatorDriver:
                 except LabelerError as error:
                     plan.refused[errand] = error
             for job_id, stores in plan.stores.items():
-                self._storer.store(self._live.jobs[job_id].loaded, stores, connection)
+                self._storer.store(live[job_id].loaded, stores, connection, prices=prices[job_id])
             for (sender, verify_key), sequence in plan.taken.items():
                 self._sequences.taken(sender, sequence, verify_key=verify_key, connection=connection)
         note_stored(plan)

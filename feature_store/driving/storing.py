@@ -6,7 +6,7 @@ contributors are fixed once, that a charge is posted before a sum is kept, that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from feature_store.driving.loading import Loaded, answer_from
@@ -35,10 +35,14 @@ from labeler.rounds.effects import (
     StoreShareNote,
     StoreSum,
 )
+from labeler.task import Level
 
 
 class Settlement(Protocol):
     """What a job charges to whom, decided by whoever prices jobs."""
+
+    def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> Sequence[Mapping[Level, int]]:
+        """What each round costs, nano-units by level. It may take seconds, so it is asked before a transaction."""
 
     def divide(
         self,
@@ -47,6 +51,7 @@ class Settlement(Protocol):
         task: TaskRecord,
         asked: Collection[str],
         *,
+        amounts: Sequence[Mapping[Level, int]],
         connection: Connection,
     ) -> None:
         """Put one reservation per round, for those who are asked, in the place of the job's.
@@ -82,7 +87,20 @@ class Storer:
         self._settlement = settlement
         self._encode_release = encode_release
 
-    def store(self, job: Loaded, stores: Sequence[Store], connection: Connection) -> None:
+    def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
+        """What `store` needs to know of prices, to be worked out while nobody else waits for the journal."""
+        if any(isinstance(one, Divide) for one in stores):
+            return self._settlement.prices(job.record, job.rounds, job.task)
+        return ()
+
+    def store(
+        self,
+        job: Loaded,
+        stores: Sequence[Store],
+        connection: Connection,
+        *,
+        prices: Sequence[Mapping[Level, int]],
+    ) -> None:
         """Everything that one job stores in a turn, in order, and its new version once.
 
         Raises:
@@ -95,11 +113,11 @@ class Storer:
                 # Opened by this very transaction: it need not reach the disk.
                 self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)
             else:
-                is_touched |= self._store(job, one, connection)
+                is_touched |= self._store(job, one, connection, prices)
         if is_touched:
             self._jobs.touch(job.record.job_id, connection=connection)
 
-    def _store(self, job: Loaded, store: Store, connection: Connection) -> bool:
+    def _store(self, job: Loaded, store: Store, connection: Connection, prices: Sequence[Mapping[Level, int]]) -> bool:
         """Whether watchers would see another job, and its version was not raised yet."""
         job_id = job.record.job_id
         match store:
@@ -109,7 +127,9 @@ class Storer:
                 answer = answer_from(store.said)
                 return self._jobs.willingness.report(job_id, store.agent_id, answer, connection=connection)
             case Divide():
-                self._settlement.divide(job.record, job.rounds, job.task, store.agents, connection=connection)
+                self._settlement.divide(
+                    job.record, job.rounds, job.task, store.agents, amounts=prices, connection=connection
+                )
                 self._jobs.willingness.fix_asked(job_id, store.agents, connection=connection)
                 self._jobs.move(job_id, "collecting", connection=connection)
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 import zipfile
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 from api.coordinator.config import read_config
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
-from labeler.errors import BadData, InvalidSetting, MixedShards
+from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
 from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
 from workers.federation.home import LocalFederation, make_federation
 from workers.federation.plan import Plan
+from workers.federation.up import run_up
 from workers.jobs.task_file import read_task_file
 from workers.party.home import read_agent_config, read_tallier_config
 
@@ -225,3 +227,16 @@ def test_epsilons_that_do_not_go_together_are_refused_in_a_sentence_before_a_hom
         make_federation(tmp_path / "home", Plan(agents=3, **epsilons))  # type: ignore[arg-type]
     assert not (tmp_path / "home" / "coordinator").exists()
     make_federation(tmp_path / "home", Plan(agents=3))
+
+
+@pytest.mark.parametrize("has_more", [False, True])
+def test_a_start_that_is_refused_leaves_no_empty_home_behind(tmp_path: Path, has_more: bool) -> None:
+    """Refused after folders were made, and before: nothing of a home stays, and nothing that was there goes."""
+    for number, plan in enumerate((Plan(instance_epsilon=1.0, life_epsilon=5.0), Plan(shards=(tmp_path / "none",)))):
+        home = tmp_path / f"new-{number}" / "deep" / "home"
+        if has_more:
+            home.mkdir(parents=True)
+        with pytest.raises(LabelerError):
+            run_up(home, plan, port=0, stop=threading.Event(), on_ready=lambda _: None, on_death=lambda _: None)
+        assert home.exists() == has_more
+        assert home.parents[1].exists() == has_more

@@ -18,7 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,8 +96,9 @@ def run_up(
         Unavailable: the parts did not become ready.
     """
     home = home.resolve()
+    made = [one for one in (home, *home.parents) if not one.exists()]
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with exclusive(home / ".lock", f"the federation in {home}"):
+    with exclusive(home / ".lock", f"the federation in {home}"), _nothing_left_empty(home, made):
         port = _usable_port(port)
         warm()
         # Here, beside what the roles import: whoever is sent away above has waited for none of it.
@@ -113,6 +115,26 @@ def run_up(
                 run.until_told(on_ready, on_killed)
         finally:
             redis.stop()
+
+
+@contextmanager
+def _nothing_left_empty(home: Path, made: Sequence[Path]) -> Iterator[None]:
+    """Where a refusal leaves no file in a home that was made here, its folders go again, while its lock is held.
+
+    Nobody then finds an empty home, of which no command could say what it is. Files are never removed: what is half
+    made is finished by the next start.
+    """
+    try:
+        yield
+    except LabelerError:
+        others = [path for path in home.rglob("*") if path.name != ".lock"]
+        if made and all(path.is_dir() and not path.is_symlink() for path in others):
+            # Whoever opened the lock meanwhile sees that it is gone (feature_store.durable), and tries again.
+            (home / ".lock").unlink()
+            with suppress(OSError):  # somebody put something there meanwhile
+                for folder in (*sorted(others, key=lambda path: len(path.parts), reverse=True), *made):
+                    folder.rmdir()
+        raise
 
 
 class _Run:

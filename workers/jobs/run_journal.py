@@ -240,19 +240,28 @@ class RunSettlement:
         self._journal = journal
         self.error: LabelerError | None = None
 
+    def prices(
+        self,
+        job: JobRecord,  # noqa: ARG002  # a price is of a round
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,
+    ) -> list[dict[Level, int]]:
+        """See Settlement."""
+        return [round_charges(task.task, one.num_queries) for one in rounds]
+
     def divide(
         self,
         job: JobRecord,
         rounds: Sequence[RoundRecord],
-        task: TaskRecord,
+        task: TaskRecord,  # noqa: ARG002  # its price is known
         asked: Collection[str],  # noqa: ARG002  # everybody: they are in this process
         *,
+        amounts: Sequence[Mapping[Level, int]],
         connection: Connection,
     ) -> None:
         """See Settlement."""
-        for one in rounds:
-            charges = round_charges(task.task, one.num_queries)
-            self._journal.reserve(job.job_id, one.number, charges, connection)
+        for one, nano in zip(rounds, amounts, strict=True):
+            self._journal.reserve(job.job_id, one.number, nano, connection)
 
     def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
         """See Settlement. What was asked stays charged; nothing of the rest has left."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from api.coordinator import submission
+from api.coordinator import pricing, submission
 from api.coordinator.pricing import charges_of
 from api.coordinator.settlement import divide, settle_rounds
 from api.schema import JobView
 from feature_store.driving.intake import said_of
 from feature_store.driving.loading import answer_from, parties_of
 from feature_store.journal.chain import Head
+from feature_store.journal.database import Connection, Database
 from feature_store.mailbox.redis import RedisMailbox
+from labeler import batching, planning
+from labeler.accounting.events import IntegerSum
 from labeler.batching import round_charges
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
@@ -93,6 +98,42 @@ def test_only_once_a_quorum_is_willing_anybody_is_asked_or_charged_by_round(spea
     assert all(kinds(speaking, agent)[-1] == "ask" for agent in AGENTS)
     states = [speaking.house.ledger.state(f"{job.job_id}/{name}") for name in ("proposed", "0")]
     assert states == ["void", "reserved"]
+
+
+def test_no_price_is_worked_out_while_others_wait_for_the_journal(
+    speaking: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A price may take seconds, and after a restart none is remembered."""
+    writing, priced, write = [0], [], Database.write
+
+    @contextmanager
+    def noted(database: Database, **options: Any) -> Iterator[Connection]:
+        with write(database, **options) as connection:
+            writing[0] += 1
+            try:
+                yield connection
+            finally:
+                writing[0] -= 1
+
+    def price_of(event: IntegerSum, *arguments: Any, **options: Any) -> float:
+        priced.append(writing[0])
+        return certified(event, *arguments, **options)
+
+    def forget() -> None:
+        for remembered in (pricing._price, pricing._price_view, planning._is_finite, batching._charges):
+            remembered.cache_clear()
+
+    certified = planning.epsilon_bound
+    monkeypatch.setattr(Database, "write", noted)
+    monkeypatch.setattr(planning, "epsilon_bound", price_of)
+    job = speaking.job()
+    say(speaking, job, east="yes", north="yes", west="yes")
+    forget()
+    before = len(priced)
+    speaking.conductor().advance(job.job_id)
+    assert speaking.house.ledger.state(f"{job.job_id}/0") == "reserved"
+    assert len(priced) > before, "it was worked out anew"
+    assert set(priced) == {0}
 
 
 def test_a_job_that_cannot_reach_its_quorum_is_refused_with_every_reason_and_charged_to_nobody(speaking: Desk) -> None:
@@ -309,7 +350,15 @@ def test_a_job_of_an_earlier_version_keeps_its_reservations(house: House) -> Non
     with house.database.write() as connection:
         old = house.jobs.get(job.job_id, connection=connection)
         rounds = house.jobs.rounds(job.job_id, connection=connection)
-        divide(replace(old, job_id="job-old"), rounds, record, ("east",), ledger=house.ledger, connection=connection)
+        divide(
+            replace(old, job_id="job-old"),
+            rounds,
+            record,
+            ("east",),
+            amounts=[],
+            ledger=house.ledger,
+            connection=connection,
+        )
     assert house.ledger.state("job-old/0") == "reserved"
 
 
