@@ -95,7 +95,7 @@ class Connection:
             headers={"Authorization": f"Bearer {token}", "User-Agent": "private-labeler"},
             timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
             verify=context,
-            trust_env=not _is_loopback(base.host),
+            trust_env=not is_loopback(base.host),
         )
 
     def __repr__(self) -> str:
@@ -271,7 +271,7 @@ def _checked(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         raise InvalidSetting("the service's URL is malformed; it looks like https://labels.example.org") from None
-    if parsed.scheme == "https" or (parsed.scheme == "http" and _is_loopback(parsed.host)):
+    if parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host)):
         return parsed
     raise InvalidSetting(
         f"the service's URL must be https://..., or http:// to this machine; found {parsed.scheme}://{parsed.host}. "
@@ -279,7 +279,8 @@ def _checked(url: str) -> httpx2.URL:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -27,7 +27,7 @@ from api.app import create_app
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.home_lock import owning_home
 from api.coordinator.service import Coordinator
-from api.passing_on import PassingOn
+from api.passing_on import PassingOn, check_peer_url
 from api.refusals import refusal
 from feature_store.journal.leases import Leases
 from labeler.errors import JournalInUse, LabelerError, Unavailable
@@ -59,7 +59,7 @@ class SideBySide:
 
     Raises:
         JournalInUse: a coordinator that shares with nobody runs on this home.
-        InvalidSetting: the journal is no PostgreSQL database.
+        InvalidSetting: the journal is no PostgreSQL database, or the others would send tokens there in clear.
         Unavailable: it cannot be reached.
     """
 
@@ -67,6 +67,7 @@ class SideBySide:
         table = settings.side_by_side
         if table is None:
             raise Unavailable("[side_by_side] is not in the settings")
+        check_peer_url(url)
         self._settings = settings
         self._lease_s = table.lease_s
         self._held = ExitStack()
@@ -79,7 +80,7 @@ class SideBySide:
         self._reader: _Role | None = None
         self._opening: threading.Thread | None = None
         self._until_s: float | None = None
-        self._passing_on = PassingOn(delta=settings.delta)
+        self._passing_on = PassingOn(delta=settings.delta, ca_file=table.ca_file)
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.failure: LabelerError | None = None
         """Why this process has to end."""

@@ -4,17 +4,26 @@ Nothing is checked here and nothing is believed: who leads does both. Nothing th
 goes, and what belongs to one requester (a cookie, an encoding it takes) is kept for no other. Where nobody leads at
 this moment, or it cannot be reached, whoever asks is told to try again; requests that change something carry an
 Idempotency-Key or a number, so asking again is safe.
+
+What is passed on carries requesters' tokens and images, so it goes over TLS, or stays on this machine: an address in
+plain HTTP of another machine is refused where it is given (`check_peer_url`), and one that stands in the journal all
+the same, of an earlier version, is passed nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import ssl
 from collections.abc import AsyncIterator
 
 import httpx2
 from starlette.types import Receive, Scope, Send
 
+from api.client_http import is_loopback
 from api.refusals import refusal
-from labeler.errors import Unavailable
+from labeler.errors import InvalidSetting, Unavailable
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 2.0
 
@@ -33,18 +42,33 @@ class PassingOn:
 
     Args:
         delta: at which refusals state epsilons.
+        ca_file: of the authority that certified the coordinators' own addresses, PEM; the system's where None.
+
+    Raises:
+        InvalidSetting: that file cannot be read.
     """
 
-    def __init__(self, *, delta: float) -> None:
+    def __init__(self, *, delta: float, ca_file: str | None = None) -> None:
         self._delta = delta
         self._url: httpx2.URL | None = None
+        self._in_clear = ""
+        try:
+            trusted = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError):
+            raise InvalidSetting("side_by_side.ca_file cannot be read, or holds no certificates (PEM)") from None
         # No client: that would keep cookies, follow redirects, and say what it takes for who says nothing.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
-        self._transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=False)
+        self._transport = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False)
 
     def to(self, url: str | None) -> None:
         """Who leads now; None where nobody is known to."""
-        self._url = None if url is None else httpx2.URL(url)
+        try:
+            self._url = None if url is None else httpx2.URL(check_peer_url(url))
+            self._in_clear = ""
+        except InvalidSetting as error:
+            if not self._in_clear:  # said once: whoever looks at the lease comes here every second
+                log.error("the coordinator that leads is passed nothing", extra={"reason": str(error)})
+            self._url, self._in_clear = None, str(error)
 
     async def aclose(self) -> None:
         """Let go of every connection."""
@@ -54,7 +78,12 @@ class PassingOn:
         """Pass one request on."""
         path = scope["path"]
         if self._url is None:
-            error = Unavailable("no coordinator leads at this moment; one takes over soon. Ask again")
+            error = Unavailable(
+                "the coordinator that leads is not reached over TLS, so nothing is passed on to it; its operator has "
+                "to give it a --peer-url of https://"
+                if self._in_clear
+                else "no coordinator leads at this moment; one takes over soon. Ask again"
+            )
             await refusal(error, instance=path, delta=self._delta)(scope, receive, send)
             return
         has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
@@ -81,6 +110,26 @@ class PassingOn:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await answer.aclose()
+
+
+def check_peer_url(url: str) -> str:
+    """Where other coordinators reach one, if tokens may be sent there.
+
+    Raises:
+        InvalidSetting: it is no URL, or in plain HTTP on another machine.
+    """
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError):
+        raise InvalidSetting(
+            "the address for other coordinators cannot be read; give --peer-url https://HOST"
+        ) from None
+    if parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host)):
+        return url
+    raise InvalidSetting(
+        f"other coordinators would send requesters' tokens to {parsed.host!r} in clear; serve with --tls-cert and "
+        "--tls-key, or give --peer-url https://... (plain http:// is for loopback only)"
+    )
 
 
 def _target(scope: Scope) -> bytes:

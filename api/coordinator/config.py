@@ -129,9 +129,12 @@ class SideBySideTable(_Table):
 
     Attributes:
         lease_s: how long one leads unless it says that it is still there; whoever takes over waits as long.
+        ca_file: PEM of the authority that certified the addresses at which the coordinators reach each other; the
+            system's authorities where absent.
     """
 
     lease_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 15.0
+    ca_file: Annotated[str, Field(min_length=1)] | None = None
 
 
 class CoordinatorConfig(_Table):

@@ -371,7 +371,7 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotenc
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
     # Before the transaction: a price may take seconds, and then is remembered.
-    worst = worst_case(record, order.sizes, job.num_queries)
+    worst = worst_case(record, order.sizes, job.num_queries) if order.sizes else []  # without queries it is refused
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)

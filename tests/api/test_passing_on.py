@@ -8,16 +8,21 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+import httpx2
 import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.leading import is_only_read
-from api.passing_on import PassingOn
+from api.coordinator.config import SideBySideTable
+from api.leading import SideBySide, is_only_read
+from api.passing_on import PassingOn, check_peer_url
+from labeler.errors import InvalidSetting
+from tests.api.conftest import House
 
 
 @contextmanager
@@ -188,3 +193,32 @@ def test_where_nobody_leads_or_who_did_is_gone_whoever_asks_is_told_to_ask_again
 )
 def test_only_what_is_read_is_answered_by_who_follows(method: str, path: str, query: str, is_own: bool) -> None:
     assert is_only_read({"method": method, "path": path, "query_string": query.encode()}) is is_own
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://10.1.2.3:8443", "http://labels.example.org", "ftp://127.0.0.1", "http://127.0.0.1.example.org/", ":"],
+)
+def test_tokens_are_never_passed_on_in_clear_to_another_machine(url: str, house: House) -> None:
+    with pytest.raises(InvalidSetting, match=r"in clear|cannot be read"):
+        check_peer_url(url)
+    # Refused before anything is opened: whoever gives such an address is told so at once.
+    settings = house.config.model_copy(update={"side_by_side": SideBySideTable(), "journal": "postgresql://none"})
+    with pytest.raises(InvalidSetting, match=r"in clear|cannot be read"):
+        SideBySide(settings, url=url, on_lost=lambda: None)
+    # An address that an earlier version wrote into the journal is passed nothing.
+    passing_on = PassingOn(delta=1e-5)
+    with serving(passing_on) as own:
+        passing_on.to(url)
+        answer = httpx2.get(f"{own}/v1/jobs", headers={"authorization": "Bearer secret"})
+        assert answer.status_code == 503
+        assert "not reached over TLS" in answer.json()["detail"]
+        passing_on.to(None)
+        assert "no coordinator leads" in httpx2.get(f"{own}/v1/jobs").json()["detail"]
+
+
+def test_an_authority_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"side_by_side\.ca_file"):
+        PassingOn(delta=1e-5, ca_file=str(tmp_path / "none.pem"))
+    for fine in ("https://10.1.2.3:8443", "http://127.0.0.1:9", "http://[::1]:9", "http://localhost:9"):
+        assert check_peer_url(fine) == fine
