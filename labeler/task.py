@@ -399,12 +399,20 @@ class Task(BaseModel):
         if width > MAX_WINNER_WIDTH:
             # A vote takes fewer grid units where noise is larger, down to the one unit that it must have.
             changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
+            floor, reach = "", noise_reach(MIN_SHARE_SIGMA_GRID)
+            if self.noise_by == "agents" and self.agents > MAX_WINNER_WIDTH // (2 * reach):
+                # No sigma serves: a share is at least so wide, and the range holds for the sum of all of them.
+                floor = (
+                    f" No more than {MAX_WINNER_WIDTH // (2 * reach)} agents can add the noise of winners, since each "
+                    f"one's share reaches {reach} grid units to either side at the least that the proof needs."
+                )
+                changes = ["dishonest_talliers = 1 (three talliers add the noise, and not each agent)", "fewer agents"]
             changes += ([] if is_clipped else ["a smaller k"]) + (["no grid_scale"] if self.grid_scale else [])
             raise UnsafeGrid(
                 f"with grid_scale {scale}, noisy sums over {self.agents} agents of up to {votes} votes each"
                 + (" (no count can be clipped lower)" if is_clipped else "")
-                + f" lie up to {width} grid units apart; the winner can be computed securely up to {MAX_WINNER_WIDTH}. "
-                f"Use {', '.join(changes)}, or release the histogram."
+                + f" lie up to {width} grid units apart; the winner can be computed securely up to {MAX_WINNER_WIDTH}."
+                + f"{floor} Use {', '.join(changes)}, or release the histogram."
             )
 
     @property

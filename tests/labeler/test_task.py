@@ -202,7 +202,7 @@ def test_the_grid_of_a_winner_is_the_histograms_where_it_fits_and_coarser_where_
     assert MIN_SHARE_SIGMA_GRID < many.share_sigma_grid < 500
     assert many.winner_terms is not None
     with pytest.raises(UnsafeGrid, match="can be computed securely up to 2097150") as refusal:
-        task(release="winner", agents=1000)
+        task(release="winner", agents=800)
     assert "larger sigma_votes, fewer agents, a smaller k, or release the histogram" in str(refusal.value)
     with pytest.raises(UnsafeGrid, match="smaller sigma_votes, fewer agents, no grid_scale, or release the histogram"):
         task(release="winner", method="reverse-knn", sigma_votes=90_000, grid_scale=1)
@@ -225,3 +225,16 @@ def test_the_threshold_is_in_votes_and_its_terms_in_grid_units() -> None:
     assert agreed.winner_terms.threshold == 7 * agreed.scale
     assert agreed.winner_terms.row_total == agreed.k
     assert task().winner_terms is None
+
+
+def test_more_agents_than_can_add_the_noise_of_winners_are_told_the_number_and_what_to_do() -> None:
+    fields = {
+        "name": "t", "classes": ["a", "b"], "method": "ensemble", "k": 1, "delta": 1e-5, "max_queries": 10,
+        "release": "winner",
+    }  # fmt: skip
+    for sigma in (1.0, 25.0, 400.0, 1e5):
+        with pytest.raises(UnsafeGrid, match=r"No more than 838 agents .* reaches 1250 .* Use dishonest_talliers = 1"):
+            _ = parse_task(fields | {"agents": 839, "sigma_votes": sigma}).scale
+    # It is a floor: below it some noise does, and above it the talliers' does.
+    assert parse_task(fields | {"agents": 820, "sigma_votes": 2870.0}).winner_terms is not None
+    assert parse_task(fields | {"agents": 100_000, "sigma_votes": 25.0, "dishonest_talliers": 1}).scale == 6
