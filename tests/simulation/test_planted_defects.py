@@ -32,7 +32,7 @@ from labeler.messages.rounds import Refusal
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.test_schedules import QUICK
-from workers.agent.desk import AgentDesk
+from workers.agent.desk_charges import DeskCharges
 from workers.studies.simulation.campaign import Stage
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
@@ -153,16 +153,16 @@ def _never_erase(patch: Patch) -> None:
 
 
 def _refuse_after_the_charge(patch: Patch) -> None:
-    paid = AgentDesk._paid
+    paid = DeskCharges.paid
 
-    def refusing(self: AgentDesk, *arguments: Any) -> Any:
+    def refusing(self: DeskCharges, *arguments: Any) -> Any:
         return [
             (kind, about, ChargeRefused(Refusal.of(BadData("no")))) if isinstance(event, Charged) else one
             for one in paid(self, *arguments)
             for kind, about, event in [one]
         ]
 
-    patch.setattr(AgentDesk, "_paid", refusing)
+    patch.setattr(DeskCharges, "paid", refusing)
 
 
 def _keep_promises_for_ever(patch: Patch) -> None:

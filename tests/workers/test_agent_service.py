@@ -37,6 +37,7 @@ from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
+from workers.agent.desk_charges import DeskCharges
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
 from workers.homes.journals import accept_restored_journal, backup_home
@@ -516,7 +517,7 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
             def refuse(*_: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(AgentDesk, "_given_back", refuse)
+            full.setattr(DeskCharges, "given_back", refuse)
             with pytest.raises(Unavailable):
                 desk.tidy()
         found.append(key in keys_in(folder))
