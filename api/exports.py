@@ -4,6 +4,7 @@ Of every image (feature_store.job_files.image_labels), or of the questions that 
 of the table say which. Images have a confidence, which Label Studio gets as the score and the CSV as a column.
 
 Every format is a generator of bytes, so that a large job is sent while it is written. Rows stand in the job's order.
+Of attributes an image has any number of labels: a list of choices in Label Studio, a column for each in the CSV.
 An unanswered query keeps its row (label -1, no name) in JSON lines and Parquet, has no prediction in Label Studio, and
 an empty label in the CSV, so that no image disappears from a data set without a trace.
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.schema import LabelFormat, LabelsOf
+from feature_store.job_files.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
 _MOST_SPELT = 64
@@ -88,12 +90,28 @@ def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
     imagefolder builder of `datasets` reads."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    if SEVERAL in table.column_names:
+        yield from _attribute_csv(table, writer, text)
+        return
     more = [name for name in ("confidence", "origin") if name in table.column_names]
     writer.writerow(["file_name", "label", *more])
     for rows in _chunks(table):
         for row in rows:
             beside = [f"{row['confidence']:.4f}", row["origin"]] if more else []
             writer.writerow([row["source"] or row["query_id"], row["label_name"] or "", *beside])
+        yield text.getvalue().encode()
+        text.seek(0)
+        text.truncate()
+    yield text.getvalue().encode()
+
+
+def _attribute_csv(table: pa.Table, writer: Any, text: io.StringIO) -> Iterator[bytes]:
+    """`file` and a column of 1 and 0 for each attribute, as `labeler embed --attributes` reads them."""
+    columns = [name for name in table.column_names if name.startswith(LABEL)]
+    writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
+    for rows in _chunks(table):
+        for row in rows:
+            writer.writerow([row["source"], *(int(row[name]) for name in columns)])
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
@@ -158,12 +176,13 @@ def _number_or_more(value: Any) -> str:
 def _task(row: dict[str, Any]) -> dict[str, Any]:
     predictions = []
     score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
-    if row["label_name"] is not None:
+    names = row[SEVERAL] if SEVERAL in row else [row["label_name"]] if row["label_name"] is not None else None
+    if names is not None:
         choice = {
             "from_name": LABEL_STUDIO_CHOICES,
             "to_name": LABEL_STUDIO_IMAGE,
             "type": "choices",
-            "value": {"choices": [row["label_name"]]},
+            "value": {"choices": names},
         }
         named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
         predictions.append(named | score)

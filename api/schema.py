@@ -64,6 +64,9 @@ class TaskRequest(Request):
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """At most so many records of one person vote at each agent; states a price for a person. Agents whose shards were
     not told whose records they hold refuse such a task."""
+    attributes_per_record: Annotated[int, Field(ge=1, le=32_000)] | None = None
+    """Only for knn, and agents that hold attributes: an image may have any number of the classes, and votes for so many
+    of those that it has, the first."""
     life: LifeRequest | None = None
     """Only for reverse-knn, with `sigma_votes`: every image votes from a budget for its whole life, and the price is of
     all such jobs together."""
@@ -354,7 +357,10 @@ class LabelsRequest(Request):
 
 
 class LabelRow(View):
-    """One released answer. `noisy_votes` are released and paid for; null for the winner release."""
+    """One released answer. `noisy_votes` are released and paid for; null for the winner release.
+
+    Of attributes no one is the label: `label` is -1, and `noisy_votes` has a count for each.
+    """
 
     query_id: str
     source: str

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.images import FolderSource
+from feature_store.job_files.attribute_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting
 
 CELEBA_TABLE: Final = "list_attr_celeba.txt"
@@ -34,11 +35,6 @@ CELEBA_IMAGES: Final = "img_align_celeba"
 
 SPLITS: Final = ("train", "valid", "test")
 """In the order of the numbers in CelebA's own file."""
-
-FILE_HEADINGS: Final = ("file", "image_id")
-
-ON: Final = 0.5
-"""An attribute of at least this probability holds."""
 
 UNKNOWN: Final = -1
 """Of an image that no row is about; public images only."""

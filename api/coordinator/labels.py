@@ -5,6 +5,7 @@ Both are functions of what is stored, so that a file downloaded twice is the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,13 +24,14 @@ from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQu
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.job_files.releases import release_to_bytes as release_to_bytes
 from feature_store.journal.database import Database
-from feature_store.journal.jobs import JobRecord, JobStore
+from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.tasks import TaskStore
 from feature_store.parquet_file import read_parquet
 from feature_store.shard import Shard
 from labeler.errors import BadData, NotFound, NotReady
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
+from labeler.release import Release
 
 
 class _Stores(Protocol):
@@ -93,11 +95,10 @@ def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfi
         LabelerError: what is stored of it cannot be read.
     """
     task = stores.tasks.get(job.task_digest).task
-    opened = [
-        release_from_bytes(data)
-        for one in stores.jobs.rounds(job.job_id)
-        if (data := stores.jobs.release(job.job_id, one.number)) is not None
-    ]
+    kept = stores.jobs.rounds(job.job_id)
+    stored = [stores.jobs.release(job.job_id, one.number) for one in kept]
+    releases = [None if data is None else release_from_bytes(data) for data in stored]
+    opened = [one for one in releases if one is not None]
     price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
     loads = config.backbones.get(task.backbone_fingerprint, "")
     return LabellingOrder(
@@ -111,8 +112,17 @@ def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfi
         is_seeded=is_seeded,
         created_at=job.updated_at.isoformat(),
         source=job.source,
+        rounds=() if task.attributes_per_record is None else _contributors(kept, releases),
         # A file of the operator's would be no help to whoever downloads the student.
         backbone="" if (config.home / loads).exists() or "/" in loads else loads,
+    )
+
+
+def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None]) -> tuple[tuple[int, int], ...]:
+    """Of each round how many questions it asked, and of how many agents a sum was opened."""
+    return tuple(
+        (one.num_queries, 0 if release is None else len(release.contributors))
+        for one, release in zip(kept, releases, strict=True)
     )
 
 

@@ -10,10 +10,9 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from feature_store.attributes import FILE_HEADINGS
 from feature_store.durable import replace_file, sync_folder
 from feature_store.exports.pictures import check_new, pictures
-from feature_store.job_files.attribute_labels import LABEL, are_attributes
+from feature_store.job_files.attribute_labels import FILE_HEADINGS, LABEL, are_attributes
 from feature_store.job_files.image_labels import stamp_of
 
 if TYPE_CHECKING:

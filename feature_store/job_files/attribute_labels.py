@@ -14,11 +14,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.attributes import ON
 from feature_store.job_files.image_labels import ImageStamp, Origin
 from labeler.errors import BadData
 
+ON: Final = 0.5
+"""An attribute of at least this probability holds."""
+
+FILE_HEADINGS: Final = ("file", "image_id")
+"""What may stand over the names of images in a table of attributes (feature_store.attributes)."""
+
 LABEL: Final = "label."
+SEVERAL: Final = "labels"
 CONFIDENCE: Final = "confidence."
 
 
@@ -42,7 +48,7 @@ def attribute_label_table(
         raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
     has = probabilities >= ON
     names = [[stamp.classes[place] for place in np.flatnonzero(row)] for row in has]
-    columns = {"source": pa.array(sources, pa.string()), "labels": pa.array(names, pa.list_(pa.string()))}
+    columns = {"source": pa.array(sources, pa.string()), SEVERAL: pa.array(names, pa.list_(pa.string()))}
     for place, name in enumerate(stamp.classes):
         sure = np.where(has[:, place], probabilities[:, place], 1 - probabilities[:, place])
         columns[LABEL + name] = pa.array(has[:, place], pa.bool_())

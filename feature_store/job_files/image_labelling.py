@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
@@ -28,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from feature_store.durable import replace_file, replacing
 from feature_store.job_files.choosing import DISK_IS_FULL, given_features
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
-from feature_store.job_files.models import model_file
+from feature_store.job_files.models import ATTRIBUTES, model_file
 from feature_store.job_files.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
@@ -67,6 +68,8 @@ class LabellingOrder(BaseModel):
         privacy: see `labeler.privacy_card.guarantee`.
         is_seeded: whether any noise came from a known seed.
         created_at: ISO 8601, UTC.
+        rounds: of a task about attributes, whose counts are read as shares: how many questions each round asked, and of
+            how many agents a sum was opened (0: of none).
         source: whether the embedder made the features, or the requester sent them.
         backbone: the name that loads the backbone, where one does.
     """
@@ -84,6 +87,7 @@ class LabellingOrder(BaseModel):
     created_at: str
     source: Literal["images", "features"]
     backbone: str = ""
+    rounds: tuple[tuple[int, int], ...] = ()
 
 
 def label_job(order: LabellingOrder) -> None:
@@ -94,6 +98,8 @@ def label_job(order: LabellingOrder) -> None:
     """
     # Here: whoever only makes orders loads no learning library.
     from feature_store.job_files.answered import answers_of, task_of
+    from feature_store.job_files.attribute_labels import attribute_label_table
+    from feature_store.students.attributes import attributes_of
     from feature_store.students.labelling import label_images
 
     folder = Path(order.folder)
@@ -104,7 +110,29 @@ def label_job(order: LabellingOrder) -> None:
         sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
     except (OSError, pa.ArrowException, KeyError):
         raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
-    asks_for_a_model = task_of(table)[0].traits.asks_for_a_model
+    stamp = ImageStamp(
+        task_digest=order.task_digest,
+        job_id=order.job_id,
+        classes=order.classes,
+        privacy=order.privacy,
+        is_seeded=order.is_seeded,
+        created_at=order.created_at,
+    )
+    task = task_of(table)[0]
+    if task.attributes_per_record is not None:
+        contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
+        read = attributes_of(
+            task,
+            [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()],
+            contributors,
+            questions.features,
+            features,
+            rows=questions.rows,
+        )
+        has = attribute_label_table(stamp, sources=sources, probabilities=read.probabilities, asked=read.asked)
+        _write(folder, order, read.student.arrays, ATTRIBUTES, has)
+        return
+    asks_for_a_model = task.traits.asks_for_a_model
     answers = answers_of(
         table,
         features=features if asks_for_a_model else questions.features,
@@ -117,24 +145,22 @@ def label_job(order: LabellingOrder) -> None:
         rows=None if asks_for_a_model else questions.rows,
         kind=cast("StudentKind", questions.student),
     )
-    stamp = ImageStamp(
-        task_digest=order.task_digest,
-        job_id=order.job_id,
-        classes=order.classes,
-        privacy=order.privacy,
-        is_seeded=order.is_seeded,
-        created_at=order.created_at,
-    )
+    rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
+    _write(folder, order, labelled.student.arrays, labelled.student.kind, rows)
+
+
+def _write(
+    folder: Path, order: LabellingOrder, arrays: Mapping[str, NDArray[np.generic]], kind: str, rows: pa.Table
+) -> None:
     student = model_file(
-        labelled.student.arrays,
-        kind=labelled.student.kind,
+        arrays,
+        kind=kind,
         classes=order.classes,
         card=order.card,
         backbone=order.backbone,
         job_id=order.job_id,
     )
     replace_file(folder / STUDENT, student, mode=0o600)
-    rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
     with replacing(folder / IMAGE_LABELS, mode=0o600) as temporary, temporary.open("wb") as file:
         pq.write_table(rows, file)
 

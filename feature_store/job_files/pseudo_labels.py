@@ -222,9 +222,13 @@ def pseudo_label_table(
 
 def _without_labels(table: pa.Table) -> pa.Table:
     """Of attributes, any number of which may hold, no one is the label: the votes say how many there are."""
-    for name in ("label", "label_name"):
+    none = {
+        "label": pa.array(np.full(len(table), ABSTAINED_LABEL), pa.int16()),
+        "label_name": pa.nulls(len(table), pa.string()),
+    }
+    for name, column in none.items():
         place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.nulls(len(table), table.schema.field(place).type))
+        table = table.set_column(place, table.schema.field(place), column)
     return table
 
 

@@ -21,7 +21,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from feature_store.students.centred import most_axes
 from feature_store.students.projection import Projection, fit_projection
 from labeler.errors import BadData
+from labeler.task import Task
 
 _SLOPES: Final = np.geomspace(1e-4, 1e2, 13)
 _RESTS: Final = np.concatenate([[0.0], np.geomspace(1e-4, 0.25, 8)])
@@ -131,6 +132,46 @@ def label_attributes(
     said = probabilities[rows[own]]
     probabilities[rows[own]] = np.clip(said + rests / (rests + noise) * (shares[own] - said), 0.0, 1.0)
     return LabelledAttributes(student, probabilities, asked)
+
+
+def attributes_of(
+    task: Task,
+    noisy_votes: NDArray[np.float64] | Sequence[Sequence[float]],
+    contributors: NDArray[np.integer],
+    questions: NDArray[np.generic],
+    public_features: NDArray[np.generic],
+    *,
+    rows: NDArray[np.int64],
+    seed: int = 0,
+) -> LabelledAttributes:
+    """Read the releases of a task: of agents that did not answer, neither votes nor noise are in a sum.
+
+    Args:
+        task: about attributes.
+        noisy_votes: shape (num_questions, num_attributes), in votes.
+        contributors: shape (num_questions,), of how many agents each question's sum was opened; 0: of none.
+        questions, public_features, rows, seed: see `label_attributes`.
+
+    Raises:
+        BadData: no question was answered, or shapes do not fit.
+    """
+    votes = np.asarray(noisy_votes, dtype=np.float64)
+    if contributors.shape != (len(questions),) or len(votes) != len(questions) or not contributors.any():
+        raise BadData(
+            "no question was answered, so there is nothing to learn from; see the job's report for the reason"
+        )
+    most, answered = int(contributors.max()), contributors > 0
+    shares = votes[answered] * (most / contributors[answered])[:, None]
+    return label_attributes(
+        shares,
+        questions[answered],
+        public_features,
+        most_votes=task.k * most,
+        # Where fewer answered the noise is a little more than this, as part of the whole.
+        sigma=task.sum_sigma_votes(most),
+        rows=rows[answered],
+        seed=seed,
+    )
 
 
 def _fit(

@@ -311,10 +311,6 @@ def _task(service: Client, task: str, images: Path, changes: dict[str, Any], *, 
             f"{path.name}: {', '.join(sorted(ours))} is for `labeler run`; a service settles it for all its tasks. "
             "Take it out"
         )
-    if file.task.attributes_per_record is not None:
-        raise InvalidSetting(
-            f"{path.name}: attributes_per_record is for `labeler run`; a service labels images with one class each"
-        )
     fields = file.task.model_dump(exclude_none=True, exclude={"talliers"})
     fields["max_queries"] = _count(images) - left_out if selection.strategy == "all" else selection.count
     try:

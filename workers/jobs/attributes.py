@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.attributes import ON
-from feature_store.job_files.attribute_labels import attribute_label_table
+from feature_store.job_files.attribute_labels import ON, attribute_label_table
 from feature_store.job_files.image_labels import ImageStamp
 from feature_store.job_files.models import ATTRIBUTES
-from feature_store.students.attributes import LabelledAttributes, label_attributes
+from feature_store.students.attributes import LabelledAttributes, attributes_of
 from labeler.release import Release
 from workers.jobs.preparation import PreparedJob
 from workers.report.attributes import MOST_IMAGES, AttributeImage, AttributeOutcome, AttributeReport
@@ -43,21 +42,13 @@ class AttributeResult:
 def read_releases(prepared: PreparedJob, releases: Sequence[Release]) -> AttributeResult:
     """Fit the heads, label the public images, and score both where truth is known."""
     task, queries, public = prepared.task, prepared.queries, prepared.public
-    # Batches may differ in who answered; each is read as the share of those who did.
-    most = max(len(release.contributors) for release in releases)
-    votes = np.concatenate(
-        [
-            release.noisy_votes * (most / len(release.contributors))
-            for release in releases
-            if release.noisy_votes is not None
-        ]
-    )
-    labelled = label_attributes(
-        votes,
+    opened = [one for one in releases if one.noisy_votes is not None]
+    labelled = attributes_of(
+        task,
+        np.concatenate([one.noisy_votes for one in opened if one.noisy_votes is not None]),
+        np.concatenate([np.full(len(one.labels), len(one.contributors)) for one in opened]),
         queries.features,
         public.features,
-        most_votes=task.k * most,
-        sigma=task.sum_sigma_votes(most),
         rows=queries.rows,
         seed=prepared.job.file.student.seed,
     )

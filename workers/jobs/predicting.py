@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.attributes import ON
 from feature_store.backbones.names import is_plain_name
 from feature_store.decode import Skipped
-from feature_store.job_files.attribute_labels import attribute_label_table
+from feature_store.job_files.attribute_labels import ON, attribute_label_table
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import ATTRIBUTES, StoredModel
 from feature_store.shard import Shard

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.attributes import ON
 from feature_store.backbones.names import loadable_name
 from feature_store.durable import replace_file
 from feature_store.job_files.answered import answers_of, task_of
+from feature_store.job_files.attribute_labels import ON
 from feature_store.job_files.for_students import read_for_students
 from feature_store.job_files.models import ATTRIBUTES, model_file, read_model
 from feature_store.shard import Shard, check_compatible

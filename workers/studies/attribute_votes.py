@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.attributes import ON
+from feature_store.job_files.attribute_labels import ON
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.students.attributes import label_attributes

@@ -140,6 +140,7 @@ export class Gallery {
 
 /** A label of any of the service's two lists: of every image, or of the questions alone. */
 function rowOf(row) {
+  if (Array.isArray(row.labels)) return withAttributes(row);
   const isAnswered = row.label >= 0;
   return {
     source: row.source ?? row.query_id,
@@ -147,5 +148,17 @@ function rowOf(row) {
     confidence: typeof row.confidence === "number" ? row.confidence : null,
     origin: row.origin ?? "asked",
     status: row.status ?? (isAnswered ? "answered" : "abstained"),
+  };
+}
+
+/** An image that may have any number of labels: as sure as the least sure of its attributes. */
+function withAttributes(row) {
+  const sure = Object.entries(row).filter(([name]) => name.startsWith("confidence.")).map(([, value]) => value);
+  return {
+    source: row.source,
+    name: row.labels.join(", ") || "none of them",
+    confidence: sure.length ? Math.min(...sure) : null,
+    origin: row.origin,
+    status: "answered",
   };
 }
