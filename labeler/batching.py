@@ -2,12 +2,13 @@
 
 A job is asked in rounds: large enough that searching is one matrix product, small enough that a crash repeats
 little. For knn and ensemble every query is priced by itself, so cutting a job into rounds is free. The other
-methods are one composition per round (see labeler.planning), so all their queries go into one.
+methods are one composition per round (see labeler.planning), so all their queries go into one. A model that is trained
+in steps is asked for in as many rounds, each of all its rows: one composition, too, which the first of them pays for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from labeler.errors import InvalidSetting, InvalidTask
@@ -48,7 +49,8 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     if queries < 1 or batch_queries < 1:
         raise InvalidSetting(f"a job has at least 1 query per round, found {min(queries, batch_queries)}")
     if task.traits.asked_at_once:
-        return (queries,)
+        each, rest = divmod(queries, task.steps)
+        return (each,) * task.steps if each and not rest else (queries,)
     words = words_per_query(task.winner_terms, num_classes=task.num_classes, agents=task.agents)
     most = max(1, min(batch_queries, MAX_ROUND_ENTRIES // words))
     full, rest = divmod(queries, most)
@@ -80,27 +82,46 @@ def check_round_fits(task: Task, queries: int) -> None:
     Raises:
         InvalidTask: the one round of such a job has more than `MAX_ROUND_ENTRIES` entries.
     """
-    entries = queries * task.num_classes
+    entries = queries // task.steps * task.num_classes
     if task.traits.asked_at_once and entries > MAX_ROUND_ENTRIES:
         raise InvalidTask(
-            f"a {task.method} job is asked in one round, and {queries} queries of {task.num_classes} classes are "
+            f"a {task.method} job is asked in one round, and {queries // task.steps} queries of "
+            f"{task.num_classes} classes are "
             f"{entries} numbers in it; at most {MAX_ROUND_ENTRIES} travel in one message. Make a task of at most "
             f"{MAX_ROUND_ENTRIES // task.num_classes} queries, or use method knn"
         )
 
 
-def round_charges(task: Task, queries: int) -> dict[Level, int]:
+LATER_STEP_NANO = 1
+"""What a step is charged that is not a task's first: the least there is."""
+
+
+def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level, int]:
     """What one round costs, in nano-units of mu^2 rounded up, at the levels at which the task has a finite price.
 
-    A round of votes for life costs the least that there is: what all of them promise was set aside once.
+    A round of votes for life costs the least that there is: what all of them promise was set aside once. Of steps that
+    train one model, the one that is answered first costs what all of them do, whichever it is, and each further one
+    the least there is; no ledger lets more of them be answered than the task has.
 
     At the others there is no charge: a number would look like a guarantee. Coordinator and agents ask here, so that an
     agent refuses for itself what a coordinator would.
 
+    Args:
+        task: what is asked.
+        queries: in this round.
+        answered: queries of the task that the payer was charged for before.
+
     Raises:
         PrivacyRefusal: nobody has stated the sensitivity of the task's method.
     """
-    return dict(_charges(task, queries))
+    return due(task, dict(_charges(task, queries)), answered=answered)
+
+
+def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:
+    """What is still to be charged for a round of this price, where so many queries of its task were charged before."""
+    if task.traits.is_sampled and answered:
+        return dict.fromkeys(charges, LATER_STEP_NANO)
+    return dict(charges)
 
 
 @lru_cache(maxsize=4096)
@@ -113,7 +134,9 @@ def _charges(task: Task, queries: int) -> tuple[tuple[Level, int], ...]:
 def total_charges(task: Task, sizes: Iterable[int]) -> dict[Level, int]:
     """What rounds of these sizes cost together, each rounded up as it will be charged."""
     total: dict[Level, int] = {}
+    answered = 0
     for size in sizes:
-        for level, charge in round_charges(task, size).items():
+        for level, charge in round_charges(task, size, answered=answered).items():
             total[level] = total.get(level, 0) + charge
+        answered += size
     return total

@@ -1,4 +1,4 @@
-"""The model that a blind-average task releases: the mean of the agents' noised weights, and the labels it gives.
+"""The model that a blind-average or federated task releases, and the labels it gives.
 
     released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
 
@@ -9,7 +9,7 @@ Everything here follows from the release and public features, at no further pric
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData, InvalidSetting
+from labeler.federated import StepTerms, final_model
 from labeler.methods.blind_average import model_terms
+from labeler.methods.federated import step_terms
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task
@@ -39,7 +41,7 @@ class LinearModel:
     """
 
     weights: NDArray[np.float64]
-    terms: LinearTerms | MeanTerms
+    terms: LinearTerms | MeanTerms | StepTerms
     axes: PublicAxes | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class LinearModel:
         return {"weights": self.weights} | ({} if self.axes is None else {"axes": self.axes.rows})
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms | MeanTerms) -> LinearModel:
+    def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms | MeanTerms | StepTerms) -> LinearModel:
         """A model of its arrays."""
         axes = arrays.get("axes")
         return cls(arrays["weights"], terms, None if axes is None else PublicAxes(axes))
@@ -103,26 +105,28 @@ def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
     """
     if task.training is None or task.training.axes is None:
         return None
-    if asked is None or len(asked) != task.max_queries:
+    if asked is None or len(asked) != task.rows:
         raise BadData(f"the model looks along {task.training.axes} public axes, and the rows of them are missing")
     return PublicAxes(asked)
 
 
-def released_model(task: Task, release: Release, asked: NDArray[np.int16] | None = None) -> LinearModel:
-    """The mean model of a round.
+def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.int16] | None = None) -> LinearModel:
+    """The mean model of a round, or the one that all steps of training have made.
 
     Args:
-        task: of method blind-average.
-        release: of its one round.
+        task: of a method that asks for a model.
+        releases: of its rounds, in order.
         asked: the rows that were asked about, int16, shape (max_queries, dimension); needed where the task has axes.
 
     Raises:
         InvalidSetting: the task or the release is of another kind.
     """
+    if not task.traits.asks_for_a_model or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
+        raise InvalidSetting(f"a task of method {task.method} releases no model, or not all its rounds are opened")
+    if task.traits.is_sampled:
+        return LinearModel(final_model(task, releases), step_terms(task), axes_of(task, asked))
     terms = model_terms(task)
-    if not task.traits.asks_for_a_model or release.noisy_votes is None:
-        raise InvalidSetting(f"a task of method {task.method} releases no model")
-    weights = release.noisy_votes * (terms.sensitivity / len(release.contributors))
+    weights = noisy * (terms.sensitivity / len(releases[0].contributors))
     if isinstance(terms, MeanTerms):
         # Cosines: agents hold more records of one class than of another, and a mean has no intercept.
         weights[-1] = 0

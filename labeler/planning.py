@@ -34,6 +34,7 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.lifetime import vote_nano
 from labeler.accounting.renyi import papers_epsilon
+from labeler.accounting.sampled import IntegerSampled
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
@@ -46,6 +47,9 @@ METHOD = "exact Gaussian DP, integer noise"
 
 METHOD_FOR_LIFE = "fully adaptive Gaussian filter per record, integer noise"
 """How it is computed for votes for life (`labeler.accounting.lifetime`): of everything that is ever asked."""
+
+METHOD_OF_SAMPLES = "certified pair of sums over secret samples, integer noise"
+"""How it is computed where whoever comes or goes is sampled (`labeler.accounting.sampled`)."""
 
 METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
 """How it is computed where winners have a price of their own (`labeler.accounting.winner`)."""
@@ -423,6 +427,9 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     if not task.traits.counts:
         # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
         squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
+    if isinstance(event, IntegerSampled):
+        # Of a sampled sum it is the Gaussian of its pair that is stated, in the same unit.
+        squared = event.mu_squared * Fraction(task.sigma_votes) ** 2
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)
@@ -459,7 +466,9 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
 def _method(task: Task, event: IntegerSum) -> str:
     if task.life is not None:
         return METHOD_FOR_LIFE
-    return METHOD if event.opens_sums else METHOD_OF_WINNERS
+    if not event.opens_sums:
+        return METHOD_OF_WINNERS
+    return METHOD_OF_SAMPLES if isinstance(event, IntegerSampled) else METHOD
 
 
 def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:

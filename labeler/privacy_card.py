@@ -49,7 +49,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "delta": task.delta,
         "guarantees": guarantees,
         "holds_against": price.holds_against,
-        "accounting": METHOD if task.life is None else price.instance.method,
+        "accounting": METHOD if task.life is None and not task.traits.is_sampled else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
         "contribution": contribution_in_words(task),
@@ -69,7 +69,9 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
 
 
 def _says_what_a_record_moves(task: Task) -> bool:
-    return task.training is not None and (task.training.max_records is not None or sums_means(task))
+    return task.training is not None and (
+        task.training.max_records is not None or task.traits.is_sampled or sums_means(task)
+    )
 
 
 def guarantee(price: Price) -> dict[str, Any]:

@@ -62,12 +62,17 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     # units of a grid that belongs to the noise.
     first = math.floor(start / 10.0**exponent) - 1
     low, step = first, 1
+    if task.traits.is_sampled:
+        # As if mu fell as sigma grows, which it nearly does where noise is not tiny.
+        for _ in range(4):
+            at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
+            low = max(1, math.floor(low * at.mu / mu_of_epsilon(epsilon, task.delta)))
     if task.release == "winner":
         for _ in range(3):
             at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
             saved = 1.0 if at.charge_nano is None else math.sqrt(at.charge_nano / NANO) / at.mu
             low = max(1, math.floor(first * min(1.0, saved)))
-    if task.release == "winner" or task.ballot_radius is not None:
+    if task.release == "winner" or task.ballot_radius is not None or task.traits.is_sampled:
         while low > 1 and enough(low):
             low, step = max(1, low - step), 2 * step
     while not enough(low + step):

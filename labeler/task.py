@@ -94,7 +94,8 @@ class Task(BaseModel):
             that sigma is the noise multiplier.
         delta: the failure probability of the guarantee.
         max_queries: most queries asked in this task; the price is for all of them. For blind-average the rows of
-            the model's weights: one per number of a feature, and one for the intercept.
+            the model's weights: one per number of a feature, and one for the intercept. For federated as many rows for
+            each of its steps.
         release: what is opened: the noisy histogram or its winner.
         agents: N, how many agents take part.
         colluding_agents: how many of them may pool what they know without weakening the guarantee.
@@ -173,8 +174,11 @@ class Task(BaseModel):
                 f"training.dimension must be below the {self.num_negatives} public negatives, which are every "
                 f"{NEGATIVES_EVERY}th query; found {self.training.dimension}"
             )
+        self._check_sampled()
         if self.training is not None and self.training.axes is not None and not self.traits.asks_for_a_model:
-            raise ValueError(f"training.axes only means something for method blind-average, found {self.method}")
+            raise ValueError(
+                f"training.axes only means something for method blind-average or federated, found {self.method}"
+            )
         if self.grid_scale is not None and not self.traits.counts:
             raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
         if self.max_agent_records is not None and not self.traits.records_choose:
@@ -237,6 +241,26 @@ class Task(BaseModel):
                 "of attributes any number may hold at once"
             )
 
+    def _check_sampled(self) -> None:
+        sampled = None if self.training is None else self.training.sampled
+        if (sampled is not None) != self.traits.is_sampled:
+            raise ValueError(
+                f"training.sampled must {'' if sampled is None else 'not '}be given for method {self.method}: it says "
+                "how a model is trained in steps over secret samples"
+            )
+        if sampled is None:
+            return
+        if self.max_queries % self.steps or self.rows < 2:
+            raise ValueError(
+                f"max_queries must be as many rows for each of the {self.steps} steps (training.iterations), at least "
+                f"2; found {self.max_queries}"
+            )
+        if self.records_per_person is not None:
+            raise ValueError(
+                "records_per_person goes with no sampled training: under a cap one record replaces another, and the "
+                "price is proved for a record that comes or goes"
+            )
+
     def _check_life(self) -> None:
         if not self.traits.records_choose:
             raise ValueError(
@@ -286,6 +310,16 @@ class Task(BaseModel):
     def num_negatives(self) -> int:
         """How many of the task's queries are public negative examples (aux-distill)."""
         return -(-self.max_queries // NEGATIVES_EVERY)
+
+    @property
+    def steps(self) -> int:
+        """In how many rounds, each about what those before it have opened, a model is trained; else 1."""
+        return 1 if self.training is None or self.training.sampled is None else self.training.iterations
+
+    @property
+    def rows(self) -> int:
+        """How many queries each of these is about."""
+        return self.max_queries // self.steps
 
     @property
     def num_classes(self) -> int:
@@ -341,7 +375,7 @@ class Task(BaseModel):
         if self.traits.has_local_noise:
             return SOFT_VOTE_SCALE
         if not self.traits.counts:
-            return vector_scale(dimension=self.max_queries * self.num_classes, sensitivity=1.0, share_sigma=per_share)
+            return vector_scale(dimension=self.rows * self.num_classes, sensitivity=1.0, share_sigma=per_share)
         scale = self.grid_scale or self._default_scale(per_share)
         if per_share * scale < MIN_SHARE_SIGMA_GRID:
             raise UnsafeGrid(

@@ -15,6 +15,40 @@ WIDE_RADIUS: Final = 2.0**20
 """Of learner "means" where the task names none, in records: longer sums would be cut, and noise stays what it is."""
 
 
+MOST_STEPS: Final = 10_000
+"""Of sampled training: each is a round, with a commit and a message of every party."""
+
+
+class Sampled(BaseModel):
+    """How `federated` trains in steps, each over a secret sample (labeler.methods.federated): all of it public.
+
+    Attributes:
+        rate: q, the chance with which a record, or an agent, takes part in a step; drawn anew, and secretly, in each.
+        unit: "record": an agent sums the clipped gradients of the records it has drawn (DP-FedSGD). "agent": an agent
+            that has drawn itself contributes its clipped update (DP-FedAvg).
+        learning_rate: of a gradient step: the coordinator's, or each of an agent's own where the unit is the agent.
+        momentum: which part of a step the next one begins with.
+        local_steps: gradient steps of an agent over all its records in one round, where the unit is the agent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    unit: Literal["record", "agent"] = "record"
+    learning_rate: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    local_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> Sampled:
+        if self.unit == "record" and self.local_steps != 1:
+            raise ValueError(
+                "training.sampled.local_steps must be 1 where the unit is a record: a record's part in several steps "
+                'is no sum that can be clipped record by record; use unit = "agent"'
+            )
+        return self
+
+
 class Training(BaseModel):
     """How an agent fits the model that it answers with, where the price depends on it: all of it public.
 
@@ -37,6 +71,10 @@ class Training(BaseModel):
         dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
             there are negatives, and at most as many as a feature has numbers.
         score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
+        sampled: federated: how it trains in steps. Then `iterations` are its steps, each a round; `clip_norm` is c, to
+            which the gradient of a record or the update of an agent is cut; `radius` the most that one agent's sum of
+            a step may be long, in clips; `min_records` the number of records per agent that a gradient is averaged
+            over, whatever there are; `regularisation` shrinks the public model from step to step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -51,6 +89,7 @@ class Training(BaseModel):
     axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
+    sampled: Sampled | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -74,6 +113,8 @@ class Training(BaseModel):
                     "training.axes must be given for learner means: along public axes every record has length one, "
                     "which its price is for"
                 )
+        if self.sampled is not None:
+            self._check_steps()
         if self.max_records is not None and self.max_records < self.min_records:
             raise ValueError(
                 f"training.max_records must be at least the min_records {self.min_records} that a mean is taken over, "
@@ -81,11 +122,24 @@ class Training(BaseModel):
             )
         return self
 
+    def _check_steps(self) -> None:
+        if self.learner != "softmax":
+            raise ValueError(f"training.learner must be softmax where training is sampled, found {self.learner}")
+        if self.max_records is not None:
+            raise ValueError(
+                "training.max_records means nothing where training is sampled: a record comes or goes in any case"
+            )
+        if self.iterations > MOST_STEPS:
+            raise ValueError(
+                f"training.iterations must be at most {MOST_STEPS} where training is sampled, since each step is a "
+                f"round; found {self.iterations}"
+            )
+
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A task without it is written, and hashed, as it was before there was this field.
         fields: dict[str, Any] = dump(self)
-        for later in ("max_records", "axes"):
+        for later in ("max_records", "axes", "sampled"):
             if fields.get(later) is None:
                 fields.pop(later, None)
         return fields

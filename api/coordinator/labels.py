@@ -84,7 +84,8 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
         return label_table(task, stamp, names, rounds)
     if questions.images is None:
         raise BadData(f"the images of job {job_id} cannot be read; restore its folder in jobs/ from a backup")
-    model = released_model(task, first.release, questions.features)
+    opened = [one.release for one in rounds if one.release is not None]
+    model = released_model(task, opened, questions.features)
     return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
@@ -135,21 +136,22 @@ def job_model(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> byt
         BadData: what is stored of it cannot be read.
     """
     job = stores.jobs.get(job_id)
-    data = stores.jobs.release(job_id, 0) if job.state == "completed" else None
-    if data is None:
+    kept = stores.jobs.rounds(job_id) if job.state == "completed" else []
+    opened = [release_from_bytes(data) for one in kept if (data := stores.jobs.release(job_id, one.number)) is not None]
+    if not opened:
         raise NotReady(f"job {job_id} is {job.state}, so there is no model to fetch")
-    task, release = stores.tasks.get(job.task_digest).task, release_from_bytes(data)
+    task, is_seeded = stores.tasks.get(job.task_digest).task, any(one.is_seeded for one in opened)
     if not task.traits.asks_for_a_model:
         raise NotFound(
             f"job {job.job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
             "student on its labels"
         )
-    card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=release.is_seeded)
+    card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=is_seeded)
     asked = None
     if task.training is not None and task.training.axes is not None:
         # Of a model without axes nothing is wanted that lies outside the journal.
         asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
-    model = released_model(task, release, asked)
+    model = released_model(task, opened, asked)
     return model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card)
 
 

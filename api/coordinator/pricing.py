@@ -52,9 +52,15 @@ def price_view(task: Task, queries: int) -> PriceView:
     return _price_view(_Asked(task.digest, queries, task))
 
 
-def round_amounts(task: Task, size: int, *, finite: Collection[Level]) -> dict[Level, int]:
-    """What one round is recorded as at each level; UNBOUNDED_NANO at a level that has no finite price."""
-    charges = round_charges(task, size)
+def round_amounts(task: Task, size: int, *, finite: Collection[Level], answered: int = 0) -> dict[Level, int]:
+    """What one round is recorded as at each level; UNBOUNDED_NANO at a level that has no finite price.
+
+    Args:
+        task, size: what is asked.
+        finite: the levels that have one.
+        answered: queries of the rounds before.
+    """
+    charges = round_charges(task, size, answered=answered)
     return {level: charges[level] if level in finite else UNBOUNDED_NANO for level in LEVELS}
 
 

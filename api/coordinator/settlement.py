@@ -97,8 +97,12 @@ def divide(
 def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
     """What each round of a job is recorded as, by level: of rounds of such sizes."""
     finite = finite_levels(task.task, num_queries)
-    by_size = {size: round_amounts(task.task, size, finite=finite) for size in set(sizes)}
-    return [by_size[size] for size in sizes]
+    by_size = {
+        (size, is_first): round_amounts(task.task, size, finite=finite, answered=0 if is_first else 1)
+        for size in set(sizes)
+        for is_first in (True, False)
+    }
+    return [by_size[size, number == 0] for number, size in enumerate(sizes)]
 
 
 def settle_rounds(

@@ -96,6 +96,8 @@ def describe_task(
         fields["sigma_votes"] = solve_sigma(draft, request.epsilon)
     task = parse_task(fields)
     check_round_fits(task, request.max_queries)
+    if task.traits.is_sampled:
+        _check_delta_of_winners(config)
     if task.release == "winner":
         _check_winner_group(parties)
         _check_delta_of_winners(config)
@@ -216,8 +218,9 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
 def _check_delta_of_winners(config: CoordinatorConfig) -> None:
     if config.delta < LEAST_DELTA_OF_WINNERS:
         raise InvalidTask(
-            f"release: this coordinator's accounts are kept at delta {config.delta:g}, and winners are charged only at "
-            f'{LEAST_DELTA_OF_WINNERS:g} or more (labeler.accounting.winner). Use release "histogram"'
+            f"release, method: this coordinator's accounts are kept at delta {config.delta:g}, and winners and sampled "
+            f"training are charged only at {LEAST_DELTA_OF_WINNERS:g} or more (labeler.budget). Use release "
+            '"histogram", and a method that is not sampled'
         )
 
 

@@ -275,7 +275,8 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
     @router.get(
         "/v1/jobs/{job_id}/model",
         summary="Download the model",
-        description="What a blind-average job released, as a safetensors file whose metadata holds the privacy card. "
+        description="What a blind-average or federated job "
+        "released, as a safetensors file whose metadata holds the privacy card. "
         "404 where the job asked for labels, 409 until it is completed, 410 once it was deleted.",
         response_class=Response,
         responses=_file_answers("The model"),

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.parties import PartyRecord
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.willingness import AgentAnswer
+from labeler.release import Release
 from labeler.rounds.effects import Party, Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.wire_versions import knows
@@ -90,12 +92,19 @@ class Loader:
             self._learn({record.task_digest for record in records.values()}, connection)
             posted = [one.round_digest for found in rounds.values() for one in found if one.state == "posted"]
             sums = self._aggregates.of_all(posted, connection=connection)
+            opened = {
+                one.round_digest: release_from_bytes(data)
+                for job_id, found in rounds.items()
+                if self._known[records[job_id].task_digest].task.traits.is_sampled
+                for one in found
+                if (data := self._jobs.release(job_id, one.number, connection=connection)) is not None
+            }
         return {
             job_id: Loaded(
                 record,
                 self._known[record.task_digest],
                 tuple(rounds[job_id]),
-                self._run(record, rounds[job_id], sums, answers.get(job_id, {}), asked.get(job_id), parties),
+                self._run(record, rounds[job_id], sums, opened, answers.get(job_id, {}), asked.get(job_id), parties),
             )
             for job_id, record in records.items()
         }
@@ -114,6 +123,7 @@ class Loader:
         record: JobRecord,
         rounds: Iterable[RoundRecord],
         sums: Mapping[str, Mapping[str, bytes]],
+        opened: Mapping[str, Release],
         answers: Mapping[str, AgentAnswer],
         asked: tuple[str, ...] | None,
         parties: Mapping[str, Party],
@@ -142,6 +152,7 @@ class Loader:
                     contributors=one.contributors,
                     has_shares=one.has_shares,
                     sums=sums.get(one.round_digest, {}),
+                    opened=opened.get(one.round_digest),
                 )
                 for one in rounds
             ),

@@ -176,7 +176,8 @@ class Sender:
         known, body = self._asks.get(one.round_digest, ((), b""))
         if known == talliers:
             return body
-        batch = batch_of(self._questions.read(job.job_id) if features is None else features, job, one)
+        read = self._questions.read(job.job_id) if features is None else features
+        batch = batch_of(read, job, one, job.model_asked(one))
         if batch.digest != one.batch_digest:
             raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
         body = Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
@@ -188,10 +189,13 @@ class Sender:
         return body
 
 
-def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:
+def batch_of(
+    features: NDArray[np.int16], job: JobRun, one: RoundRun, model: NDArray[np.float64] | None = None
+) -> QueryBatch:
     """The questions of one round, of all those of its job."""
-    start = one.first_query - job.rounds[0].first_query
-    return QueryBatch(features[start : start + one.num_queries], first_query=one.first_query)
+    # Steps of training ask about the same rows again, and beside them about the model as it is then.
+    start = 0 if job.task.traits.is_sampled else one.first_query - job.rounds[0].first_query
+    return QueryBatch(features[start : start + one.num_queries], one.first_query, model)
 
 
 def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, ...]:

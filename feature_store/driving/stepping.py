@@ -182,7 +182,7 @@ class Stepper:
             features = self._questions.look(live.loaded.record, run.task)
             if features is None:
                 return []
-            if len(features) != run.num_queries:
+            if len(features) != run.num_queries // run.task.steps:
                 raise _wrong_count(len(features), run)
             batches = []
             for one in run.rounds:

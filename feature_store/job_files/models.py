@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from safetensors.numpy import load, save
 from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData
+from labeler.federated import StepTerms
 from labeler.training import Training
 
 LINEAR: Final = "linear"
@@ -118,11 +120,15 @@ class StoredModel:
 
         return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
 
-    def _terms(self) -> LinearTerms | MeanTerms:
+    def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
         try:
             training = Training.model_validate(self.card["training"])
         except (KeyError, ValidationError):
             raise BadData("the model's card does not say how it was trained; download it again") from None
+        if training.sampled is not None:
+            radius = max(1.0, training.radius)
+            rows, rate = len(self.arrays["weights"]), Fraction(training.sampled.rate)
+            return StepTerms(len(self.classes), rows, training.clip_norm, training.sampled.unit, radius, rate)
         if training.learner == "means":
             return MeanTerms(len(self.classes), len(self.arrays["weights"]) - 1, training.radius)
         return LinearTerms(

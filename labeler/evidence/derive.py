@@ -243,11 +243,16 @@ def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int 
     for one in rounds:
         if task is None and all(charge.level != level for charge in one.charges):
             return None
-        price_now = 0 if task is None else round_charges(task, one.questions).get(level)
+        price_now = 0 if task is None else _price_of(task, one).get(level)
         if price_now is None:
             return None
         total += max(price_now, charged_nano(one, level))
     return None if total >= UNBOUNDED_NANO else total
+
+
+def _price_of(task: Task, one: Round) -> dict[Level, int]:
+    """What a round costs by today's accountant; of steps of training the first pays for all."""
+    return round_charges(task, one.questions, answered=one.first_question or 0)
 
 
 def charged_nano(one: Round, level: Level) -> int:
@@ -385,8 +390,8 @@ def _remarks(facts: TaskFacts) -> list[str]:
     remarks = []
     rounds = charged_rounds(facts)
     for level in LEVELS:
-        price_of = {one.questions: round_charges(task, one.questions).get(level, 0) for one in rounds}
-        below = sum(0 < charged_nano(one, level) < price_of[one.questions] for one in rounds)
+        price_of = {(one.questions, not one.first_question): _price_of(task, one).get(level, 0) for one in rounds}
+        below = sum(0 < charged_nano(one, level) < price_of[one.questions, not one.first_question] for one in rounds)
         if below:
             remarks.append(
                 f"Task {named}: {below} of {len(rounds)} rounds were charged less at the {UNITS[level][0]} level than "

@@ -19,7 +19,7 @@ from pydantic import Field, InstanceOf, SkipValidation
 
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation, TooLarge, TryAgain, WrongDigest
-from labeler.messages.body_format import Body, read_json, read_with_array, write_with_array
+from labeler.messages.body_format import Body, read_json, read_with_arrays, write_with_arrays
 from labeler.messages.envelope import MAX_MESSAGE_BYTES
 from labeler.messages.strict import (
     Digest,
@@ -82,7 +82,7 @@ class Ask:
 
     Attributes:
         task: the whole task; its digest is computed by the agent, not taken from the message.
-        batch: the queries.
+        batch: the queries; of a step of training with the public model that it begins from.
         talliers: the parties that get one share each, in tallier order; as many as the task says, all different.
         expires_at: unix time in seconds; an answer after it is not waited for.
 
@@ -134,7 +134,10 @@ class Ask:
 
     def encode(self) -> bytes:
         """The body; `decode` gives it back."""
-        return write_with_array(
+        arrays: dict[str, NDArray[Any]] = {"features": self.batch.features}
+        if self.batch.model is not None:
+            arrays["model"] = self.batch.model
+        return write_with_arrays(
             {
                 "version": "labeler-ask/1",
                 "task": self.task.model_dump(mode="json"),
@@ -144,8 +147,7 @@ class Ask:
                 "talliers": [asdict(tallier) for tallier in self.talliers],
                 "expires_at": self.expires_at,
             },
-            "features",
-            self.batch.features,
+            arrays,
         )
 
     @classmethod
@@ -158,8 +160,12 @@ class Ask:
             WrongDigest: task or batch do not have the stated digest.
             TooLarge: larger than is taken.
         """
-        types = {"features": np.int16}
-        content, _, features = read_with_array(data, "an ask", names_of(_AskHead), "labeler-ask/1", types)
+        choices: list[dict[str, type[np.generic]]] = [
+            {"features": np.int16},
+            {"features": np.int16, "model": np.float64},
+        ]
+        content, arrays = read_with_arrays(data, "an ask", names_of(_AskHead), "labeler-ask/1", choices)
+        features = arrays["features"]
         head = _AskHead(**content)
         task = task_written_out(head.task, "an ask")
         if features.ndim != 2 or not features.shape[1]:
@@ -167,7 +173,11 @@ class Ask:
                 f"the features of an ask must have shape (num_queries, dimension), found {features.shape}"
             )
         try:
-            batch = QueryBatch(features, head.first_query)
+            batch = QueryBatch(features, head.first_query, arrays.get("model"))
+            if (batch.model is None) == task.traits.is_sampled:
+                raise InvalidSetting(
+                    "an ask carries a public model where its task trains one in steps, and nowhere else"
+                )
         except InvalidSetting as error:
             raise ProtocolViolation(str(error)) from None
         for name, said, found in (

@@ -182,6 +182,13 @@ def one_record_in_words(task: Asked) -> str | None:
     """Which of two bounds on what one record changes a price is for; None where agents train nothing it is about."""
     if task.training is None:
         return None
+    if task.training.sampled is not None:
+        who = "a record" if task.training.sampled.unit == "record" else "an agent"
+        return (
+            f"{who} moves a step by at most one clip, and takes part in it with a chance of "
+            f"{task.training.sampled.rate:g} that nobody else learns: that is counted on where {who} comes or goes, "
+            "and not at the other level"
+        )
     most = kept_bound(task)
     if sums_means(task):
         if task.a_record_may_be_replaced:
@@ -210,7 +217,7 @@ def answer_sum(task: Asked) -> VectorSum:
 
 
 def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
-    """One answer of every agent to a task whose method does not count votes, rounding included.
+    """Everything that a task opens whose method does not count votes, rounding included.
 
     Args:
         task: of such a method.
@@ -219,7 +226,10 @@ def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
     Raises:
         InvalidSetting: the level is a person's, and the task has no `records_per_person`.
     """
-    return answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
+    stated = bounded_numbers(task)
+    if stated.event is not None:
+        return stated.event(task, level)
+    return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
 
 
 def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from labeler.accounting.events import IntegerSum
     from labeler.vector_sum import VectorSum
 
 ReleaseKind = Literal["histogram", "winner"]
@@ -51,11 +52,13 @@ class BoundedNumbers:
             of all agents, or each agent's own. The proof is the function's docstring and that of `VectorSum`.
         longest: (setting): the largest magnitude of one number of one agent on the grid, grid units.
         check: (numbers, setting): refuse numbers of one agent beyond what the price covers; int64, grid units.
+        event: (setting, level): everything that a task opens, where that is more than `answer_sum` once; None: once.
     """
 
     answer_sum: Callable[[Setting], VectorSum]
     longest: Callable[[Setting], int]
     check: Callable[[NDArray[np.int64], Setting], None]
+    event: Callable[[Setting, StatedLevel], IntegerSum] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class MethodTraits:
         counts: whether contributions are whole votes, counted; else they are real numbers on a fixed-point grid.
         asks_for_a_model: whether the sum is a model's weights; then its rows are no queries, and the public images are
             labelled with it afterwards.
+        is_sampled: whether it trains a public model in steps, each a round that is asked about what the rounds before
+            it have opened, over secret samples (`Training.sampled`): all steps are one composition, paid for with the
+            first.
         has_local_noise: whether each agent's noise is in what it answers already, enough of it for its own price; then
             no share of noise is added to the sum, and nobody's collusion weakens the guarantee.
         has_k: whether k neighbours vote; else k is 1.
@@ -89,6 +95,7 @@ class MethodTraits:
     rows_have_a_total: bool = False
     counts: bool = True
     asks_for_a_model: bool = False
+    is_sampled: bool = False
     has_local_noise: bool = False
     has_k: bool = False
     records_choose: bool = False

@@ -513,7 +513,8 @@ class _Turn:
         current = self.job.current
         if current is None or self.job.state not in UNFINISHED or self.job.is_storing or current.state != "posted":
             return
-        if not self.job.looks_ahead:
+        if not self.job.looks_ahead or self.job.task.traits.is_sampled:
+            # A step is asked about what the one before it opens.
             return
         talliers = self._talliers()
         if talliers is None or current.number + 1 == len(self.job.rounds) or self._now.wall_s > self.job.expires_at_s:
@@ -558,7 +559,7 @@ class _Turn:
             return
         is_last = all(other.state == "opened" for other in job.rounds if other.number != one.number)
         following: JobState = "completed" if is_last else "collecting"
-        self._change_round(one, state="opened", sums={})
+        self._change_round(one, state="opened", sums={}, opened=release if job.task.traits.is_sampled else None)
         others = {other.round_digest for other in self.job.rounds if other.state == "asked"}
         asked_at_s = {what: at_s for what, at_s in self.job.asked_at_s.items() if what[1] in others}
         self.job = replace(self.job, state=following, asked_at_s=asked_at_s)

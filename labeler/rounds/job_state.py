@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData
+from labeler.federated import model_before
+from labeler.release import Release
 from labeler.rounds.effects import JobState, Party, Patience, RoundState, Said
 from labeler.tally import Round, round_with
 from labeler.task import Task
@@ -29,6 +35,7 @@ class RoundRun:
         contributors: who is summed; empty until fixed, then for ever the same.
         has_shares: a share of it was passed on, or was about to be.
         sums: tallier id -> its sum or winners; secret, and gone once it is opened.
+        opened: what it has released, where later rounds are asked about it; None elsewhere.
         is_made: memory: what it sends has been made and fits.
         decided_at_s: memory: since when its quorum is reached, or lost.
         gone_at_s: memory: agent id -> since when it is known to have other keys.
@@ -47,6 +54,7 @@ class RoundRun:
     contributors: tuple[str, ...] = ()
     has_shares: bool = False
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    opened: Release | None = None
     is_made: bool = False
     decided_at_s: float | None = None
     gone_at_s: Mapping[str, float] = field(default_factory=dict)
@@ -123,6 +131,20 @@ class JobRun:
     def round_with(self, round_digest: str) -> RoundRun | None:
         """The round of a digest."""
         return next((one for one in self.rounds if one.round_digest == round_digest and round_digest), None)
+
+    def model_asked(self, one: RoundRun) -> NDArray[np.float64] | None:
+        """The public model that a step of training begins from, of what the steps before it have opened; else None.
+
+        Raises:
+            BadData: one of them is not opened, or not a step.
+        """
+        if not self.task.traits.is_sampled:
+            return None
+        before = [other.opened for other in self.rounds[: one.number]]
+        opened = [release for release in before if release is not None]
+        if len(opened) < len(before):
+            raise BadData("a step of training is asked before those that it follows from are opened")
+        return model_before(self.task, opened)
 
     def round_value(self, one: RoundRun) -> Round:
         """A round as messages name it."""

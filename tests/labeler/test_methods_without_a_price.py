@@ -108,9 +108,10 @@ def test_the_tables_of_methods_name_the_same_methods() -> None:
 
 def test_every_method_that_there_is_has_one() -> None:
     training = {"training": {"min_records": 100, "regularisation": 0.1, "dimension": 1}}
+    steps = {"training": training["training"] | {"iterations": 2, "sampled": {"rate": 0.5}}}
     for name, traits in METHODS.items():
         asked = Task(
             name="t", classes=("a", "b"), method=name, sigma_votes=30.0, delta=1e-5, max_queries=10, agents=3,
-            **({} if traits.counts else training),
+            **({} if traits.counts else steps if traits.is_sampled else training),
         )  # fmt: skip
         assert price(asked).instance.charge_nano

@@ -23,6 +23,7 @@ from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.solving import solve_k, solve_sigma
 from labeler.task import Task, parse_task
+from labeler.training import Sampled
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 
@@ -120,7 +121,7 @@ def test_the_released_model_is_the_mean_and_labels_by_its_scores() -> None:
     weights *= 0.5 * terms.largest_norm / np.linalg.norm(weights)
     opened = spec.open(5 * spec.quantize(weights / terms.sensitivity)).reshape(65, 3)
     release = Release("histogram", opened.argmax(axis=1).astype(np.int16), opened, frozenset("abcde"), True)
-    model = released_model(asked, release)
+    model = released_model(asked, [release])
     assert np.allclose(model.weights, weights, atol=1e-4)
     features = np.random.default_rng(1).integers(-300, 300, size=(9000, 64)).astype(np.int16)
     rows = features / 2048
@@ -128,7 +129,7 @@ def test_the_released_model_is_the_mean_and_labels_by_its_scores() -> None:
     scores = np.hstack([rows, np.full((9000, 1), terms.bias_feature)]) @ model.weights
     assert np.array_equal(model.predict(features), scores.argmax(axis=1))
     with pytest.raises(InvalidSetting, match="releases no model"):
-        released_model(task("aux-distill"), release)
+        released_model(task("aux-distill"), [release])
 
 
 def test_the_card_repeats_the_price_and_says_when_nothing_is_guaranteed() -> None:
@@ -171,9 +172,18 @@ def test_every_field_of_the_training_is_in_the_digest() -> None:
         "min_records": 201, "regularisation": 0.06, "clip_norm": 2.0, "learner": "svm", "radius": 7.0, "iterations": 9,
         "max_records": 300, "axes": 64, "dimension": 11, "score_share": 0.5,
     }  # fmt: skip
-    assert set(changes) == set(training_of(asked).__class__.model_fields)
+    # What says how a model is trained in steps belongs to federated alone, which is asked below.
+    assert set(changes) | {"sampled"} == set(training_of(asked).__class__.model_fields)
     digests = {task(training=TRAINING | {name: value}).digest for name, value in changes.items()}
     assert len(digests | {asked.digest}) == len(changes) + 1
+    steps = {"rate": 0.5, "unit": "agent", "learning_rate": 1.0, "momentum": 0.0, "local_steps": 1}
+    other = {"rate": 0.25, "unit": "record", "learning_rate": 2.0, "momentum": 0.5, "local_steps": 3}
+    assert set(other) == set(Sampled.model_fields)
+
+    def sampled(how: dict[str, object]) -> str:
+        return task("federated", max_queries=1000, training=TRAINING | {"iterations": 10, "sampled": how}).digest
+
+    assert len({sampled(steps), *(sampled(steps | {name: value}) for name, value in other.items())}) == len(other) + 1
 
 
 def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -> None:

@@ -21,6 +21,7 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
@@ -297,8 +298,18 @@ class Agent:
                 f"reach query {batch.first_query + len(batch)}"
             )
         self.check_task(task, (len(batch),))
+        if task.traits.is_sampled:
+            self._check_step(task, batch)
         if task.traits.learns_from_queries:
             check_negatives(task, batch)
+
+    def _check_step(self, task: Task, batch: QueryBatch) -> None:
+        if batch.model is None or batch.first_query % task.rows:
+            raise PrivacyRefusal(
+                f"agent {self.agent_id}: a step of sampled training asks about all rows of its model, with the public "
+                "model that it begins from"
+            )
+        check_model(batch.model, task)
 
     def check_task(self, task: Task, sizes: Sequence[int]) -> None:
         """What `check` can say before there are queries: the task, and how many of them each round will have.
@@ -328,9 +339,9 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-        if task.traits.asked_at_once and any(size != task.max_queries for size in sizes):
+        if task.traits.asked_at_once and any(size != task.rows for size in sizes):
             raise PrivacyRefusal(
-                f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.max_queries} "
+                f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.rows} "
                 f"queries; every batch costs the whole price, and this one has {sizes[0]}"
             )
         axes = training_of(task).axes if task.traits.asks_for_a_model else None
@@ -343,7 +354,8 @@ class Agent:
         if task.traits.asks_for_a_model and axes is None and any(size != self._shard.dimension + 1 for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
-                f"one row more than that, found {sizes[0]}; make a task with max_queries = {self._shard.dimension + 1}"
+                f"one row more than that, found {sizes[0]}; make a task with max_queries = "
+                f"{(self._shard.dimension + 1) * task.steps}"
             )
         if task.traits.learns_from_queries and training_of(task).dimension > self._shard.dimension:
             raise PrivacyRefusal(

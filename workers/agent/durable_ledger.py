@@ -21,7 +21,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.promises import PromiseStore, Proposed
 from labeler.answered import Recipients
-from labeler.batching import round_charges
+from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
@@ -165,7 +165,8 @@ class DurableLedger:
         Returns:
             Whether it was charged now, and not before.
         """
-        amounts = _amounts(policy, charges)
+        answered = self._memory.queries_of(task.digest, connection=connection)
+        amounts = _amounts(policy, due(task, charges, answered=answered))
         paid_by = self._memory.paid_by(round_digest, connection=connection)
         promised = None
         if paid_by is None:
@@ -220,13 +221,15 @@ class DurableLedger:
                 f"the proposal's deadline is {days} days away, and a site "
                 f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
             )
-        of_size = {size: _amounts(policy, round_charges(proposal.task, size)) for size in set(proposal.sizes)}
+        rounds, asked = [], self._memory.queries_of(proposal.task.digest, connection=connection)
+        for size in proposal.sizes:
+            rounds.append((size, _amounts(policy, round_charges(proposal.task, size, answered=asked))))
+            asked += size
         self._check_unused(connection)
         answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
         if answered > proposal.task.max_queries:
             raise PrivacyRefusal(beyond_task(answered, proposal.task))
         self._check_day(policy, proposal.num_queries, connection)
-        rounds = [(size, of_size[size]) for size in proposal.sizes]
         about = self._about(proposal)
         self._promises.keep(about, rounds, account=self._account, connection=connection)
         self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from labeler.answered import ANSWERED_TO_OTHERS, Recipients
+from labeler.batching import due
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.task import Level, Task
@@ -86,10 +87,13 @@ class InMemoryLedger:
         """See AgentLedger."""
         if self._answered.get(round_digest, recipients) != recipients:
             raise PrivacyRefusal(ANSWERED_TO_OTHERS)
-        asked = self._queries[task.digest] + (0 if round_digest in self._answered else num_queries)
+        if round_digest in self._answered:
+            return
+        asked = self._queries[task.digest] + num_queries
         if asked > task.max_queries:
             raise PrivacyRefusal(beyond_task(asked, task))
         charged = dict(self.accounts)
+        charges = due(task, charges, answered=self._queries[task.digest])
         for level, account in self.accounts.items():
             charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
         self.accounts = charged

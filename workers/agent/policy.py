@@ -191,9 +191,11 @@ class Policy(_Table):
             raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
         if task.release not in allow.releases:
             raise _refusal("allow.releases", ", ".join(allow.releases) or "none", task.release)
-        if task.release == "winner" and self.budget.delta < LEAST_DELTA_OF_WINNERS:
+        if (task.release == "winner" or task.traits.is_sampled) and self.budget.delta < LEAST_DELTA_OF_WINNERS:
             raise _refusal(
-                "budget.delta", f"winners only at {LEAST_DELTA_OF_WINNERS:g} or more", f"{self.budget.delta:g}"
+                "budget.delta",
+                f"winners and sampled training only at {LEAST_DELTA_OF_WINNERS:g} or more",
+                f"{self.budget.delta:g}",
             )
         self._check_noise(task)
         self._check_life(task)

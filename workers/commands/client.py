@@ -167,7 +167,7 @@ def export(
         str | None,
         typer.Option(
             help=f"{', '.join(EXPORT_FORMATS)} (default of a folder: hf). Of a service also {', '.join(FORMATS)} "
-            "(default parquet), student, or model: what a blind-average job released."
+            "(default parquet), student, or model: what a blind-average or federated job released."
         ),
     ] = None,
     of: Annotated[

@@ -163,7 +163,7 @@ def unfinished_policy(fingerprint: str) -> str:
 [allow]
 backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
 # tasks = "any"                   # or the digests of the tasks that may be answered
-# methods = ["reverse-knn"]       # or several of "knn", "ensemble", "blind-average", "aux-distill"
+# methods = ["reverse-knn"]       # or several of "knn", "ensemble", "blind-average", "aux-distill", "federated"
 # releases = ["histogram"]        # and, or or, "winner"
 # max_queries_per_day = 1000
 # max_noise_contributors = 1      # agents known to be real and honest, this one included

@@ -69,12 +69,12 @@ def _check_price(job: LabellingJob, folder: JobFolder, shards: list[Shard], *, i
     task = job.file.resolve(
         classes=shards[0].classes,
         agents=len(shards),
-        num_queries=count or 1,
+        num_queries=(count or 1) * job.file.steps,
         fingerprint=shards[0].fingerprint,
         nonce="" if job.seed is None else f"seed {job.seed}",
         agreed_colluding_agents=folder.agreed_colluding_agents(),
         has_attributes=shards[0].has_attributes,
     )
     if count is not None:
-        sizes = round_sizes(task, count, batch_queries=BATCH_QUERIES)
+        sizes = round_sizes(task, count * job.file.steps, batch_queries=BATCH_QUERIES)
         check_budget(job, task, price(task), total_charges(task, sizes))

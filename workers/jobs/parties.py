@@ -166,7 +166,9 @@ class RunParties:
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
         """What every agent answers, durable together before the first of it reaches a tallier."""
-        ask = Ask(self._task, self._batches[one.number], self._keys, job.expires_at_s)
+        batch = self._batches[one.number]
+        asked = QueryBatch(batch.features, batch.first_query, job.model_asked(one))
+        ask = Ask(self._task, asked, self._keys, job.expires_at_s)
         stored = self._kept.answers(one.round_digest)
         found: dict[str, Bodies] = dict(stored or {})
         keys = {} if stored is not None else self._drawn(job, one)

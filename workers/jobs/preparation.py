@@ -155,7 +155,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     task = job.file.resolve(
         classes=shards[0].classes,
         agents=len(shards),
-        num_queries=len(queries.features),
+        num_queries=len(queries.features) * job.file.steps,
         fingerprint=shards[0].fingerprint,
         nonce="" if job.seed is None else f"seed {job.seed}",
         agreed_colluding_agents=folder.agreed_colluding_agents(),
@@ -164,7 +164,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     if tuple(task.classes) != tuple(shards[0].classes):
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
     _check_k(job, task, shards)
-    check_round_fits(task, len(queries.features))
+    check_round_fits(task, task.steps * len(queries.features))
     cost = price(task)
     batches = _batches(task, queries.features)
     check_budget(job, task, cost, job_charges(task, batches))
@@ -199,8 +199,10 @@ def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
 
 
 def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
-    sizes = round_sizes(task, len(features), batch_queries=BATCH_QUERIES)
+    sizes = round_sizes(task, len(features) * task.steps, batch_queries=BATCH_QUERIES)
     starts = np.cumsum((0, *sizes)).tolist()
+    if task.traits.is_sampled:  # every step is about the same rows
+        return tuple(QueryBatch(features, first_query=start) for start in starts[:-1])
     return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
 
 

@@ -64,7 +64,7 @@ def publish(
         card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
         if prepared.task.traits.asks_for_a_model:
-            model = released_model(prepared.task, releases[0], prepared.queries.features)
+            model = released_model(prepared.task, releases, prepared.queries.features)
             _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
@@ -145,7 +145,7 @@ def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> Noisy
     """Put the releases of all batches into the shape students learn from."""
     task, votes = prepared.task, None
     if task.traits.asks_for_a_model:
-        labels = released_model(task, releases[0], prepared.queries.features).predict(prepared.public.features)
+        labels = released_model(task, releases, prepared.queries.features).predict(prepared.public.features)
     else:
         labels = np.concatenate([release.labels for release in releases])
         if task.release == "histogram":
@@ -206,7 +206,7 @@ def _write_pseudo_labels(
     )
     task, names = prepared.task, prepared.query_names
     if task.traits.asks_for_a_model:
-        model, paid = released_model(task, releases[0], prepared.queries.features), rounds[0].ledger_seq
+        model, paid = released_model(task, releases, prepared.queries.features), rounds[0].ledger_seq
         table = model_label_table(task, stamp, names, model, prepared.public.features, ledger_seq=paid)
     else:
         table = label_table(task, stamp, names, rounds)

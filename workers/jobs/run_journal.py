@@ -208,7 +208,8 @@ class RunJournal:
         jobs.move(job_id, "collecting", connection=connection)
         for number, batch in enumerate(order.batches):
             known = earlier.get(number)
-            charges = round_charges(order.task, len(batch)) if known is None else known.charges
+            price = round_charges(order.task, len(batch), answered=batch.first_query)
+            charges = price if known is None else known.charges
             self.reserve(job_id, number, charges, connection)
             if known is None:
                 continue
@@ -247,7 +248,7 @@ class RunSettlement:
         task: TaskRecord,
     ) -> list[dict[Level, int]]:
         """See Settlement."""
-        return [round_charges(task.task, one.num_queries) for one in rounds]
+        return [round_charges(task.task, one.num_queries, answered=one.first_query) for one in rounds]
 
     def divide(
         self,

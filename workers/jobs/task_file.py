@@ -170,6 +170,12 @@ class TaskFile(_Table):
         """Along how many public axes a linear model looks; None for features as they are."""
         return None if self.task.training is None else self.task.training.axes
 
+    @property
+    def steps(self) -> int:
+        """In how many rounds a model is trained; else 1."""
+        training = self.task.training
+        return 1 if training is None or training.sampled is None else training.iterations
+
     def resolve(
         self,
         *,
@@ -255,6 +261,7 @@ def _check_values(text: SettingsText, table: TaskTable) -> None:
         "sigma_votes": 1.0,
         "agents": max(table.colluding_agents or 0, 0) + max(table.max_dropouts, 0) + 2,
         "max_queries": _MANY_QUERIES,
+        **({"max_queries": 2 * table.training.iterations} if table.training and table.training.sampled else {}),
     }
     try:
         Task.model_validate(whole | fields)

@@ -268,7 +268,7 @@ def _questions(wanted: Simulation, pool: Pool) -> Questions:
     if wanted.method == "blind-average":
 
         def model_right(task: Task, release: Release) -> float:
-            return float((released_model(task, release, asked).predict(pool.public) == pool.truth).mean())
+            return float((released_model(task, [release], asked).predict(pool.public) == pool.truth).mean())
 
         asked = model_rows(pool.features.shape[1])
         return Questions(QueryBatch(asked), model_right)

@@ -196,7 +196,7 @@ def _votes(task: Task, world: _World, federation: Federation, seed: int) -> floa
 
 def _weights(task: Task, world: _World, federation: Federation, seed: int) -> float:
     release = release_of(task, QueryBatch(model_rows(AXES)), federation, seed=seed)
-    return world.score(released_model(task, release).predict(world.test))
+    return world.score(released_model(task, [release]).predict(world.test))
 
 
 def _mnist(root: Path) -> DataSet:

@@ -16,6 +16,7 @@ from labeler.task import Task
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
+from workers.voting.federated import step_ballots
 from workers.voting.model_store import ModelStore
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import Records
@@ -28,7 +29,8 @@ class Means:
     Attributes:
         neighbors: finds neighbours among records or queries.
         models: where models are kept while a round is open.
-        local_noise: gives the agent's secret source of noise of its own for this batch, at its beginning.
+        local_noise: gives the agent's secret source of chance of its own for this batch, at its beginning: of noise, or
+            of who takes part in a step.
         engine: the agent's, which says what devices it may train on.
     """
 
@@ -51,5 +53,6 @@ WAYS: Final[Mapping[Method, Way]] = {
     "aux-distill": lambda task, batch, records, means: soft_ballots(
         task, batch, records, means.models, source=means.local_noise(), engine=means.engine
     ),
+    "federated": lambda task, batch, records, means: step_ballots(task, batch, records, source=means.local_noise()),
 }
 """As many as `labeler.methods.METHODS`; a test looks."""

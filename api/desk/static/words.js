@@ -32,6 +32,7 @@ const METHODS = {
   "reverse-knn": "each record votes once, for the nearest question",
   ensemble: "a model trained here votes",
   "blind-average": "a noisy linear model leaves",
+  federated: "noisy steps of training a linear model leave",
   "aux-distill": "noisy soft labels leave",
 };
 

@@ -21,12 +21,24 @@ from tests.e2e.service.conftest import Service, running, wait_until
 
 DIMENSION = 64
 QUERIES = 300
+STEPS = 10
 TRAINING = {"min_records": 150, "regularisation": 0.01, "dimension": 24}
 METHODS: dict[str, dict[str, Any]] = {
     "ensemble": {"sigma_votes": 0.2, "max_queries": QUERIES},
     "blind-average": {"epsilon": 40.0, "max_queries": DIMENSION + 1, "training": TRAINING},
     "aux-distill": {"epsilon": 20.0, "max_queries": QUERIES, "training": TRAINING},
+    "federated": {
+        "sigma_votes": 1.0,
+        "max_queries": STEPS * (DIMENSION + 1),
+        "training": {
+            "min_records": 150,
+            "regularisation": 1e-4,
+            "iterations": STEPS,
+            "sampled": {"rate": 0.4, "learning_rate": 8.0, "momentum": 0.5},
+        },
+    },
 }
+"""Of the last the first round pays for all, and each further one the least there is: they are one price, too."""
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +58,10 @@ def submit(client: Client, task: TaskView, features: np.ndarray) -> str:
     return client.submit(task.task_id, features=features, backbone_fingerprint=fingerprint).job_id
 
 
-def agents_of(service: Service) -> dict[str, int]:
-    """Process ids of the agents that run now."""
+def processes_of(service: Service, role: str) -> dict[str, int]:
+    """Process ids of those of a role that run now."""
     running_now = json.loads((service.home / "processes.json").read_text())
-    return {name: pid for name, pid in running_now.items() if name.startswith("agent-")}
+    return {name: pid for name, pid in running_now.items() if name.startswith(role)}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -71,7 +83,7 @@ def test_a_job_labels_every_image_and_charges_every_account_once(
     assert charged == {task.price.instance_charge_nano}
     assert len(table) == QUERIES
     assert set(table["status"].to_pylist()) == {"answered"}
-    assert (table["noisy_votes"].null_count == QUERIES) == (method == "blind-average")
+    assert (table["noisy_votes"].null_count == QUERIES) == (method in ("blind-average", "federated"))
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6
     privacy = json.loads(table.schema.metadata[b"privacy"])
     assert privacy["instance"]["epsilon"] == task.price.instance_epsilon
@@ -157,20 +169,30 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
 
 
 @pytest.mark.long
-def test_an_agent_killed_after_it_stored_its_answer_sends_that(
-    learning: Service, digit_features: np.ndarray, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "fault", "role"),
+    [
+        ("blind-average", "agent.stored", "agent-"),
+        # Between two steps: the answer is sent as it was stored; the next step is asked from the journal's releases.
+        ("federated", "agent.stored", "agent-"),
+        ("federated", "coordinator.released", "coordinator"),
+    ],
+)
+def test_who_is_killed_goes_on_with_what_was_stored(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path, method: str, fault: str, role: str
 ) -> None:
     """The journal keeps the answer and no model; every account is charged once."""
     with learning.client() as client:
-        task = make_task(client, "blind-average")
+        task = make_task(client, method, name=fault)
         before = {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
-        alive = agents_of(learning)
+        alive = processes_of(learning, role)
         armed = learning.faults.with_suffix(".new")
-        armed.write_text("agent.stored\n")
+        armed.write_text(f"{fault}\n")
         armed.rename(learning.faults)
         job = submit(client, task, digit_features[:QUERIES])
         wait_until(
-            lambda: len(now := agents_of(learning)) == len(alive) and now != alive, what="an agent to be started again"
+            lambda: len(now := processes_of(learning, role)) == len(alive) and now != alive,
+            what="what was killed to be started again",
         )
         assert not learning.faults.exists()
         assert client.wait(job).state == "completed"

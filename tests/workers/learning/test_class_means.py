@@ -182,7 +182,7 @@ def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_it
     noisy = weight_sum(asked).open(answer)
     noisy += rng.normal(scale=0.5, size=noisy.shape)
     release = Release("histogram", noisy.argmax(axis=1).astype(np.int16), noisy, frozenset("a"), True)
-    model = released_model(asked, release, rows)
+    model = released_model(asked, [release], rows)
     z = (PUBLIC.astype(float) - rows[-1]) @ rows[:-1].T
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     cosines = z @ (noisy[:-1] / np.linalg.norm(noisy[:-1], axis=0))
@@ -201,7 +201,7 @@ def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_it
     again = LinearModel.of(model.arrays, model_terms(asked))
     assert np.array_equal(again.scores(PUBLIC), model.scores(PUBLIC))
     silent = Release("histogram", release.labels, np.zeros_like(noisy), frozenset("a"), True)
-    assert not released_model(asked, silent, rows).scores(PUBLIC).any()
+    assert not released_model(asked, [silent], rows).scores(PUBLIC).any()
 
 
 def test_a_task_of_means_says_nothing_of_training_and_older_tasks_are_written_as_they_were() -> None:

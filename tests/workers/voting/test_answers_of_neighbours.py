@@ -49,6 +49,7 @@ from workers.agent.policy import Policy
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
+from workers.voting.federated import step_ballots
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import Records
@@ -101,20 +102,32 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "method": "aux-distill",
         "training": {"min_records": 1, "regularisation": 1e6, "clip_norm": 1e-6, "dimension": 1, "score_share": 0.999},
     },
+    "federated": {
+        "method": "federated",
+        "training": {"min_records": 20, "regularisation": 0.1, "iterations": 3, "sampled": {"rate": 0.3}},
+    },
+    "federated, agents": {
+        "method": "federated",
+        "training": {
+            "min_records": 20, "regularisation": 0.1, "iterations": 3,
+            "sampled": {"rate": 0.3, "unit": "agent", "local_steps": 2, "learning_rate": 1e5},
+        },
+    },
 }  # fmt: skip
 
 
 def task_of(**fields: Any) -> Task:
-    is_model = fields["method"] == "blind-average"
+    rows = {"blind-average": DIMENSION + 1, "federated": 3 * (DIMENSION + 1)}.get(fields["method"], QUERIES)
     given_fields = {
         "name": "t", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
-        "max_queries": DIMENSION + 1 if is_model else QUERIES, "backbone_fingerprint": "backbone",
+        "max_queries": rows, "backbone_fingerprint": "backbone",
     }  # fmt: skip
     return parse_task(given_fields | fields)
 
 
 def batch_of(task: Task) -> QueryBatch:
-    return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC)
+    model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.traits.is_sampled else None
+    return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
 
 
 def shard_of(path: Path, features: Feature, labels: NDArray[np.int16]) -> Shard:
@@ -227,6 +240,7 @@ CAST: dict[str, Callable[[Task, QueryBatch, Records], NDArray[np.int64]]] = {
     "aux-distill": lambda task, batch, records: soft_ballots(
         task, batch, records, InMemoryModels(), source=seeded_source(b"local")
     ),
+    "federated": lambda task, batch, records: step_ballots(task, batch, records, source=seeded_source(b"local")),
 }
 
 

@@ -125,7 +125,7 @@ def test_the_released_model_and_its_arrays_look_along_the_same_axes(tmp_path: Pa
     agent, task, rows = _agent(tmp_path / "a", 40), _task(sigma_votes=1e-3), axis_rows(PUBLIC, AXES)
     opened = weight_sum(task).open(agent.ballots(task, QueryBatch(rows)))
     release = Release("histogram", opened.argmax(axis=1).astype(np.int16), opened, frozenset("a"), True)
-    model = released_model(task, release, rows)
+    model = released_model(task, [release], rows)
     shard = Shard.open(tmp_path / "a")
     assert (model.predict(np.asarray(shard.features)) == shard.labels).mean() > 0.6
     again = LinearModel.of(model.arrays, linear_terms(task))
@@ -136,7 +136,7 @@ def test_the_released_model_and_its_arrays_look_along_the_same_axes(tmp_path: Pa
     assert np.allclose(model.scores(PUBLIC), np.hstack([z, np.full((80, 1), 0.1)]) @ model.weights)
     for missing in (None, rows[1:]):
         with pytest.raises(BadData, match="rows of them are missing"):
-            released_model(task, release, missing)
+            released_model(task, [release], missing)
     assert axes_of(_task(max_queries=13, training={"min_records": 20, "regularisation": 0.5}), None) is None
 
 

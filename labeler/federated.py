@@ -1,0 +1,197 @@
+"""Training in steps over secret samples: what an agent answers in one step, and the public model between steps.
+
+    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
+
+With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by a coin of its own; the
+agent sums the gradients of those that do, each cut to norm c, draws the sum onto the ball of radius R c, and answers
+with it in units of c. With unit "agent" (DP-FedAvg) the agent tosses one coin, makes its local steps from theta_t in
+any case, and answers with the change of the model cut to norm c, or with zero. An agent always answers: a zero vector
+gets its noise as any other does.
+
+**The coins** are words of the round's own key (`workers.agent.agent`), compared with floor(q 2^64): each record's
+chance is that number over 2^64, at most q, and no coin hangs on another record. A price for q holds for less. The key
+is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves: there is one
+sample for a step, or none, and nobody but the agent can ever know it.
+
+**Fact 1, the gradient of a record is a function of the record and theta alone, to the last bit, and at most c long.**
+A row z = (phi(x), 1) is cut to whole UNIT-ths number by number; theta is whole THETA_UNIT-ths, no column of it longer
+than LONGEST_COLUMN. Every partial sum of z theta is then a whole number below
+sqrt(2) UNIT LONGEST_COLUMN THETA_UNIT < 2^53: exact in double precision in any order and any block. What makes scores a
+vector d = p - e_y is a fixed sequence of operations on single numbers, each correctly rounded
+(`workers.learning.sampled_steps`); that it resembles a softmax matters to nobody's privacy. d is shortened to c / |z|
+and cut towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c
+is taken covers the few roundings of the two norms.
+
+**Fact 2, one record added or removed moves the sum by its own gradient or not at all**: sums of whole numbers are
+exact, and the samples of the others do not know of it. So by at most c; the ball moves no two vectors further apart (it
+is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53 at most, as in
+`labeler.class_means`, fact 4: they are in `sensitivity`.
+
+**Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero where the agent goes.
+Whatever a record changes, both vectors lie in one ball: at most 2 c apart.
+
+Everything below is post-processing: theta_t follows from what the steps before have opened, by public constants, the
+same to the last bit wherever it is computed, since it only adds and multiplies number by number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting
+
+if TYPE_CHECKING:
+    from labeler.release import Release
+    from labeler.task import Task
+
+UNIT: Final = 2**20
+"""Whole numbers per 1 of a coordinate of a row, and of a slope."""
+
+THETA_UNIT: Final = 2**16
+"""Whole numbers per 1 of a coordinate of the public model."""
+
+LONGEST_COLUMN: Final = 2.0**15
+"""The most that the weights of one class may be long."""
+
+MARGIN: Final = 2.0**-40
+"""Relative, for the rounding of two norms and a quotient (Fact 1)."""
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """One step as a mechanism; see the module.
+
+    Attributes:
+        num_classes: K.
+        rows: rows of the model: one per number of a row, and one for the constant.
+        clip: c.
+        unit: whose part is clipped and sampled.
+        radius: R, the most that an agent's sum may be long, in clips; with unit "agent" it is 1.
+        rate: q, exactly.
+
+    Raises:
+        InvalidSetting: a value is out of bounds.
+    """
+
+    num_classes: int
+    rows: int
+    clip: float
+    unit: Literal["record", "agent"]
+    radius: float
+    rate: Fraction
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.rows < 2 or not 0 < self.clip < math.inf:
+            raise InvalidSetting("a step has at least two classes and rows, and clips at a positive finite norm")
+        if not 0 < self.rate <= 1 or not self.radius >= 1:
+            raise InvalidSetting(f"a step samples at a rate up to 1 into a ball of at least 1 clip, found {self}")
+
+    @property
+    def numbers(self) -> int:
+        """D."""
+        return self.rows * self.num_classes
+
+    @property
+    def feature_norm(self) -> float:
+        """What rows are cut to, but for their constant."""
+        return 1.0
+
+    @property
+    def bias_feature(self) -> float:
+        """The constant beside a row."""
+        return 1.0
+
+    @property
+    def reach(self) -> float:
+        """R, in clips."""
+        return self.radius if self.unit == "record" else 1.0
+
+    @property
+    def _rounding(self) -> float:
+        return self.reach * (self.numbers + 10) * 2.0**-53
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on an agent's vector in clips, rounding included: what one agent changes."""
+        return self.reach + self._rounding
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much the presence of the unit that is sampled moves an agent's vector, in clips, rounding included."""
+        return min(1 + MARGIN + 2 * self._rounding, 2 * self.largest_norm)
+
+    @property
+    def threshold(self) -> int:
+        """Of 2^64: below it a coin says yes."""
+        return math.floor(self.rate * 2**64)
+
+
+def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
+    """The public model after so many steps, as the next is asked about it: whole THETA_UNIT-ths.
+
+    Args:
+        task: of a sampled method.
+        releases: of its first rounds, in order.
+
+    Returns:
+        float64, shape (rows, num_classes).
+    """
+    return _trajectory(task, releases)[0]
+
+
+def final_model(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
+    """The mean of the models after the last half of the steps: their noise averages out, at no price."""
+    return _trajectory(task, releases)[1]
+
+
+def _trajectory(task: Task, releases: Sequence[Release]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    from labeler.methods.federated import step_terms
+    from labeler.methods.sensitivity import training_of
+
+    training, terms = training_of(task), step_terms(task)
+    sampled = training.sampled
+    if sampled is None:
+        raise InvalidSetting(f"a task of method {task.method} is not trained in steps")
+    theta = np.zeros((task.rows, task.num_classes))
+    speed, total, counted = np.zeros_like(theta), np.zeros_like(theta), 0
+    for step, release in enumerate(releases):
+        if release.noisy_votes is None or release.noisy_votes.shape != theta.shape:
+            raise BadData("a step of training has opened something else than numbers of the model's shape")
+        of_one = terms.clip * terms.sensitivity / (float(terms.rate) * len(release.contributors))
+        if sampled.unit == "record":
+            mean = release.noisy_votes * (of_one / training.min_records) + training.regularisation * theta
+            speed = sampled.momentum * speed - sampled.learning_rate * mean
+        else:
+            speed = sampled.momentum * speed + release.noisy_votes * of_one
+        theta = on_grid(theta + speed)
+        if 2 * (step + 1) > len(releases):
+            total, counted = total + theta, counted + 1
+    return theta, total / max(1, counted)
+
+
+def on_grid(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A model as it is asked about: no column too long, and whole THETA_UNIT-ths, cut towards zero."""
+    squares = np.zeros(theta.shape[1])
+    for row in theta:
+        squares += row * row
+    shorter = theta * np.minimum(1.0, LONGEST_COLUMN / np.maximum(np.sqrt(squares) * (1 + MARGIN), 1.0))
+    return np.asarray(np.trunc(shorter * THETA_UNIT) / THETA_UNIT)
+
+
+def check_model(theta: NDArray[np.float64], task: Task) -> None:
+    """Refuse what is no public model of a task.
+
+    Raises:
+        BadData: another shape, a number that is not finite or not on the grid, or a column that is too long.
+    """
+    if theta.dtype != np.float64 or theta.shape != (task.rows, task.num_classes) or not np.isfinite(theta).all():
+        raise BadData(f"the public model of a step has shape ({task.rows}, {task.num_classes}), finite float64")
+    if np.abs(theta).max() > LONGEST_COLUMN or not np.array_equal(on_grid(theta), theta):
+        raise BadData("the public model of a step is not on its grid, or too long")

@@ -1,0 +1,157 @@
+"""Sampled training through `labeler run` on real digits: its model, its price and one charge, the same again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from feature_store.job_files.models import read_model
+from feature_store.shard import Shard
+from labeler.accounting.sampled import IntegerSampled
+from labeler.budget import epsilon_spent
+from labeler.methods.sensitivity import integer_event
+from labeler.planning import price
+from labeler.task import Task, parse_task
+from workers.jobs import parties as parties_of_a_run
+from workers.jobs.run_journal import open_run_journal
+
+STEPS = 12
+TASK = f"""
+[task]
+name = "steps"
+method = "federated"
+sigma_votes = 1.0
+delta = 1e-5
+
+[task.training]
+min_records = 150
+regularisation = 1e-4
+iterations = {STEPS}
+radius = 60.0
+
+[task.training.sampled]
+rate = 0.25
+learning_rate = 4.0
+momentum = 0.5
+"""
+
+
+def task_file(folder: Path, text: str = TASK) -> Path:
+    path = folder / "steps.toml"
+    path.write_text(text)
+    return path
+
+
+def run(labeler, federation, task: Path, out: Path, *more: object) -> dict:
+    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json", *more)
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_a_model_trained_in_steps_labels_images_and_all_of_it_is_charged_with_the_first_step(
+    labeler, federation, tmp_path
+) -> None:
+    out = tmp_path / "job"
+    summary = run(labeler, federation, task_file(tmp_path), out, "--seed", 1, "--test", federation.root / "test.shard")
+    assert summary["labels"]["accuracy"] > 0.85
+    assert summary["student"]["accuracy"] > 0.8
+    task = parse_task(json.loads((out / ".job" / "plan.json").read_text())["plan"]["task"])
+    assert task.max_queries == STEPS * 65
+    event = integer_event(task, "instance", task.max_queries)
+    assert isinstance(event, IntegerSampled)
+    assert event.rounds == STEPS
+    with open_run_journal(out / ".job") as journal:
+        charged = [one["amount"] for one in journal.charges() if one["level"] == "instance"]
+    # The certified pair of all steps, and the least there is for each further one.
+    assert charged == [event.charge_nano] + [1] * (STEPS - 1)
+    assert epsilon_spent(sum(charged), task.delta) == pytest.approx(summary["privacy"]["instance"]["epsilon"], rel=1e-4)
+    assert summary["privacy"]["instance"]["epsilon"] < 0.6 * unsampled(task)
+    table = pq.read_table(out / "pseudo_labels.parquet")
+    assert len(table) == 120
+    assert table["noisy_votes"].null_count == 120
+    # The file that leaves labels as the job did.
+    model = read_model(out / "model.safetensors")
+    public = Shard.open(federation.root / "public.shard")
+    given = dict(zip(table["source"].to_pylist(), table["label"].to_pylist(), strict=True))
+    probabilities = model.predict_proba(public.features[public.rows])
+    assert sorted(probabilities.argmax(axis=1).tolist()) == sorted(given.values())
+    assert "takes part in it with a chance of 0.25" in model.card["one_record"]
+
+
+def unsampled(task: Task) -> float:
+    fields = task.model_dump(exclude={"grid_scale"})
+    fields["training"]["sampled"]["rate"] = 1.0
+    return price(parse_task(fields)).instance.epsilon
+
+
+def test_a_run_killed_between_steps_goes_on_with_the_same_samples_and_no_second_charge(
+    labeler, federation, tmp_path, monkeypatch
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    task = task_file(tmp_path)
+    run(labeler, federation, task, whole, "--seed", 7)
+    killed = {"n": 0}
+    step = parties_of_a_run._step
+
+    def dies_in_the_middle(*arguments: object) -> object:
+        killed["n"] += 1
+        if killed["n"] == 2 * 5 + 2:  # the second agent's answer in the sixth step
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(parties_of_a_run, "_step", dies_in_the_middle)
+    result = labeler("run", task, *federation.run_arguments, "--out", broken, "--json", "--seed", 7)
+    assert result.code != 0
+    monkeypatch.undo()
+    with open_run_journal(broken / ".job") as journal:
+        before = journal.charges()
+    assert before
+    run(labeler, federation, task, broken, "--seed", 7)
+    with open_run_journal(broken / ".job") as journal:
+        after = journal.charges()
+    assert after[: len(before)] == before
+    assert sum(one["level"] == "instance" and one["amount"] > 1 for one in after) == 1
+    assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_agents_as_the_unit_are_sampled_whole(labeler, federation, tmp_path) -> None:
+    text = TASK.replace("sigma_votes = 1.0", "sigma_votes = 2.0").replace(
+        "[task.training.sampled]", '[task.training.sampled]\nunit = "agent"\nlocal_steps = 5'
+    ).replace("rate = 0.25", "rate = 0.5")  # fmt: skip
+    summary = run(labeler, federation, task_file(tmp_path, text), tmp_path / "job", "--seed", 1)
+    privacy = summary["privacy"]
+    # Two agents and this much noise label next to nothing: what is shown is what it costs, and that it ends.
+    assert 0 < privacy["agent"]["epsilon"] < privacy["instance"]["epsilon"]
+    assert "secret samples" in privacy["agent"]["method"]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "says"),
+    [
+        ("[task.training.sampled]\nrate = 0.25", "[task.training.sampled]\nrate = 1.5", "rate"),
+        ("rate = 0.25", "rate = 0.25\nlocal_steps = 3", "local_steps must be 1 where the unit is a record"),
+        ('method = "federated"', 'method = "federated"\nrecords_per_person = 2', "one record replaces another"),
+        ('method = "federated"', 'method = "federated"\nrelease = "winner"', "release must be histogram"),
+        ('method = "federated"', 'method = "blind-average"', "sampled must not be given for method blind-average"),
+        ("radius = 60.0", 'radius = 60.0\nlearner = "svm"', "learner must be softmax"),
+        ("radius = 60.0", "radius = 60.0\nmax_records = 500", "means nothing where training is sampled"),
+    ],
+)
+def test_what_sampled_training_cannot_have_is_refused_with_a_reason(
+    labeler, federation, tmp_path, was, becomes, says
+) -> None:
+    text = TASK.replace(was, becomes)
+    assert text != TASK
+    result = labeler("run", task_file(tmp_path, text), *federation.run_arguments, "--out", tmp_path / "job")
+    assert result.code == 2
+    assert says in " ".join(result.err.split())
+    assert not (tmp_path / "job" / ".job" / "journal.sqlite").exists()
+
+
+def test_an_audit_of_sampled_training_is_refused_clearly(labeler, tmp_path) -> None:
+    result = labeler("audit", task_file(tmp_path), "--out", tmp_path / "audit")
+    assert result.code == 2
+    assert "no adversary here attacks method federated" in " ".join(result.err.split())
