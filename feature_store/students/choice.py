@@ -25,6 +25,10 @@ from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers
 
+STANDS_OUT = 10.0
+"""Votes of a class, in deviations of one count's noise, from which on more than the steadiest student is worth its
+noise: that from which on more than two questions for each class are asked (labeler.asking)."""
+
 Spread = Callable[[str, str], float]
 """Standard error of the difference of two students' errors."""
 
@@ -69,6 +73,14 @@ def choose(
         if gain > max(least_gain * errors[chosen], least_standard_errors * spread(chosen, name)):
             chosen = name
     return chosen, errors
+
+
+def votes_stand_out(answers: NoisyAnswers) -> bool:
+    """Whether the mean votes of a class are at least STANDS_OUT times the noise of one count; winners do not tell."""
+    if answers.noisy_votes is None:
+        return False
+    votes = float(answers.noisy_votes[answers.answered].sum()) / answers.num_classes
+    return votes >= STANDS_OUT * answers.total_sigma_votes
 
 
 def _errors_of_votes(

@@ -4,15 +4,26 @@ Where there are many records, or classes overlap so that no grouping of the publ
 means hold more than components do. On the leading principal axes j of the public images (rows z of unit length, centred
 again), with z_q the mean of the images that question q stands for and M_c the votes of class c,
 
-    m_cj = sum_q n_qc z_qj / M_c      estimates the mean of class c, with noise of variance
+    u_cj = sum_q n_qc z_qj      is M_c m_cj, m_c the mean of class c, and noise of variance
 
-    v_j = sigma^2 sum_q z_qj^2 / M^2,     known exactly.
+    v_j = sigma^2 sum_q z_qj^2,     known exactly.
 
-What varies between classes on axis j beyond v_j is signal, s_j = max(0, mean_c m_cj^2 - v_j), and the best linear guess
-of the mean (Wiener) is m_cj s_j / (s_j + v_j): axes that are noise only drop out, all of them stay where there is none.
-Then, S the covariance of the public images with a ridge, classes alike beforehand,
+What varies between classes on axis j beyond that is signal,
 
-    weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2.
+    t_j = max(0, sum_c (u_cj^2 - v_j)) / sum_c M_c^2      for the mean square of m_cj,
+
+and the best linear guess of m_cj (Wiener) is u_cj / M_c times t_j M_c^2 / (t_j M_c^2 + v_j): axes that are noise only
+drop out, all of them stay where there is none, and **a class of few votes falls back to the mean of all images**,
+alone: it takes no axis from the others. Then, S the covariance of the public images with a ridge, classes alike
+beforehand,
+
+    weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2,
+
+so a class that noise has drowned gets what the others do not claim.
+
+M_c is known with noise as well. Beforehand the classes' votes vary as much as the released sums do beyond their noise;
+M_c is the mean afterwards, of a normal law cut off at zero: equal for all where sums differ by no more than noise, the
+sum itself where noise is small, and never zero or less.
 
 S is public, so it is exact and free: least squares with a private covariance would pay for it. Post-processing of the
 release throughout.
@@ -28,6 +39,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.centred import group_means, noise_of_counts, released_counts
@@ -38,7 +50,6 @@ AXES: Final = 128
 RIDGE: Final = 0.1
 """Added to the covariance, as a share of its mean eigenvalue."""
 
-_LEAST_SHARE = 0.25
 _LEAST = 1e-12
 
 
@@ -72,20 +83,21 @@ class DiscriminantLearner:
         supported = (counts != 0).any(axis=0)
         supported |= not supported.any()  # where nothing speaks for any, nothing speaks against any either
         centres = group_means(self._rows, assignment, len(counts))
-        sigma, queries = noise_of_counts(answers), int(answers.answered.sum())
+        variance = noise_of_counts(answers) ** 2
         votes = np.ones(answers.num_classes)
-        votes[supported] = _votes_of_classes(counts[:, supported], sigma**2 * queries)
-        means = counts.T @ centres / votes[:, None]
-        noise = sigma**2 * (centres[answers.answered] ** 2).sum(axis=0) * float(np.mean(votes[supported] ** -2.0))
-        signal = np.maximum((means[supported] ** 2).mean(axis=0) - noise, 0.0)
-        means *= signal / np.maximum(signal + noise, _LEAST)
+        votes[supported] = votes_of_classes(counts[:, supported], variance * int(answers.answered.sum()))
+        sums = counts.T @ centres
+        noise = variance * (centres[answers.answered] ** 2).sum(axis=0)
+        between = np.maximum((sums[supported] ** 2 - noise).sum(axis=0), 0.0) / (votes[supported] ** 2).sum()
+        signal = between * votes[:, None] ** 2
+        means = sums / votes[:, None] * signal / np.maximum(signal + noise, _LEAST)
         weights = np.linalg.solve(self._covariance, means.T).T
         biases = -0.5 * np.einsum("cd,cd->c", weights, means) - weights @ self._mean
         return LinearProbe(self._projection, weights, np.where(supported, biases, -np.inf))
 
 
-def _votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-    """Votes of each class: the released sums as far as they differ by more than their noise, else the mean.
+def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+    """Votes of each class, more than zero, as far as noise lets them differ; see the module.
 
     Args:
         counts: shape (num_queries, classes).
@@ -95,5 +107,11 @@ def _votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.f
     mean = max(float(sums.mean()), float(np.sqrt(noise)), _LEAST)
     between = max(float(((sums - mean) ** 2).mean()) - noise, 0.0)
     kept = between / max(between + noise, _LEAST)
-    votes: NDArray[np.float64] = np.maximum(mean + kept * (sums - mean), _LEAST_SHARE * mean)
+    expected = mean + kept * (sums - mean)
+    spread = float(np.sqrt(kept * noise))
+    if spread > _LEAST:
+        apart = expected / spread
+        # The mean of a normal law above zero: phi / Phi, in logarithms since both vanish far below.
+        expected = expected + spread * np.exp(-0.5 * apart**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(apart))
+    votes: NDArray[np.float64] = np.maximum(expected, _LEAST)
     return votes

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
 from feature_store.students.averaged import Averaged, AveragedLearner
+from feature_store.students.blended import SHARES, Blended
 from feature_store.students.calibration import fit_temperature, sharpened
 from feature_store.students.centred import CentredLearner
-from feature_store.students.choice import Predict, choose
+from feature_store.students.choice import Predict, choose, votes_stand_out
 from feature_store.students.discriminant import DiscriminantLearner
 from feature_store.students.linear_probe import LinearLearner, LinearProbe
 from feature_store.students.matched import Matched, MatchedLearner
@@ -26,11 +27,23 @@ from feature_store.students.prototypes import PrototypeLearner, Prototypes
 from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
 
-Model = Prototypes | Matched | Averaged | LinearProbe | Spreading
+Simple = Prototypes | Matched | Averaged | LinearProbe | Spreading
+Model = Simple | Blended[Simple]
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
 Reader = AveragedLearner | CentredLearner | MatchedLearner | DiscriminantLearner
 StudentKind = Literal[
-    "planned", "auto", "averaged", "matched", "centred", "discriminant", "prototypes", "linear-probe", "spreading"
+    "planned",
+    "auto",
+    "averaged",
+    "followed",
+    "pooled",
+    "blended",
+    "matched",
+    "centred",
+    "discriminant",
+    "prototypes",
+    "linear-probe",
+    "spreading",
 ]
 
 _LEARNERS: dict[str, type[Learner]] = {
@@ -49,16 +62,18 @@ _READERS: dict[str, Callable[..., Reader]] = {
 """Those that read the noisy counts themselves, rather than what they say about each image."""
 
 _LADDERS: dict[str, tuple[str, ...]] = {
-    "planned": ("averaged", "discriminant", "spreading"),
+    "planned": ("averaged", "blended"),
     "auto": tuple(_LEARNERS),
 }
 """Kinds that let released votes decide (feature_store.students.choice), from the least sensitive to noise on."""
 
-PLANNED_GAIN, PLANNED_STANDARD_ERRORS = 0.05, 3.0
-"""What a richer rung of `planned` must gain: little, but surely. The first is the one that noise misleads least."""
+PLANNED_GAIN, PLANNED_STANDARD_ERRORS = 0.15, 3.0
+"""What the second rung of `planned` must gain: groups of images are then impure for certain. The first is the one that
+noise misleads least."""
 
-_MODELS: dict[str, type[Model]] = {
+_MODELS: dict[str, type[Simple]] = {
     "averaged": Averaged,
+    "followed": Spreading,
     "matched": Matched,
     "centred": Prototypes,
     "discriminant": LinearProbe,
@@ -98,9 +113,13 @@ class Student:
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """What the student consists of, by name."""
-        own = {f"model_{name}": np.asarray(value) for name, value in vars(self.model).items() if name != "projection"}
-        shared = {"mean": self.model.projection.mean, "components": self.model.projection.components}
-        return shared | own | {"temperature": np.array(self.temperature)}
+        temperature = {"temperature": np.array(self.temperature)}
+        if not isinstance(self.model, Blended):
+            return _arrays_of(self.model) | temperature
+        members = zip(SHARES[self.kind], self.model.members, strict=True)
+        return {
+            f"{kind}.{name}": one for kind, model in members for name, one in _arrays_of(model).items()
+        } | temperature
 
     @classmethod
     def of_arrays(cls, kind: str, arrays: Mapping[str, NDArray[Any]]) -> Student:
@@ -109,8 +128,12 @@ class Student:
         Raises:
             KeyError, TypeError, ValueError: it is no student.
         """
-        parameters = {key.removeprefix("model_"): one for key, one in arrays.items() if key.startswith("model_")}
-        model = _MODELS[kind](Projection(arrays["mean"], arrays["components"]), **parameters)
+        model: Model
+        if kind in SHARES:
+            members = [_model_of(one, _below(arrays, f"{one}.")) for one in SHARES[kind]]
+            model = Blended(members, list(SHARES[kind].values()))
+        else:
+            model = _model_of(kind, arrays)
         return cls(kind, model, temperature=float(np.ravel(arrays.get("temperature", 1.0))[0]))
 
     def save(self, path: Path | str) -> None:
@@ -127,6 +150,19 @@ class Student:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
+
+
+def _arrays_of(model: Simple) -> dict[str, NDArray[np.generic]]:
+    own = {f"model_{name}": np.asarray(value) for name, value in vars(model).items() if name != "projection"}
+    return {"mean": model.projection.mean, "components": model.projection.components} | own
+
+
+def _model_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Simple:
+    return _MODELS[kind](Projection(arrays["mean"], arrays["components"]), **_below(arrays, "model_"))
+
+
+def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {key.removeprefix(prefix): one for key, one in arrays.items() if key.startswith(prefix)}
 
 
 def load_student(path: Path | str) -> Student:
@@ -163,15 +199,29 @@ class Learners:
 
     def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
         """The model of one kind of student, which is no ladder."""
+        if kind in SHARES:
+            members = [self._fit(one, answers, assignment) for one in SHARES[kind]]
+            return Blended(members, list(SHARES[kind].values()))
+        return self._fit(kind, answers, assignment)
+
+    def _fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Simple:
         if not answers.answered[assignment].any():
             raise BadData("the answered queries stand for no public image; check the assignment against the queries")
-        if kind not in self._made:
-            make = _READERS.get(kind) or _LEARNERS[kind]
-            self._made[kind] = make(self.features, num_classes=self.num_classes, seed=self.seed)
-        learner = self._made[kind]
+        if kind == "followed":
+            said = self._fit("averaged", answers, assignment).predict_proba(self.features)
+            flowing = self._learner("spreading")
+            assert isinstance(flowing, SpreadingLearner)  # noqa: S101  # by the table
+            return flowing.fit(said, np.ones(len(said)))
+        learner = self._learner(kind)
         if isinstance(learner, Reader):
             return learner.learn(answers, assignment)
         return learner.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+
+    def _learner(self, kind: str) -> Learner | Reader:
+        if kind not in self._made:
+            make = _READERS.get(kind) or _LEARNERS[kind]
+            self._made[kind] = make(self.features, num_classes=self.num_classes, seed=self.seed)
+        return self._made[kind]
 
 
 def fit_student(
@@ -188,9 +238,10 @@ def fit_student(
     An unanswered query says nothing.
 
     Args:
-        kind: `planned` reads the counts themselves (`averaged`, `discriminant`) and lets released votes decide whether
-            a richer student is needed; `auto` is what decided before there was `planned`, kept so that jobs of then
-            give the same labels again. Any other names one kind; see its module.
+        kind: `planned` reads the counts themselves: `followed` (what `averaged` says of the public images, once more
+            along their nearest neighbours) where noise is about as large as the votes, `pooled` where they stand out,
+            `blended` where held-out votes show groups of several classes; `auto` is what decided before there was
+            `planned`, kept so that jobs of then give the same labels again. Any other names one kind; see its module.
         answers: the release.
         public_features: shape (num_images, dimension), the public images, asked about or not. Images
             the student will be judged on do not belong here.
@@ -220,6 +271,8 @@ def fit_student(
         rungs = {name: predictor(name) for name in _LADDERS[kind]}
         least = {} if kind == "auto" else {"least_gain": PLANNED_GAIN, "least_standard_errors": PLANNED_STANDARD_ERRORS}
         chosen, errors = choose(rungs, answers, assignment, seed=seed, **least)
+        if kind == "planned" and chosen == "averaged":
+            chosen = "pooled" if votes_stand_out(answers) else "followed"
         compared = {name: error for name, error in errors.items() if math.isfinite(error)}
     student = Student(chosen, prepared.fit(chosen, answers, assignment), compared)
     said = student.model.predict_proba(public_features)

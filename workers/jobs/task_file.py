@@ -23,7 +23,18 @@ _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
 StudentKind = Literal[
-    "planned", "auto", "averaged", "matched", "centred", "discriminant", "prototypes", "spreading", "linear-probe"
+    "planned",
+    "auto",
+    "averaged",
+    "followed",
+    "pooled",
+    "blended",
+    "matched",
+    "centred",
+    "discriminant",
+    "prototypes",
+    "spreading",
+    "linear-probe",
 ]
 
 

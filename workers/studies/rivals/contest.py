@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from feature_store.students.student import StudentKind
 from workers.studies.rivals.dppl import ClassMeans, PublicPrototypes
 from workers.studies.rivals.evolution import Evolution
 from workers.studies.rivals.least_squares import LeastSquares
@@ -19,13 +18,9 @@ from workers.studies.rivals.voting import CentredVotes, ProductVotes
 from workers.studies.rivals.world import Rival, World
 
 OURS: Final = ProductVotes().name
-STUDENTS: Final[tuple[StudentKind, ...]] = ("matched", "discriminant")
 
 ENTRANTS: Final[dict[str, tuple[Rival, ...]]] = {
-    OURS: (
-        *(ProductVotes(clusters, kind) for kind in STUDENTS for clusters in (10, 15, 20, 50)),
-        *(ProductVotes(clusters, "planned") for clusters in (15, 20)),
-    ),
+    OURS: tuple(ProductVotes(clusters) for clusters in (10, 15, 20, 50)),
     "reverse-knn, votes x centred centres": tuple(CentredVotes(clusters) for clusters in (10, 12, 15, 20, 50)),
     "class means on public axes": tuple(LeastSquares(axes, math.inf, 0.0) for axes in (8, 10, 16, 32)),
     "least squares, public covariance": tuple(

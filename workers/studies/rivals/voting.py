@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.query_selection import QuerySet, select_queries
-from feature_store.students import NoisyAnswers, fit_student
+from feature_store.students import Learners, NoisyAnswers, fit_student
 from feature_store.students.student import StudentKind
 from workers.studies.data_sets import Split
 from workers.studies.rivals.world import Predict, World, noisy_sum, total_sigma, unit
@@ -55,7 +55,7 @@ class ProductVotes:
     """
 
     clusters: int = 10
-    kind: StudentKind = "centred"
+    kind: StudentKind = "planned"
 
     @property
     def name(self) -> str:
@@ -65,6 +65,10 @@ class ProductVotes:
         """Ask; the student depends on the noise."""
         asked = ask(world, self.clusters)
         public = quantize(world.public)
+        key = "learners of the public images"
+        if key not in world.memory:
+            world.memory[key] = Learners(public, num_classes=world.num_classes)
+        learners: Learners = world.memory[key]
 
         def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
             counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
@@ -77,7 +81,9 @@ class ProductVotes:
                 agents=len(world.holdings),
                 assignment=asked.questions.assignment,
             )
-            student = fit_student(self.kind, answers, public, num_classes=world.num_classes, seed=draw)
+            student = fit_student(
+                self.kind, answers, public, num_classes=world.num_classes, seed=draw, learners=learners
+            )
             return np.asarray(student.predict(world.asked), dtype=np.int64)
 
         return predict

@@ -152,7 +152,7 @@ def sum_at(
 
     def spec(grid: int) -> FineSum:
         sigma = _SHARE_GRID * float(np.sqrt(agents - colluding_agents)) / grid
-        return FineSum(dimension, radius, 1.0, sigma, agents, colluding_agents, 0, grid)
+        return FineSum(dimension, radius, 1.0, sigma, agents, colluding_agents, 0, grid=grid)
 
     low, high = 0, 2**24
     while high - low > 1:
