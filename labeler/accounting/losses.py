@@ -106,16 +106,28 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
     one = _Round.of(mu, probability, order, width)
     first = math.floor(bottom / width)
     weights = np.min([one.power(rounds, tilt, first, cells) for tilt in tilts], axis=0)[-first:]
-    # sum over j > k of w_j (1 - e^((k-j)h)) = (1 - e^-h) sum over j > k of e^((k+1-j)h) sum over i >= j of w_i
-    from scipy.signal import lfilter
-
-    tails = np.cumsum(weights[::-1])
-    deltas = -math.expm1(-width) * lfilter([0.0, 1.0], [1.0, -math.exp(-width)], tails)[::-1]
+    stride = math.ceil(len(weights) / _POINTS)
+    deltas = _deltas(weights, width, stride)
     beyond = math.exp(min(0.0, min(one.chernoff(rounds, tilt, width * (first + cells - 1)) for tilt in tilts)))
-    stride = max(1, math.ceil(len(deltas) / _POINTS))
-    kept = np.append(np.arange(0, len(deltas) - 1, stride), len(deltas) - 1)
-    found = np.minimum((deltas[kept] + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0)
-    return Losses(kept * width, np.maximum.accumulate(found[::-1])[::-1])
+    found = np.minimum((deltas + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0)
+    return Losses(stride * width * np.arange(len(found)), np.maximum.accumulate(found[::-1])[::-1])
+
+
+def _deltas(weights: Floats, width: float, stride: int) -> Floats:
+    """sum over j > k of w_j (1 - e^((k-j)h)) for every stride-th k, by sums of positive terms.
+
+    It is (1 - e^-h) times the sum over j > k of e^((k+1-j)h) t_j, t_j the sum of w from j on: blocks of a stride, and
+    each block's end brought forward.
+    """
+    blocks = -(-len(weights) // stride)
+    tails = np.zeros(1 + blocks * stride)
+    tails[: len(weights)] = np.cumsum(weights[::-1])[::-1]
+    within = tails[1:].reshape(blocks, stride) @ np.exp(-width * np.arange(stride))
+    shrunk, carried, found = math.exp(-stride * width), 0.0, [0.0]
+    for block in within[::-1]:
+        carried = float(block) + shrunk * carried
+        found.append(carried)
+    return -math.expm1(-width) * np.array(found[::-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +186,9 @@ class _Round:
 
     def power(self, rounds: int, tilt: float, first: int, cells: int) -> Floats:
         """The weights of so many rounds at the losses first, first + 1, ..., each no less than the exact one."""
-        from scipy.fft import irfft, rfft
-
         tilted, log_total = self._tilted(tilt)
         ring = np.bincount(self.cells % cells, tilted, minlength=cells)
-        spectrum = rfft(ring)
+        spectrum = np.fft.rfft(ring)
         power = np.ones_like(spectrum)
         left = rounds
         while left:
@@ -187,7 +197,7 @@ class _Round:
             left >>= 1
             if left:
                 spectrum = spectrum * spectrum
-        found = np.roll(irfft(power, cells), -first % cells)
+        found = np.roll(np.fft.irfft(power, cells), -first % cells)
         norm = float(np.sqrt(ring @ ring))
         error = 4 * (rounds + 1) * (_TRANSFORM * math.log2(cells) + 3 * _UNIT) * norm
         # A line in the exponent: both of its ends with their margins.

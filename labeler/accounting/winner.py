@@ -249,9 +249,8 @@ def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
     if whole <= _MOST_MU_SQUARED:
         delta_0 = SPILL * float(whole) / 3
         profile = winner_profile(change, mu, queries)
-        found = least_gaussian(
-            profile.epsilons, profile.deltas, delta_0, math.sqrt(whole / 3), math.nextafter(math.sqrt(whole), math.inf)
-        )
+        low, high = math.sqrt(whole / 3), math.sqrt(whole)
+        found = least_gaussian(profile.epsilons, profile.deltas, delta_0, low, high)
         if found is not None and (part := Fraction(found) ** 2 * (1 + Fraction(1, 10**6))) < whole:
             return Pair(times * in_nano_units(part), times * delta_0)
     return Pair(times * in_nano_units(whole), 0.0)

@@ -19,6 +19,7 @@ from workers.commands.console import Json, print_json
 BENCHES: Final = (
     "office-caltech",
     "answers",
+    "attributes",
     "backbones",
     "embed",
     "calibration",
@@ -44,6 +45,7 @@ BENCHES: Final = (
     "harder",
     "simulate",
     "life",
+    "sampled-training",
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})

@@ -2,7 +2,7 @@
 
 Studies use the product; nothing of the product uses a study (an import contract), except that the command `bench`
 loads this module when it is run. What only the papers' tables need lives here too: training in simulation
-(`learning`), sampled and federated accounting (`accounting`). Packages that only studies need
+(`learning`), federated accounting (`accounting`). Packages that only studies need
 are in the extra `studies`.
 """
 
@@ -211,6 +211,12 @@ def run_schedules(
     return bench_simulate(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
 
 
+def _sampled_training(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.sampled_training import bench_sampled_training
+
+    return bench_sampled_training(full=full, progress=progress)
+
+
 BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[BenchRow]]]] = {
     "office-caltech": _office_caltech,
     "answers": _answers,
@@ -240,6 +246,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "harder": _harder,
     "simulate": _simulate,
     "life": _life,
+    "sampled-training": _sampled_training,
 }
 """Every bench but the papers' tables, by its name. Each is loaded when it is run: naming them loads no library."""
 

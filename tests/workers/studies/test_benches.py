@@ -66,6 +66,15 @@ def test_three_talliers_leave_half_of_the_noise_that_three_agents_need_against_t
     assert sorted(epsilon.values())[0] < 0.75 * sorted(epsilon.values())[1]
 
 
+def test_sampled_training_is_charged_above_its_exact_profile_and_certified_close_to_it() -> None:
+    rows = run_bench("sampled-training")["rows"]
+    assert all(set(row) == ROW_KEYS for row in rows)
+    ratios = {(row["case"], row["method"], row["delta"]): row["value"] for row in rows if row["delta"] is not None}
+    assert len(ratios) == 8
+    for (_, method, _), ratio in ratios.items():
+        assert 0.999 < ratio < (1.003 if method == "certified profile" else 1.3)
+
+
 def test_an_unknown_bench_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"choose office-caltech, .*backbones, .* or papers"):
         run_bench("sleep")

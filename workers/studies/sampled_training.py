@@ -1,0 +1,90 @@
+"""What sampled training is charged, against the limit theorem and the exact profile: `labeler bench sampled-training`.
+
+For usual settings (sampling rate q, noise multiplier sigma, rounds T): mu'^2 of the certified pair over
+q^2 T (e^(1/sigma^2) - 1), what the central limit theorem of Gaussian differential privacy says of it; the certified
+epsilon of these rounds alone over that of dp-accounting's privacy loss distributions; and the epsilon that a ledger
+states of the pair, over the same. Nothing is random.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from fractions import Fraction
+from typing import Final
+
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.sampled import sampled_epsilon, sampled_pair
+from workers.progress import ProgressCallback, silent
+from workers.studies.accounting.composition import poisson
+from workers.studies.rows import BenchRow
+
+QUICK: Final = ((Fraction(1, 100), 2.0, 1_000), (Fraction(1, 5), 3.0, 50))
+FULL: Final = (
+    *QUICK,
+    (Fraction(1, 100), 1.0, 1_000),
+    (Fraction(1, 100), 4.0, 10_000),
+    (Fraction(256, 60_000), 1.1, 14_063),
+    (Fraction(1, 50), 1.1, 3_000),
+    (Fraction(1, 10), 5.0, 100),
+    (Fraction(1, 4), 2.0, 30),
+    (Fraction(1, 2), 4.0, 100),
+    (Fraction(1, 1_000), 0.8, 10_000),
+)
+"""q, sigma, T: noisy SGD (60,000 records, batches of 256, 60 epochs), rounds of agents, little noise, rare samples."""
+
+DELTAS: Final = (1e-5, 1e-6)
+ROOMY: Final = 1e-12
+CHARGED: Final = "the pair a ledger is charged"
+_FINENESS = 0.05
+
+
+def bench_sampled_training(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
+    """Ratios and seconds, several a setting.
+
+    Args:
+        full: all settings; else two.
+        progress: told what is done.
+    """
+    rows = []
+    settings = FULL if full else QUICK
+    for done, (rate, sigma, rounds) in enumerate(settings):
+        progress("settings", done, len(settings))
+        rows += _rows(rate, sigma, rounds)
+    return rows
+
+
+def _rows(rate: Fraction, sigma: float, rounds: int) -> list[BenchRow]:
+    case = f"q {rate}, sigma {sigma:g}, T {rounds:,}"
+    limit = float(rate) ** 2 * rounds * math.expm1(1 / sigma**2)
+    mu = 1 / sigma
+    started = time.perf_counter()
+    charged = sampled_pair.__wrapped__(mu, rate, rounds)
+    seconds = time.perf_counter() - started
+    roomy = sampled_pair(mu, rate, rounds, delta_0=ROOMY)
+    oracle = poisson(sigma, float(rate), rounds, interval=min(5e-4, _FINENESS * float(rate) / sigma))
+
+    over = "mu^2 over the limit theorem's"
+    rows = [
+        BenchRow(case, CHARGED, "mu^2", float(charged.mu_squared), seconds=seconds),
+        BenchRow(case, CHARGED, over, float(charged.mu_squared) / limit),
+        BenchRow(case, f"a pair with delta_0 {ROOMY:g}", over, float(roomy.mu_squared) / limit),
+    ]
+    for delta in DELTAS:
+        exact = oracle.epsilon(delta)
+        for method, epsilon in (
+            ("certified profile", sampled_epsilon(mu, rate, rounds, delta)),
+            (CHARGED, epsilon_of_delta(delta, math.sqrt(charged.mu_squared))),
+        ):
+            rows.append(
+                BenchRow(
+                    case,
+                    method,
+                    "epsilon over dp-accounting's",
+                    epsilon / exact,
+                    epsilon=epsilon,
+                    delta=delta,
+                    reference=f"{exact:.4f} by dp-accounting",
+                )
+            )
+    return rows
