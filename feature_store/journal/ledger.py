@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -71,22 +72,27 @@ class Ledger:
         clock: the time now, with a time zone.
         anchored: False neither reads nor writes the journal's anchor. For looking at an older copy, and for
             `feature_store.journal.recovery`.
+        elsewhere: a second anchor, where no copy of the journal's folder takes it along: then a whole folder that is
+            put back as it was is found out, too.
 
     Raises:
-        JournalBehind: the ledger ends before what its anchor remembers, or the anchor is missing.
+        JournalBehind: the ledger ends before what an anchor remembers, or an anchor is missing.
     """
 
-    def __init__(self, database: Database, *, clock: Clock, anchored: bool = True) -> None:
+    def __init__(
+        self, database: Database, *, clock: Clock, anchored: bool = True, elsewhere: Path | None = None
+    ) -> None:
         database.create(*LEDGER_TABLES)
         self._database = database
         self._book = Book(database.sql_dialect, clock=clock)
-        self._anchor = Anchor(database.anchor) if anchored and database.anchor is not None else None
+        paths = (database.anchor, elsewhere) if anchored else ()
+        self._anchors = tuple(Anchor(path) for path in paths if path is not None)
         self._known_head: Head | None = None
         fresh_s = READER_FRESH_S if database.is_read_only else None
         self.known_balances = KnownBalances(self._numbered_balances, fresh_s=fresh_s)
         self._charged_without: dict[Level, frozenset[str]] | None = None
         """`balances`, without a look into the database. For the one writer of a journal."""
-        self._check_anchor()
+        self._check_anchors()
 
     @property
     def database(self) -> Database:
@@ -332,7 +338,7 @@ class Ledger:
         """
         with self._reading(None) as held:
             head = verify_ledger(held)
-        self._check_anchor()
+        self._check_anchors()
         return head
 
     def check_not_behind(self, head: Head, *, witness: str = "another party") -> None:
@@ -350,22 +356,24 @@ class Ledger:
             found = self._book.hash_at(held, head.seq)
         check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
 
-    def _check_anchor(self) -> None:
-        if self._anchor is None:
-            return
-        remembered = self._anchor.read()  # before the journal is: its owner may be writing both
+    def _check_anchors(self) -> None:
+        for anchor in self._anchors:
+            self._check_anchor(anchor)
+
+    def _check_anchor(self, anchor: Anchor) -> None:
+        remembered = anchor.read()  # before the journal is: its owner may be writing both
         if remembered is not None:
-            self.check_not_behind(remembered, witness=self._anchor.path.name)
+            self.check_not_behind(remembered, witness=anchor.path.name)
             return
         head = self.head()
         if head.seq > 0:
             raise JournalBehind(
-                f"{self._anchor.path.name} is missing beside {self._database.what}, which has {head.seq} entries, so "
+                f"{anchor.path.name} is missing beside {self._database.what}, which has {head.seq} entries, so "
                 "nobody can tell whether it is the newest copy. Put the file back from where the journal came from. "
                 f"{WHAT_TO_DO}"
             )
         if not self._database.is_read_only:
-            self._anchor.remember(EMPTY)
+            anchor.remember(EMPTY)
 
     # How it is done.
 
@@ -394,8 +402,8 @@ class Ledger:
         first, head = self._book.append(held, kind, reservation_id, rows, detail)
 
         def remember() -> None:
-            if self._anchor is not None:
-                self._anchor.remember(head)
+            for anchor in self._anchors:
+                anchor.remember(head)
             self._known_head = head
 
         # The last head of a transaction stands for those before it.

@@ -49,6 +49,7 @@ from workers.party.home import (
     path_in_home,
     read_agent_config,
     retire_noise_secret,
+    witness_of,
 )
 from workers.party.link import PartyLink, converse
 from workers.voting.model_store import InMemoryModels
@@ -75,7 +76,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
     with ExitStack() as owned:
         database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
-        ledger = Ledger(database, clock=clock)
+        ledger = Ledger(database, clock=clock, elsewhere=witness_of(home, config))
         keys = KeyFolder(home / ERASABLE_FOLDER)
         has_entries = ledger.verify().seq > 0
         check_journal_kept(home, has_entries=has_entries)

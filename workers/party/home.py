@@ -67,6 +67,9 @@ class AgentConfig(Settings):
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
         ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
             absent.
+        witness_file: an absolute path outside the home, on another disk or machine, where the furthest state of the
+            journal is kept a second time: a home that is put back whole, with its erasable keys, is refused at its
+            start whoever the coordinator is. Without it the coordinator alone stands against that.
     """
 
     agent_id: PartyId
@@ -75,6 +78,7 @@ class AgentConfig(Settings):
     engine: str = "auto"
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
     ca_file: str | None = None
+    witness_file: str | None = None
 
 
 class TallierConfig(Settings):
@@ -149,6 +153,28 @@ def path_in_home(home: Path, written: None) -> None: ...
 def path_in_home(home: Path, written: str | None) -> str | None:
     """A path of a settings file: in the home where it is there, so that a home can be moved; else as written."""
     return written if written is None or not (home / written).exists() else str(home / written)
+
+
+def witness_of(home: Path, config: AgentConfig) -> Path | None:
+    """Where the furthest state of the journal is kept outside the home; None where it is not.
+
+    Raises:
+        InvalidSetting: the path is not absolute, or lies in the home, so that it goes back with it; or its folder is
+            not there (a disk that is not mounted).
+    """
+    if config.witness_file is None:
+        return None
+    path = Path(config.witness_file)
+    if not path.is_absolute() or path.resolve().is_relative_to(home.resolve()):
+        raise InvalidSetting(
+            "witness_file must be an absolute path outside the home: what lies in it goes back with it"
+        )
+    if not path.parent.is_dir():
+        raise InvalidSetting(
+            f"the folder of witness_file ({path.name}) is not there; mount its disk. Nothing is answered without it: "
+            "nobody could tell whether this home is the newest"
+        )
+    return path
 
 
 def retire_noise_secret(home: Path) -> None:

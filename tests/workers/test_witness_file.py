@@ -1,0 +1,109 @@
+"""A home that is put back whole, erasable keys and all: its witness outside the home refuses it, whoever asks."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feature_store.keys import PartyKeys
+from labeler.batch import QueryBatch
+from labeler.errors import InvalidSetting, JournalBehind
+from tests.workers.test_agent_service import AGENT, NOW
+from tests.workers.test_votes_for_life import LifeSite, write
+from workers.agent.service import run_agent
+from workers.party.home import AgentConfig, create_agent_home, read_agent_config, witness_of
+
+
+@pytest.fixture
+def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> LifeSite:
+    shard = write(tmp_path / "own")
+    batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
+    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    return LifeSite(tmp_path / "agent", shard, relay, talliers, batch, start)
+
+
+def make(site: LifeSite, witness: Path | None) -> None:
+    config = AgentConfig(
+        agent_id=AGENT, coordinator_url=site.relay.url, shard=str(site.shard.path), engine="numpy",
+        witness_file=None if witness is None else str(witness),
+    )  # fmt: skip
+    site.relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+
+
+def put_back_after_an_answer(site: LifeSite, copy: Path) -> int:
+    """An answer, a copy of the home, another answer; then the copy stands in its place. What had been spent."""
+    running = site.run()
+    site.answer(site.ask_for_life(votes=4, nonce="first"))
+    running.end()
+    shutil.copytree(site.home, copy, symlinks=True)
+    running = site.run()
+    site.answer(site.ask_for_life(votes=4, nonce="second"))
+    running.end()
+    spent = sum(site.spends())
+    shutil.rmtree(site.home)
+    copy.rename(site.home)
+    return spent
+
+
+def run(site: LifeSite) -> None:
+    stopped = threading.Event()
+    stopped.set()
+    run_agent(site.home, stop=stopped, clock=lambda: NOW)
+
+
+def test_a_home_that_is_put_back_whole_is_refused_though_the_coordinator_would_let_it_answer(
+    site: LifeSite, tmp_path: Path
+) -> None:
+    """The relay keeps no record of journals, as a coordinator that wants spends undone."""
+    witness = tmp_path / "elsewhere" / "agent.head"
+    witness.parent.mkdir()
+    make(site, witness)
+    put_back_after_an_answer(site, tmp_path / "copy")
+    with pytest.raises(JournalBehind, match=r"agent\.head has seen entry .*older copy"):
+        run(site)
+    # Nor where the witness is gone, or its disk: nobody could tell.
+    witness.unlink()
+    with pytest.raises(JournalBehind, match=r"agent\.head is missing"):
+        run(site)
+    witness.parent.rmdir()
+    with pytest.raises(InvalidSetting, match="mount its disk"):
+        run(site)
+
+
+def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_path: Path) -> None:
+    """What is said in docs/operate.md: such a coordinator gets the same votes twice."""
+    make(site, None)
+    spent = put_back_after_an_answer(site, tmp_path / "copy")
+    assert 2 * sum(site.spends()) == spent
+    running = site.run()
+    assert site.answer(site.ask_for_life(votes=4, nonce="third")) > 30
+    running.end()
+
+
+def test_a_home_gets_a_witness_later_by_a_copy_of_its_own_head(site: LifeSite, tmp_path: Path) -> None:
+    make(site, None)
+    running = site.run()
+    site.answer(site.ask_for_life(votes=4, nonce="first"))
+    running.end()
+    witness = tmp_path / "agent.head"
+    make(site, witness)
+    with pytest.raises(JournalBehind, match=r"agent\.head is missing"):
+        run(site)
+    shutil.copy(site.home / "journal.head", witness)
+    running = site.run()
+    site.answer(site.ask_for_life(votes=4, nonce="second"))
+    running.end()
+    assert witness.read_bytes() == (site.home / "journal.head").read_bytes()
+
+
+@pytest.mark.parametrize("where", ["agent.head", "../agent.head", "HOME/agent.head", "HOME/../agent/deeper/head"])
+def test_a_witness_in_the_home_is_none(site: LifeSite, where: str) -> None:
+    site.home.mkdir(mode=0o700)
+    (site.home / "deeper").mkdir()
+    make(site, Path(where.replace("HOME", str(site.home))))
+    with pytest.raises(InvalidSetting, match="an absolute path outside the home"):
+        witness_of(site.home, read_agent_config(site.home))
