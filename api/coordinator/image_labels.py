@@ -26,7 +26,7 @@ from feature_store.job_files.choosing import DISK_IS_FULL
 from feature_store.job_files.image_labelling import LabellingOrder
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, read_failure, write_failure
 from feature_store.journal.jobs import JobRecord
-from feature_store.own_process import start_own_process
+from feature_store.warm_process import start_warm_process
 from labeler.errors import BadData, LabelerError, Unavailable
 
 log = logging.getLogger("labeler.coordinator")
@@ -184,7 +184,7 @@ class ImageLabeller:
                 except LabelerError as error:
                     write_failure(self._folder(one.job), error, name=IMAGE_FAILURE)
             orders.seek(0)
-            process = start_own_process(_MODULE, str(largest), str(images), stdin=orders)
+            process = start_warm_process(_MODULE, str(largest), str(images), stdin=orders)
             try:
                 while process.poll() is None:
                     with suppress(subprocess.TimeoutExpired):

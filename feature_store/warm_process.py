@@ -1,0 +1,272 @@
+"""Processes of their own that begin at once: forks of one that has loaded what they need, and does nothing else.
+
+    caller   arguments, input, a line  ----->  its warm process: loads libraries once, forks for each call
+             poll, wait, kill          <---->  by the line: "begun", then the exit code; closed, it kills the fork
+
+Loading what learns takes 1.5 s of a core, which was most of what labelling the images of a small job cost. All else is
+as `feature_store.own_process` has it: none of our environment, one thread, nobody hears what is complained of, and
+bounds that the module sets for itself. A fork begins with nothing that another left, and ends with who asked for it.
+
+Only for work on files that we made ourselves: what meets the bytes of strangers begins from nothing, each time.
+
+A warm process ends when nobody has called it for a minute, which gives its memory back, and with its caller.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any, Final, NoReturn, Protocol, cast
+
+from feature_store.own_process import start_own_process
+from labeler.errors import Unavailable
+
+LOADED: Final = (
+    "feature_store.job_files.choosing",
+    "feature_store.job_files.image_labelling",
+    "feature_store.job_files.answered",
+    "feature_store.students.labelling",
+    "sklearn.cluster",
+    "sklearn.decomposition",
+)
+"""What is loaded before the first fork. It starts no thread but that of an allocator of Arrow, which is ready for forks
+(and not used here)."""
+
+IDLE_S: Final = 60.0
+
+_TRIES = 3
+_MOST_BYTES = 2**17
+_BEGUN = b"begun"
+_KILL = b"kill"
+
+
+class Ending(Protocol):
+    """What whoever starts a process needs of it; a `subprocess.Popen` is one."""
+
+    @property
+    def returncode(self) -> int | Any:
+        """Its exit code, negative for the signal that killed it; None while it runs or was not asked."""
+
+    def poll(self) -> int | None:
+        """The exit code if it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class WarmProcess:
+    """A fork as its caller sees it; see `Ending`."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """See `Ending`."""
+        with suppress(BlockingIOError):
+            self._hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `Ending`."""
+        try:
+            self._hear(timeout)
+        except (TimeoutError, BlockingIOError):
+            raise subprocess.TimeoutExpired("a warm process", timeout or 0.0) from None
+        return cast(int, self.returncode)
+
+    def kill(self) -> None:
+        """See `Ending`."""
+        if self.returncode is None:
+            with suppress(OSError):
+                self._line.send(_KILL)
+
+    def _hear(self, timeout: float | None) -> None:
+        if self.returncode is not None:
+            return
+        self._line.settimeout(timeout)
+        try:
+            told = self._line.recv(16)
+        except ConnectionResetError:
+            told = b""
+        # A line that nobody holds any more: the warm process was killed, and its forks with it.
+        self.returncode = int(told) if told else -signal.SIGKILL
+        self._line.close()
+
+
+class _Caller:
+    """The warm process of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of = 0
+        self._control: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def call(self, order: bytes, handles: list[int]) -> bool:
+        """Hand an order over; False where the warm process is gone, and another try is worth it."""
+        with self._lock:
+            if self._control is None or self._of != os.getpid():  # a fork of this process has its own
+                self._begin()
+            assert self._control is not None  # noqa: S101
+            try:
+                socket.send_fds(self._control, [order], handles)
+            except (BrokenPipeError, ConnectionResetError):
+                self._forget()
+                return False
+            return True
+
+    def forget(self) -> None:
+        """It has gone without an answer."""
+        with self._lock:
+            self._forget()
+
+    def _begin(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = start_own_process(__name__, *LOADED, stdin=cast(IO[bytes], theirs))
+        self._of = os.getpid()
+
+    def _forget(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None and self._of == os.getpid():
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(5.0)
+        self._control = self._server = None
+
+
+_caller = _Caller()
+atexit.register(_caller.forget)
+
+
+def start_warm_process(module: str, *arguments: str, stdin: IO[bytes] | None = None) -> Ending:
+    """Start a module as `python -m` does, in a fork of a process that has loaded `LOADED`.
+
+    The first call waits until that is loaded. Where processes cannot be forked safely, a new one is started.
+
+    Args:
+        module, arguments, stdin: see `start_own_process`.
+
+    Raises:
+        Unavailable: no process could be started; nothing was done.
+    """
+    if not sys.platform.startswith("linux"):
+        return start_own_process(module, *arguments, stdin=stdin)
+    order = json.dumps([module, *arguments]).encode()
+    for _ in range(_TRIES):
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            is_sent = _caller.call(order, [theirs.fileno(), *([] if stdin is None else [stdin.fileno()])])
+        if is_sent:
+            with suppress(ConnectionResetError):
+                if line.recv(16) == _BEGUN:
+                    return WarmProcess(line)
+            _caller.forget()
+        line.close()
+    raise Unavailable("a process of its own cannot be started for this: memory may be short; it is tried again")
+
+
+# The warm process's side.
+
+
+def _serve(control: socket.socket, loaded: Sequence[str]) -> None:
+    for name in loaded:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    ended, rung = socket.socketpair()
+    rung.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(rung.fileno())
+    running: dict[int, socket.socket] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ, "call")
+    selector.register(ended, selectors.EVENT_READ, "ended")
+    while events := selector.select(None if running else IDLE_S):
+        for key, _ in events:
+            match key.data:
+                case "call":
+                    order, handles, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
+                    if not order:
+                        return  # the caller is gone; forks end with this process
+                    line = socket.socket(fileno=handles[0])
+                    pid = os.fork()
+                    if pid == 0:
+                        _become(json.loads(order), handles[1:])
+                    for handle in handles[1:]:
+                        os.close(handle)
+                    running[pid] = line
+                    selector.register(line, selectors.EVENT_READ, pid)
+                    with suppress(OSError):
+                        line.send(_BEGUN)
+                case "ended":
+                    ended.recv(4096)
+                    _reap(running, selector)
+                case pid:  # it is to be killed, or nobody waits for it any more
+                    if pid in running:  # else it was reaped a moment ago, and its number may be another's
+                        selector.unregister(key.fileobj)
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _reap(running: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        line = running.pop(pid)
+        with suppress(KeyError):
+            selector.unregister(line)
+        with suppress(OSError):
+            line.send(b"%d" % os.waitstatus_to_exitcode(status))
+        line.close()
+
+
+def _become(command: list[str], given: list[int]) -> NoReturn:
+    """In the fork: run the module to its end."""
+    code = 1
+    try:
+        _die_with_parent()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(given[0] if given else nothing, 0)  # which was the way to the caller
+        os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 4096)
+        random.seed()
+        sys.argv = list(command)
+        sys.modules.pop(command[0], None)  # run as a program, as if it were not loaded
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=0) as _control:
+        _serve(_control, sys.argv[1:])
