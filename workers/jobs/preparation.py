@@ -161,6 +161,8 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         agreed_colluding_agents=folder.agreed_colluding_agents(),
         has_attributes=shards[0].has_attributes,
     )
+    if task.attributes_per_record is not None and job.file.student.kind is not None:
+        raise InvalidTask("student.kind: of attributes there is one kind of student, a head for each; leave it out")
     if tuple(task.classes) != tuple(shards[0].classes):
         raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
     _check_k(job, task, shards)

@@ -65,9 +65,14 @@ class LabelledJob:
 
     @property
     def student(self) -> Student:
-        """The student that labelled the images, to label others."""
+        """The student that labelled the images, to label others.
+
+        Raises:
+            InvalidSetting: the images have attributes, any number each; see `labeler.load_student`.
+        """
         from feature_store.students import load_student
 
+        self._check_one_class()
         return load_student(self.path / "student.npz")
 
     def labels(self, frame: Frame = "pandas") -> Any:
@@ -143,7 +148,17 @@ class LabelledJob:
         where = None if images is None else Path(images)
         return export_images(format, Wanted(self.labels("arrow"), Path(out), where, image_root, copy))
 
+    def _check_one_class(self) -> None:
+        if self.report["task"].get("attributes_per_record") is not None:
+            from labeler.errors import InvalidSetting
+
+            raise InvalidSetting(
+                "these images have attributes, any number each, and this is for one class per image; use labels(), and "
+                f"labeler.load_student({str(self.path / 'student.safetensors')!r}) for other images"
+            )
+
     def _pairs(self) -> Iterator[tuple[str, int]]:
+        self._check_one_class()
         table = self.labels("arrow")
         return zip(table["source"].to_pylist(), table["label"].to_pylist(), strict=True)
 

@@ -69,6 +69,7 @@ def plan(
     max_dropouts: int = 0,
     dishonest_talliers: Literal[1, 2] | None = None,
     max_agent_records: int | None = None,
+    attributes_per_record: int | None = None,
     records_per_person: int | None = None,
     ballot_radius: int | Literal["auto"] | None = None,
     records: int | None = None,
@@ -80,8 +81,8 @@ def plan(
 
     Args:
         method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
-            records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has a radius proposed from
-            `images`.
+            attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
+            a radius proposed from `images`.
         dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
             noise, agents or talliers (`labeler.noise_choice`).
         epsilon: the price wanted; `solve` says what is found for it.
@@ -112,6 +113,7 @@ def plan(
         epsilon=epsilon,
         solve=None if epsilon is None else solve,
         level=level,
+        attributes_per_record=attributes_per_record,
         records_per_person=records_per_person,
         ballot_radius=ballot_radius,
         records=records,

@@ -80,7 +80,7 @@ export class Gallery {
 
   #fillFilters() {
     const numbers = new Map();
-    for (const row of this.#rows) numbers.set(row.name, (numbers.get(row.name) ?? 0) + 1);
+    for (const name of this.#rows.flatMap((row) => row.names)) numbers.set(name, (numbers.get(name) ?? 0) + 1);
     const names = [...numbers.keys()].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
     byId("gallery-class").replaceChildren(
       el("option", { value: "" }, `all classes (${whole(this.#rows.length)})`),
@@ -101,7 +101,7 @@ export class Gallery {
   #found() {
     const wanted = byId("gallery-class").value;
     const reaches = LEVELS[byId("gallery-confidence").value];
-    const found = this.#rows.filter((row) => (wanted === "" || row.name === wanted) && reaches(row));
+    const found = this.#rows.filter((row) => (wanted === "" || row.names.includes(wanted)) && reaches(row));
     const order = byId("gallery-order").value;
     if (order === "sent") return found;
     const sign = order === "doubtful" ? 1 : -1;
@@ -142,9 +142,11 @@ export class Gallery {
 function rowOf(row) {
   if (Array.isArray(row.labels)) return withAttributes(row);
   const isAnswered = row.label >= 0;
+  const name = isAnswered ? (row.label_name ?? `class ${row.label}`) : "no label";
   return {
     source: row.source ?? row.query_id,
-    name: isAnswered ? (row.label_name ?? `class ${row.label}`) : "no label",
+    name,
+    names: [name],
     confidence: typeof row.confidence === "number" ? row.confidence : null,
     origin: row.origin ?? "asked",
     status: row.status ?? (isAnswered ? "answered" : "abstained"),
@@ -157,6 +159,7 @@ function withAttributes(row) {
   return {
     source: row.source,
     name: row.labels.join(", ") || "none of them",
+    names: row.labels.length ? row.labels : ["none of them"],
     confidence: sure.length ? Math.min(...sure) : null,
     origin: row.origin,
     status: "answered",

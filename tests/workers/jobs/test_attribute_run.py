@@ -31,6 +31,7 @@ from workers.jobs.labelling import LabellingJob, run_job
 from workers.jobs.predicting import predict_images
 from workers.jobs.student import read_job, score_student
 from workers.jobs.task_file import read_task_file
+from workers.notebook.job import LabelledJob
 from workers.simulated.federation import shard_pool
 
 NAMES = ("filled", "large", "red")
@@ -173,6 +174,12 @@ def test_the_student_labels_new_images_and_is_scored_on_them(
     assert scored["accuracy"] == pytest.approx(finished[1]["student"]["accuracy"])
     with pytest.raises(InvalidSetting, match=r"student\.safetensors"):
         read_job(finished[0])
+    job = LabelledJob(finished[0])
+    assert job.labels("arrow").num_rows == 80
+    with pytest.raises(InvalidSetting, match=r"labeler\.load_student"):
+        job.student  # noqa: B018
+    with pytest.raises(InvalidSetting, match="one class per image"):
+        job.dataset(shapes)
 
 
 def test_clusters_and_a_cap_on_attributes_run_and_the_cap_costs_less(shapes: Path, tmp_path: Path) -> None:
@@ -202,6 +209,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(shapes: Path, tmp
         run(shapes, tmp_path / "b" / "out", shards=(shapes / "a.shard", tmp_path / "own.shard"))
     with pytest.raises(MixedShards, match="holds one class per image"):
         run(shapes, tmp_path / "c" / "out", test=_public(plain, tmp_path, NAMES))
+    with pytest.raises(InvalidTask, match="a head for each"):
+        run(shapes, tmp_path / "s" / "out", text=TASK + '[student]\nkind = "spreading"\n')
     with pytest.raises(InvalidTask, match="only means something for method knn"):
         run(shapes, tmp_path / "d" / "out", text=TASK.replace('"knn"', '"reverse-knn"'))
     with pytest.raises(InvalidSetting, match="one class per record"):
