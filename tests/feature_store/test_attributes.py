@@ -223,6 +223,13 @@ def test_attributes_that_are_no_attributes_are_refused(tmp_path: Path) -> None:
             pytest.raises(LabelerError),
         ):
             writer.append(np.ones((1, 2)), np.array(labels), ["x"])
+    with (
+        ShardWriter(
+            tmp_path / "half", classes=("a", "b"), fingerprint="f", dimension=2, public=True, attributes=True
+        ) as writer,
+        pytest.raises(BadData, match="-1 for all of them"),
+    ):
+        writer.append(np.ones((1, 2)), np.array([[1, -1]]), ["x"])
     shard = _written(tmp_path / "damaged", attributes=True)
     np.save(shard.path / "labels.npy", np.array([0, 1, 1], dtype=np.int16))
     manifest = read_manifest(shard.path)
