@@ -42,6 +42,7 @@ BENCHES: Final = (
     "strategies",
     "noise-by-talliers",
     "curves",
+    "steps",
     "harder",
     "simulate",
     "life",

@@ -8,7 +8,7 @@ takes does not tell how many were drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from labeler.randomness import ByteSource
 from workers.learning.descent import Rows
 
 Array = NDArray[np.float64]
+
+Block = tuple[Array, NDArray[np.integer]]
+"""Rows in whole UNIT-ths, at most BLOCK of them, and their classes."""
 
 BLOCK = 4096
 """Records at once: sums of so many products of whole numbers below 2^40 are exact in double precision."""
@@ -35,22 +38,22 @@ def coins(source: ByteSource, count: int, terms: StepTerms) -> NDArray[np.bool_]
 
 
 def sampled_gradients(
-    records: Rows, theta: Array, *, terms: StepTerms, axes: PublicAxes | None, source: ByteSource
+    blocks: Iterable[Block], count: int, theta: Array, *, terms: StepTerms, source: ByteSource
 ) -> Array:
     """The sum of the clipped gradients of the records that are drawn, on the ball, in clips; shape (rows, num_classes).
 
     Private: it leaves the agent only inside a `labeler.vector_sum.VectorSum` with these terms' bounds.
 
     Args:
-        records: features as stored divided by 2048, and labels that are classes.
+        blocks: the agent's records (`rows_on_grid`).
+        count: how many they are.
         theta: the public model, on its grid.
         terms: of the step.
-        axes: the public map; None where features are read as they are.
         source: the agent's secret source of this step's coins.
     """
     total = np.zeros((terms.rows, terms.num_classes), dtype=np.int64)
-    drawn, at = coins(source, records.count, terms), 0
-    for rows, labels in _rows_on_grid(records, axes):
+    drawn, at = coins(source, count, terms), 0
+    for rows, labels in blocks:
         slopes = clipped_slopes(rows, labels, theta, terms)
         slopes *= drawn[at : at + len(rows), None]
         at += len(rows)
@@ -113,7 +116,8 @@ def clipped_update(
     It is made in any case. Whatever records do to it, it lies in a ball (labeler.federated, fact 3).
 
     Args:
-        records, theta, terms, axes, source: as for `sampled_gradients`.
+        records, axes: see `rows_on_grid`.
+        theta, terms, source: as for `sampled_gradients`.
         rate: length of a gradient step.
         shrink: lambda of lambda/2 |theta|^2.
         local_steps: how many, each over all records.
@@ -122,7 +126,7 @@ def clipped_update(
     local = theta.copy()
     for _ in range(local_steps):
         gradient = np.zeros_like(local)
-        for rows, labels in _rows_on_grid(records, axes):
+        for rows, labels in rows_on_grid(records, axes):
             z = rows / UNIT
             slopes = probabilities(np.clip(z @ local, -1e6, 1e6))
             slopes[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
@@ -137,8 +141,13 @@ def on_ball(vector: Array, radius: float) -> Array:
     return vector if length <= radius else vector * (radius / length)
 
 
-def _rows_on_grid(records: Rows, axes: PublicAxes | None) -> Iterator[tuple[Array, NDArray[np.integer]]]:
-    """Rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit."""
+def rows_on_grid(records: Rows, axes: PublicAxes | None) -> Iterator[Block]:
+    """Rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit.
+
+    Args:
+        records: features as stored divided by 2048, and labels that are classes.
+        axes: the public map; None where features are read as they are.
+    """
     for features, labels in records.read(BLOCK):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
         squares = np.zeros(len(along))

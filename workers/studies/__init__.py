@@ -185,6 +185,12 @@ def _noise_by_talliers(data: Path | None, full: bool, progress: ProgressCallback
     return bench_tallier_noise(data=data, full=full, progress=progress)
 
 
+def _steps(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+    from workers.studies.rivals.steps import bench_steps
+
+    return bench_steps(data=data, full=full, progress=progress)
+
+
 def _curves(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     return run_curves(data=data, full=full, out=None, progress=progress)
 
@@ -243,6 +249,7 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "strategies": _strategies,
     "noise-by-talliers": _noise_by_talliers,
     "curves": _curves,
+    "steps": _steps,
     "harder": _harder,
     "simulate": _simulate,
     "life": _life,

@@ -16,7 +16,7 @@ from labeler.methods.federated import step_sum, step_terms
 from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource
 from labeler.task import Task
-from workers.learning.sampled_steps import clipped_update, sampled_gradients
+from workers.learning.sampled_steps import clipped_update, rows_on_grid, sampled_gradients
 from workers.voting.records import Records
 
 
@@ -35,7 +35,7 @@ def step_ballots(task: Task, batch: QueryBatch, records: Records, *, source: Byt
         raise InvalidSetting("a step of sampled training is asked with the public model that it begins from")
     axes, rows = axes_of(task, batch.features), records.trainable(len(records))
     if sampled.unit == "record":
-        vector = sampled_gradients(rows, batch.model, terms=terms, axes=axes, source=source)
+        vector = sampled_gradients(rows_on_grid(rows, axes), rows.count, batch.model, terms=terms, source=source)
     else:
         vector = clipped_update(
             rows,

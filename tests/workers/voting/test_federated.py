@@ -19,7 +19,7 @@ from labeler.randomness import keyed_source
 from labeler.release import Release
 from labeler.task import Task, parse_task
 from workers.learning.descent import Rows
-from workers.learning.sampled_steps import clipped_slopes, coins, probabilities, sampled_gradients
+from workers.learning.sampled_steps import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
 from workers.voting.federated import step_ballots
 from workers.voting.records import Records
 
@@ -214,7 +214,8 @@ def test_the_ball_holds_an_agents_sum_however_many_records_it_has() -> None:
     terms = step_terms(asked)
     features = np.tile(images(1, 4)[0], (500, 1))
     rows = Rows.of(features.astype(np.float32) / 2048, np.zeros(500, np.int16))
-    vector = sampled_gradients(rows, some_model(asked), terms=terms, axes=None, source=Drawn(np.ones(500, bool)))
+    drawn = Drawn(np.ones(500, bool))
+    vector = sampled_gradients(rows_on_grid(rows, None), 500, some_model(asked), terms=terms, source=drawn)
     assert np.linalg.norm(vector) == pytest.approx(25.0)
 
 
