@@ -164,6 +164,19 @@ def training_from(min_records: int, max_records: int | None, regularisation: flo
         raise InvalidSetting(describe_validation(error, "training")) from None
 
 
+def sampled_in(steps: int, rate: float, unit: str, min_records: int) -> Training:
+    """That a model is trained in so many steps over secret samples, with defaults for what moves no price.
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+    fields = {"min_records": min_records, "regularisation": 1e-4, "iterations": steps}
+    try:
+        return Training.model_validate(fields | {"sampled": {"rate": rate, "unit": unit}})
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "training")) from None
+
+
 def means_along(axes: int, max_records: int | None) -> Training:
     """That agents train nothing, and sum their records by class along so many public axes.
 

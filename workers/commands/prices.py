@@ -78,6 +78,13 @@ def plan(
     regularisation: Annotated[
         float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
     ] = 0.01,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="federated: in so many steps, each a round; with --rate.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="federated: the chance of taking part in a step; with --steps.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
     epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
     solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
@@ -113,20 +120,25 @@ def plan(
 
     `labeler plan --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --solve sigma --agents 20`
 
-    For blind-average --queries is one more than the features have numbers, or than --axes: the rows of the model.
+    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --solve sigma --agents 10`
+
+    For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
+    the model, which each step of federated asks for.
     """
     from labeler.errors import InvalidSetting
-    from workers.plan import PlanRequest, make_plan, means_along, training_from
+    from workers.plan import PlanRequest, make_plan, means_along, sampled_in, training_from
 
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
     if axes is not None and min_records is not None:
         raise InvalidSetting("--axes is for class means, which train nothing; leave --min-records out")
+    if (steps is None) != (rate is None):
+        raise InvalidSetting("--steps and --rate go together: a model is trained in steps over secret samples")
 
     request = PlanRequest(
         method=one_of("method", _current(method), METHOD_NAMES),
         k=k,
-        queries=queries,
+        queries=queries * (steps or 1),
         sigma=sigma,
         delta=delta,
         agents=agents,
@@ -145,7 +157,9 @@ def plan(
         life_epsilon=life_epsilon,
         least_similarity=least_similarity,
         training=(
-            means_along(axes, max_records)
+            sampled_in(steps, rate, one_of("unit", unit, ("record", "agent")), min_records or 1)
+            if steps is not None and rate is not None
+            else means_along(axes, max_records)
             if axes is not None
             else None
             if min_records is None

@@ -1,0 +1,192 @@
+"""All steps of a task are one price: whichever is asked first costs all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feature_store.erasable import KeysInMemory
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.promises import PromiseStore
+from feature_store.query_selection import model_rows
+from labeler.batch import QueryBatch
+from labeler.batching import round_charges, round_sizes, total_charges
+from labeler.budget import Account
+from labeler.errors import BadData, BudgetExceeded, PrivacyRefusal, ProtocolViolation
+from labeler.federated import check_model
+from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Ask, TallierKey
+from labeler.release import Release
+from labeler.rounds.effects import Patience
+from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.tally import round_of
+from labeler.task import Task, parse_task
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.policy import Policy
+
+ROWS, STEPS = 5, 4
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def task(nonce: str = "") -> Task:
+    training = {"min_records": 5, "regularisation": 0.1, "iterations": STEPS, "sampled": {"rate": 0.3}}
+    return parse_task(
+        {
+            "name": "t", "classes": ["a", "b"], "method": "federated", "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+            "max_queries": STEPS * ROWS, "training": training, "nonce": nonce,
+        }
+    )  # fmt: skip
+
+
+def batch(step: int, model: np.ndarray | None = None) -> QueryBatch:
+    return QueryBatch(model_rows(ROWS - 1), step * ROWS, np.zeros((ROWS, 2)) if model is None else model)
+
+
+POLICY = Policy.model_validate(
+    {
+        "budget": {"instance_epsilon": "unlimited", "agent_epsilon": "unlimited", "delta": 1e-5},
+        "allow": {
+            "backbones": ["backbone"], "tasks": "any", "methods": ["federated"], "max_queries_per_day": 1000,
+            "releases": ["histogram"], "max_noise_contributors": 3, "approval": False,
+        },
+        "talliers": {},
+        "coordinator": {"verify_key": "0" * 64},
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Paid:
+    """A site's ledger, and what it has spent."""
+
+    ledger: AgentLedger
+    spent: Callable[[], int]
+    promise: Callable[[Proposal], object] | None = None
+
+    def charge(self, asked: Task, step: int) -> None:
+        """Pay for the answer to one step, as an agent does."""
+        digest = round_of(asked, batch(step)).digest
+        self.ledger.charge(
+            round_digest=digest,
+            shard_version="v",
+            reservation_id=digest,
+            charges=round_charges(asked, ROWS),
+            task=asked,
+            num_queries=ROWS,
+            recipients=(("t", "k"),),
+        )
+
+
+@pytest.fixture(params=["in memory", "durable"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
+    if request.param == "in memory":
+        kept = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
+        yield Paid(kept, lambda: kept.accounts["instance"].spent)
+        return
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        journal = Ledger(database, clock=lambda: NOW)
+        rounds = JournalRounds(database, KeysInMemory())
+        durable = DurableLedger(
+            database, AgentMemory(database, journal), rounds, journal, PromiseStore(database, journal),
+            account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
+        )  # fmt: skip
+        durable.open_accounts()
+
+        def promise(proposal: Proposal) -> None:
+            with database.write() as connection:
+                durable.promise_in(connection, POLICY, proposal)
+
+        yield Paid(durable, lambda: journal.balance("agent:a", "instance").spent, promise)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_the_step_that_is_charged_first_pays_for_all_whichever_it_is(site: Paid, order: tuple[int, ...]) -> None:
+    whole = round_charges(task(), ROWS)["instance"]
+    assert whole > 10**5
+    for count, step in enumerate(order):
+        site.charge(task(), step)
+        assert site.spent() == whole + count
+        site.charge(task(), step)  # asked again: nothing more
+        assert site.spent() == whole + count
+    assert site.spent() == total_charges(task(), round_sizes(task(), STEPS * ROWS))["instance"]
+    with pytest.raises(PrivacyRefusal, match="of it would be answered"):
+        site.charge(task(), STEPS)
+    site.charge(task("another"), 2)
+    assert site.spent() == 2 * whole + STEPS - 1
+
+
+def test_what_was_promised_to_a_job_pays_for_its_steps_once(site: Paid) -> None:
+    if site.promise is None:
+        pytest.skip("a run promises nothing")
+    asked = task()
+    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
+    until = NOW.timestamp() + 3600
+    site.promise(
+        Proposal(job_id="job-1", task=asked, sizes=round_sizes(asked, STEPS * ROWS), talliers=keys, expires_at=until)
+    )
+    whole = total_charges(asked, (ROWS,) * STEPS)["instance"]
+    # Set aside at the yes, all of it; taken round by round, and nothing besides.
+    for step in range(STEPS):
+        site.charge(asked, step)
+    assert site.spent() == whole
+
+
+def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:
+    whole = round_charges(task(), ROWS)["instance"]
+    site = Paid(kept := InMemoryLedger({"instance": Account("a", "instance", whole - 1)}), lambda: 0)
+    for step in range(STEPS):
+        with pytest.raises(BudgetExceeded):
+            site.charge(task(), step)
+    assert kept.accounts["instance"].spent == 0
+
+
+def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
+    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
+    model = np.arange(2.0 * ROWS).reshape(ROWS, 2) / 4
+    ask = Ask(task(), batch(2, model), keys, 1e9)
+    again = Ask.decode(ask.encode())
+    assert again.batch.model is not None
+    assert np.array_equal(again.batch.model, model)
+    # The digest names place and rows: noise and coins are of the round, whatever model it is asked with.
+    assert again.round == Ask(task(), batch(2), keys, 1e9).round
+    assert again.round != Ask(task(), batch(1, model), keys, 1e9).round
+    bare = Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), keys, 1e9)
+    with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
+        Ask.decode(bare.encode())
+    counting = parse_task(
+        {"name": "t", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3, "max_queries": 40}
+    )
+    with pytest.raises(ProtocolViolation, match="and nowhere else"):
+        Ask.decode(Ask(counting, batch(0, model), keys, 1e9).encode())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [np.full((ROWS, 2), np.nan), np.zeros((ROWS - 1, 2)), np.full((ROWS, 2), 2.0**20), np.full((ROWS, 2), 1e-9)],
+)
+def test_what_is_no_public_model_of_the_task_is_refused(model: np.ndarray) -> None:
+    with pytest.raises(BadData, match="the public model of a step"):
+        check_model(model, task())
+
+
+def test_a_step_is_not_asked_before_those_it_follows_from_are_opened() -> None:
+    asked = task()
+    opened = Release(
+        "histogram", np.zeros(ROWS, np.int16), np.ones((ROWS, 2)), frozenset({"a", "b", "c"}), is_seeded=True
+    )
+    rounds = tuple(RoundRun(n, n * ROWS, ROWS, opened=opened if n == 0 else None) for n in range(STEPS))
+    job = JobRun("job-1", asked, ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
+    assert not np.any(job.model_asked(rounds[0]))
+    assert np.all(job.model_asked(rounds[1]) < 0)
+    with pytest.raises(BadData, match="before those that it follows from are opened"):
+        job.model_asked(rounds[2])
