@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,9 @@ from workers.voting.ways import WAYS, Means
 Seal = Callable[[int, bytes], bytes]
 """Makes of the body for the recipient of a number what is sent to it."""
 
+
+NOISE: Final = b"noise and masks"
+"""Of which purpose an agent's source for a round's noise, and then for its masks, is."""
 
 NO_SPENDS = (
     "votes for life are cast by a site's own agent, whose journal remembers what each record has spent; this one "
@@ -234,7 +238,7 @@ class Agent:
             ballots = self.ballots(task, batch, key)
         else:
             ballots, cast = self._votes_for_life(task, batch)
-        source = self._source(key, b"noise and masks", task, batch, self._shard.version)
+        source = self._source(key, NOISE, task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
 

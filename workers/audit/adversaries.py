@@ -80,7 +80,7 @@ class SceneAttack:
     def __init__(self, scene: Scene, around: Surroundings) -> None:
         self.scene, self._around = scene, around
         self.worlds = Worlds(scene, around.folder)
-        self.pipeline = Pipeline(scene.task, scene.batch)
+        self.pipeline = Pipeline(scene.task, scene.batch, is_level=scene.is_level)
         self._observer = self._made_observer()
 
     @property

@@ -26,7 +26,7 @@ from labeler.batching import round_charges
 from labeler.budget import Account
 from labeler.contribution import on_grid
 from labeler.errors import LabelerError, ProtocolViolation
-from labeler.noise import DiscreteGaussian
+from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release
 from labeler.sharing import ShareVector, unshard
@@ -34,7 +34,7 @@ from labeler.tallier_noise import noise_source
 from labeler.tally import round_of
 from labeler.task import Task
 from labeler.wellformed import BallotShare
-from workers.agent.agent import Agent, as_it_is, shares_of
+from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundsInMemory
 from workers.audit.worlds import World
@@ -54,8 +54,9 @@ class Seen:
 
     Attributes:
         releases: what was opened: of the task, and of whatever was answered beyond it (which must be nothing).
-        known_noise: what the adversary subtracts from each, votes, shape (num_queries, num_classes): noise of colluding
-            agents, zeros without them; where agents answer under noise of their own, whatever all others answered.
+        known_noise: what the adversary subtracts from each, votes, shape (num_queries, num_classes): what colluding
+            agents put in beside the votes of their records, noise and `Levelling`, zeros without them; where agents
+            answer under noise of their own, whatever all others answered.
     """
 
     releases: tuple[Release, ...]
@@ -70,16 +71,48 @@ class Silenced(Agent):
         return np.zeros_like(super().ballots(task, batch, key))
 
 
+class Levelling(Agent):
+    """A colluding agent that knows its noise before it votes, and votes so that the first two classes stay level.
+
+    Winners tell most of a vote where those two are level. Noise that a colluder knows moves them apart all the same; of
+    records that the adversary chose it lets those vote that put them back. Nothing of this depends on the canary, and a
+    price holds whatever others vote. Among its k neighbours both classes stand equally often, and it moves votes
+    between them alone.
+    """
+
+    _key: bytes | None = None
+
+    def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
+        self._key = key
+        try:
+            return super()._computed(task, batch, key, seal)
+        finally:
+            self._key = None
+
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
+        """What it would cast without noise; in an answer, what keeps the first two classes level with it."""
+        votes = super().ballots(task, batch, key)
+        if self._key is None:
+            return votes
+        noise = noise_share(task, self._source(self._key, NOISE, task, batch, self.shard_version), len(batch))
+        lead = np.rint((votes[:, 0] - votes[:, 1]) - (noise[:, 0] - noise[:, 1]) / task.scale)
+        lead = np.clip(lead, -task.k, task.k).astype(np.int64)
+        votes[:, 0], votes[:, 1] = (task.k + lead) // 2, (task.k - lead) // 2
+        return votes
+
+
 class Pipeline:
     """Runs a task among shards.
 
     Args:
         task: the task.
         batch: all its questions.
+        is_level: colluding agents keep the first two classes level, see `Levelling`.
         engine: index engine of the agents.
     """
 
-    def __init__(self, task: Task, batch: QueryBatch, *, engine: str = "numpy") -> None:
+    def __init__(self, task: Task, batch: QueryBatch, *, is_level: bool = False, engine: str = "numpy") -> None:
+        self._is_level = is_level
         self._task, self._batch, self._engine = task, batch, engine
         self._charges = round_charges(task, len(batch))
         self._enrolled = tuple(f"agent-{number:04d}" for number in range(1, task.agents + 1))
@@ -109,7 +142,7 @@ class Pipeline:
     def agents(self, world: World, *, is_seeded: bool) -> list[Agent]:
         """Agents whose accounts hold what the task costs, and no more."""
         return [
-            (Silenced if place in world.silenced else Agent)(
+            self._kind(place, world)(
                 name,
                 shard,
                 ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
@@ -119,6 +152,12 @@ class Pipeline:
             )
             for place, (name, shard) in enumerate(zip(self._names, world.shards, strict=False))
         ]
+
+    def _kind(self, place: int, world: World) -> type[Agent]:
+        if place in world.silenced:
+            return Silenced
+        is_colluding = place >= len(self._names) - self._task.colluding_agents
+        return Levelling if self._is_level and is_colluding else Agent
 
     def expected(self, world: World) -> NDArray[np.float64]:
         """What all agents put in together without noise, in the unit of what is opened; shape (queries, classes)."""
@@ -191,16 +230,14 @@ class Pipeline:
             # Under the round's key it comes to the same answer again: so it knows what it put in.
             bodies = agent.computed(task, batch, key=keys[agent.agent_id], seal=as_it_is).bodies
             shares = [one.share for one in shares_of(agent.agent_id, round_of(task, batch), bodies)]
-            apart = [one.noise.expand() for one in shares if isinstance(one, BallotShare)]
-            terms = task.winner_terms
-            if apart:
-                known += unshard(apart, field=None if terms is None else terms.field) / task.scale
-                continue
-            whole = unshard(
-                [one.expand() for one in shares if isinstance(one, ShareVector)],
-                field=None if terms is None else terms.field,
-            )
+            field = None if task.winner_terms is None else task.winner_terms.field
             own = agent.ballots(task, batch, keys[agent.agent_id])
             own = on_grid(own, task) if task.traits.counts else own
+            apart = [one for one in shares if isinstance(one, BallotShare)]
+            if apart:
+                votes = unshard([one.ballots.expand() for one in apart], field=field)[:, :-1]
+                whole = votes * task.scale + unshard([one.noise.expand() for one in apart], field=field)
+            else:
+                whole = unshard([one.expand() for one in shares if isinstance(one, ShareVector)], field=field)
             known += (whole - own) / task.scale
         return known

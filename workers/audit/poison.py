@@ -86,6 +86,7 @@ def poisoned(
         canaries=units,
         queries=queries,
         apart=task.traits.counts and (task.traits.has_k or canaries == 1),
+        is_level=_colluders_level(task),
     )
 
 
@@ -191,17 +192,31 @@ def _background(task: Task, agent: int, directions: Directions, rng: np.random.G
 def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
     """k records beside each direction, of the first two classes, so many of each that one vote decides who wins.
 
-    The farthest at the first agent is of class 0: it is the one that a canary puts out.
+    The farthest at the first agent is of class 0: it is the one that a canary puts out. Agents that collude and keep
+    classes level have as many of each.
     """
     agents, k = task.quorum, min(task.k, 1000)
+    if _colluders_level(task):
+        agents -= task.colluding_agents
     near = np.linspace(_NEAREST, _FARTHEST, k) if k > 1 else np.array([_FARTHEST])
     ones = agents * k // 2
     # The last agents vote for class 1; one alone does so with its nearest records.
     labels = (np.arange(agents * k) >= agents * k - ones).astype(np.int16).reshape(agents, k)
-    own = labels[agent] if agent < agents else _labels(k, 0)
+    own = labels[agent] if agent < agents else (np.arange(k) % 2).astype(np.int16)
     own = own[::-1] if agents == 1 else own
     rows = [_beside(direction, near, rng) for direction in directions]
     return Records(quantize(np.concatenate(rows)), np.tile(own, len(directions)))
+
+
+def _colluders_level(task: Task) -> bool:
+    """Whether colluders can: of winners of knn, where two others stand against each other."""
+    return (
+        task.release == "winner"
+        and task.traits.has_k
+        and not task.traits.records_choose
+        and task.noise_by == "agents"
+        and task.quorum - task.colluding_agents >= 2
+    )
 
 
 def _level_counts(task: Task, agent: int, directions: Directions) -> Records:

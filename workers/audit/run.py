@@ -70,7 +70,7 @@ class Audit:
     labels: NDArray[np.int16] = field(repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_attackable(self.task, self.level)
+        check_attackable(self.task, self.level, self.view)
         unknown = sorted(set(self.adversaries) - {*ADVERSARIES, ONE_RUN})
         if not self.adversaries:
             raise InvalidSetting("no adversary has an attack on this task; see workers.audit.adversaries to add one")

@@ -23,11 +23,11 @@ ATTACKED: Final = frozenset[Method]({"knn", "reverse-knn", "ensemble", "blind-av
 of a method that it is not, prove nothing, and look safe: so it is refused until somebody adds its adversary."""
 
 
-def check_attackable(task: Task, level: StatedLevel) -> None:
+def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
     """Refuse what no adversary here was made for.
 
     Raises:
-        InvalidSetting: the method is not known here, or no attack on a whole agent of it is.
+        InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
     """
     if task.method not in ATTACKED:
         raise InvalidSetting(
@@ -39,6 +39,8 @@ def check_attackable(task: Task, level: StatedLevel) -> None:
             "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
             f"agent is known for method {task.method}; audit it at level instance or person"
         )
+    if view == "student" and task.attributes_per_record is not None:
+        raise InvalidSetting("no student is looked at that learnt attributes; audit the release (--view release)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,7 @@ class Surroundings:
     noise_seed: int | None
 
     def __post_init__(self) -> None:
-        check_attackable(self.task, self.level)
+        check_attackable(self.task, self.level, self.view)
 
     def rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])

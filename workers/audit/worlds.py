@@ -65,6 +65,7 @@ class Scene:
             the agent has.
         queries: int16, shape (max_queries, dimension).
         apart: whether no two canaries move the same numbers of the sum, so that their noise is independent.
+        is_level: whether colluding agents keep the first two classes level (`workers.audit.pipeline.Levelling`).
         seed: of record ids and the order of rows.
     """
 
@@ -74,6 +75,7 @@ class Scene:
     canaries: tuple[Records, ...] = field(repr=False)
     queries: NDArray[np.int16] = field(repr=False)
     apart: bool = False
+    is_level: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -142,9 +144,23 @@ class Worlds:
             public=False,
             site_key=None if persons is None else "audit",
             max_records=None if task.training is None else kept_bound(task),
+            attributes=task.attributes_per_record is not None,
             random_bytes=self._random.bytes,
         ) as writer:
             names = [str(place) for place in range(len(records))]
-            writer.append(records.features, records.labels, names, persons=persons)
+            labels = records.labels if task.attributes_per_record is None else attributes_of(records.labels, task)
+            writer.append(records.features, labels, names, persons=persons)
             writer.finish()
         return Shard.open(path, verify=False)
+
+
+def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
+    """Attributes in the place of classes: of the first as many as may vote, of the second all others, of the rest one.
+
+    So a record of the first class and one of the second have no attribute in common, and their votes are as far apart
+    as any two records' are; and the second has more than may vote, wherever there are so many.
+    """
+    found = np.eye(task.num_classes, dtype=np.int16)[labels]
+    found[labels == 0] = np.arange(task.num_classes) < task.votes_of_a_record
+    found[labels == 1] = np.arange(task.num_classes) >= task.votes_of_a_record
+    return found

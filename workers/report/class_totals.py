@@ -3,6 +3,11 @@
 The sum of a class's released counts over all questions is its votes plus noise of a known size. Only released numbers
 and public settings are read, so it costs nothing and tells nothing that the release does not: agents' records are
 never looked at. Who mislabelled, and who lied, no release shows.
+
+Ballots on a ball (`labeler.ball`) are centred: each agent leaves out what its questions have in common over all
+classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below the mean,
+and classes asked about equally often add up to nothing whatever was answered. So of such sums no class's total is told
+apart from another's; what is said is whether all numbers together are longer than noise alone makes them.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import math
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workers.report.model import JobReport
 
@@ -19,19 +25,23 @@ STANDS_OUT: Final = 3.0
 
 LOPSIDED: Final = 20.0
 
+ALL_NOISE: Final = (
+    "No class's released votes stand out of the noise: what is labelled is guessed. Spend more, or ask less."
+)
+
 
 def class_totals(report: JobReport) -> tuple[str, ...]:
     """Sentences about classes whose released votes are no more than noise, or many times another's."""
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
     if not rows or not report.task.traits.counts or report.attributes is not None:
         return ()
+    if report.task.ballot_radius is not None:
+        return (ALL_NOISE,) if _is_noise(np.array(rows), report.task.total_sigma_votes) else ()
     totals = np.sum(rows, axis=0)
     noise = report.task.total_sigma_votes * math.sqrt(len(rows))
     silent = [report.class_name(int(label)) for label in np.flatnonzero(totals < STANDS_OUT * noise)]
     if len(silent) == report.task.num_classes:
-        return (
-            "No class's released votes stand out of the noise: what is labelled is guessed. Spend more, or ask less.",
-        )
+        return (ALL_NOISE,)
     found: list[str] = []
     if silent:
         found.append(
@@ -46,3 +56,9 @@ def class_totals(report: JobReport) -> tuple[str, ...]:
             f"{report.class_name(int(least))}: labels of the rarer class are less sure than they look."
         )
     return tuple(found)
+
+
+def _is_noise(votes: NDArray[np.float64], sigma: float) -> bool:
+    """Whether the sum of squares is what noise alone has: chi-squared, of mean n and variance 2 n for n numbers."""
+    numbers = votes.size
+    return float(np.square(votes / sigma).sum()) < numbers + STANDS_OUT * math.sqrt(2 * numbers)

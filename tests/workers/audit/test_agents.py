@@ -10,6 +10,7 @@ import pytest
 import labeler.ball
 import labeler.contribution
 import workers.audit.surroundings
+import workers.voting.neighbors
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting
 from tests.workers.audit.conftest import audited_task
@@ -88,3 +89,38 @@ def test_a_method_that_nobody_thought_of_is_refused_and_not_attacked_as_another(
     monkeypatch.setattr(workers.audit.surroundings, "ATTACKED", ATTACKED - {"ensemble"})
     with pytest.raises(InvalidSetting, match="no adversary of an audit was made for method ensemble"):
         audit_of(AGENTS["ensemble"])
+
+
+ATTRIBUTES = {
+    "few of many": audited_task(classes=tuple("abcdef"), attributes_per_record=2, sigma_votes=4.0),
+    "more than half": audited_task(classes=tuple("abcde"), attributes_per_record=3, sigma_votes=4.0),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.parametrize("level", ["instance", "agent"])
+def test_a_record_with_other_attributes_than_it_puts_out_moves_all_that_is_charged(
+    name: str, level: str, around: Callable[..., Surroundings]
+) -> None:
+    task = ATTRIBUTES[name]
+    attack = ADVERSARIES[STRONGEST].prepare(around(task, level=level))
+    promised = promised_mu(task, level)
+    votes = min(2, 5 - 3) if name == "more than half" else 2
+    # An agent's records have the second class's attributes, of which there may be fewer than may vote.
+    least = (votes / task.votes_of_a_record) ** 0.5 if level == "agent" else 1
+    assert attack.moved_mu is not None
+    assert 0.999 * least * promised < attack.moved_mu <= promised
+
+
+def test_attributes_beyond_those_that_may_vote_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the check of what leaves an agent forgotten as well: it refuses them."""
+    monkeypatch.setattr(labeler.contribution, "check_ballots", lambda *_: None)
+    cast = workers.voting.neighbors.attribute_ballots
+    monkeypatch.setattr(workers.voting.neighbors, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
+    task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)
+    assert findings(task, tmp_path / "audit", runs=140).is_above
+
+
+def test_a_student_of_attributes_is_no_view_of_an_audit() -> None:
+    with pytest.raises(InvalidSetting, match="no student"):
+        audit_of(ATTRIBUTES["few of many"], view="student")

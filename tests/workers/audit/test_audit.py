@@ -105,6 +105,22 @@ WINNER = audited_task(release="winner", k=15, agents=3, sigma_votes=6.0, max_que
 """As many questions as make a winner worth something, votes that one vote decides, and a third class far behind."""
 
 
+def test_colluders_vote_so_that_noise_they_know_moves_no_winner(
+    around: Callable[..., Surroundings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they put in beyond their expected votes, noise with it, leaves the first two classes level to a vote."""
+    task = audited_task(release="winner", k=40, agents=3, sigma_votes=4.0)
+    leads = []
+    for levels in (True, False):
+        if not levels:
+            monkeypatch.setattr("workers.audit.poison._colluders_level", lambda _: False)
+        attack = ADVERSARIES[STRONGEST].prepare(around(task))
+        assert isinstance(attack, SceneAttack)
+        [known] = attack.life("one", present=True).known_noise
+        leads.append(np.abs(known[:, 0] - known[:, 1]).max())
+    assert leads[0] <= 1.5 < leads[1]
+
+
 @pytest.mark.parametrize("task", [TASKS["knn"], pytest.param(WINNER, marks=pytest.mark.long)])
 def test_noise_that_is_halved_is_found(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)

@@ -15,9 +15,7 @@ Maker = Callable[..., JobReport]
 
 
 def with_totals(report: JobReport, totals: Sequence[float]) -> JobReport:
-    rows = np.outer(np.full(len(report.queries), 1 / len(report.queries)), totals)
-    queries = tuple(replace(query, noisy_votes=row) for query, row in zip(report.queries, rows, strict=True))
-    return replace(report, queries=queries)
+    return with_rows(report, np.outer(np.full(len(report.queries), 1 / len(report.queries)), totals))
 
 
 def noise_of(report: JobReport) -> float:
@@ -51,3 +49,29 @@ def test_votes_that_are_all_noise_are_called_guesses(make_report: Maker) -> None
 def test_a_winner_release_shows_no_votes_and_gets_no_hint(make_report: Maker) -> None:
     assert class_totals(make_report(release="winner")) == ()
     assert class_totals(make_report()) == ()
+
+
+def test_centred_ballots_on_a_ball_name_no_class_as_silent(make_report: Maker) -> None:
+    """Below the mean is below zero there, whoever holds the class; and balanced questions add up to nothing."""
+    report = on_a_ball(make_report())
+    noise = noise_of(report)
+    assert class_totals(with_totals(report, [20 * noise, -8 * noise, -12 * noise])) == ()
+    clear = 6 * report.task.total_sigma_votes * (np.eye(3)[np.arange(len(report.queries)) % 3] - 1 / 3)
+    assert class_totals(with_rows(report, clear)) == ()
+
+
+def test_ballots_on_a_ball_that_are_all_noise_are_called_guesses(make_report: Maker) -> None:
+    report = on_a_ball(make_report(num_queries=60))
+    noise = np.random.default_rng(4).normal(0, report.task.total_sigma_votes, (60, 3))
+    (line,) = class_totals(with_rows(report, noise))
+    assert "guessed" in line
+
+
+def on_a_ball(report: JobReport) -> JobReport:
+    task = report.task.model_copy(update={"method": "reverse-knn", "ballot_radius": 20})
+    return replace(report, task=task)
+
+
+def with_rows(report: JobReport, rows: np.ndarray) -> JobReport:
+    queries = tuple(replace(query, noisy_votes=row) for query, row in zip(report.queries, rows, strict=True))
+    return replace(report, queries=queries)
