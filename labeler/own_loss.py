@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import summed_votes
+from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.task import Task
 
 if TYPE_CHECKING:
@@ -114,12 +114,13 @@ class OwnLosses:
     def _epsilon(self, squared: int | None) -> float:
         if squared == 0:
             return 0.0
-        event = summed_votes(self._task, "instance", self._queries)
-        if event is None:
-            return math.inf
-        if squared is not None:
-            event = replace(event, squared_sensitivity=squared)
-        return epsilon_bound(event, self._task.delta)
+        # Of winners the price may be below that of the sums they are read from; it holds for every record.
+        price = integer_event(self._task, "instance", self._queries)
+        priced = math.inf if price is None else epsilon_bound(price, self._task.delta)
+        sums = summed_votes(self._task, "instance", self._queries)
+        if squared is None or sums is None:
+            return priced
+        return min(priced, epsilon_bound(replace(sums, squared_sensitivity=squared), self._task.delta))
 
     def __repr__(self) -> str:
         return "OwnLosses(<private>)"

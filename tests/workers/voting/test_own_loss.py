@@ -107,7 +107,27 @@ def test_a_change_beyond_the_price_is_a_defect_and_not_told() -> None:
         OwnLosses("a", audited_task(max_queries=2), 2, np.array([5]))
 
 
-@pytest.mark.parametrize("changes", [{"records_per_person": 2}, {"method": "ensemble", "k": 1}])
+def test_of_winners_no_more_is_told_than_their_own_price(tmp_path: Path) -> None:
+    """They cost less than the sums they are read from, and that price holds for every record."""
+    task = audited_task(release="winner", max_queries=64, sigma_votes=16.0)
+    told = OwnLosses("a", task, 64, np.array([0, 128])).told_to("a")
+    assert told.priced_epsilon == price(task).instance.epsilon
+    assert told.largest_epsilon == told.priced_epsilon < price(task).instance.histogram_epsilon
+
+
+MODEL = {"k": 1, "sigma_votes": 1.0, "training": {"min_records": 20, "regularisation": 0.1, "dimension": 1}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"records_per_person": 2},
+        {"method": "ensemble", "k": 1},
+        {"method": "blind-average", **MODEL},
+        {"method": "aux-distill", **MODEL},
+        {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**9, "least_similarity": 0.5}},
+    ],
+)
 def test_where_a_record_lets_another_in_or_moves_a_model_there_is_only_the_price(
     changes: dict[str, object], tmp_path: Path
 ) -> None:
