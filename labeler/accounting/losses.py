@@ -59,6 +59,7 @@ _REACH = 14.0
 _BEYOND = 1e-42
 _ROUNDING = 1e-12
 _UNIT = 2.0**-53
+_SCALED = 1e-13  # relative, of an exponent that is a few products and sums
 _SUMMED = 1e-9  # relative: a sum of at most half a million positive terms, twice
 _LOSS_ERROR = 16 * _UNIT
 _TRANSFORM = 16 * _UNIT
@@ -175,18 +176,18 @@ class _Round:
     def moments(self, tilt: float) -> tuple[float, float]:
         """Mean and variance of the loss, tilted by e^(tilt loss)."""
         losses = self.width * self.cells
-        tilted, _ = self._tilted(tilt)
+        tilted = self._tilted(tilt)[0]
         mean = float(tilted @ losses)
         return mean, float(tilted @ (losses - mean) ** 2)
 
     def chernoff(self, rounds: int, tilt: float, loss: float) -> float:
         """log of a bound on the weight of so many rounds at and above a loss: M^T e^(-tilt loss)."""
-        log_total = self._tilted(tilt)[1]
-        return rounds * log_total - tilt * loss + self._margin(rounds, log_total, tilt * loss)
+        _, log_total, error = self._tilted(tilt)
+        return rounds * (log_total + error) - tilt * loss + _SCALED * (rounds * abs(log_total) + abs(tilt * loss) + 1)
 
     def power(self, rounds: int, tilt: float, first: int, cells: int) -> Floats:
         """The weights of so many rounds at the losses first, first + 1, ..., each no less than the exact one."""
-        tilted, log_total = self._tilted(tilt)
+        tilted = self._tilted(tilt)[0]
         ring = np.bincount(self.cells % cells, tilted, minlength=cells)
         spectrum = np.fft.rfft(ring)
         power = np.ones_like(spectrum)
@@ -201,23 +202,19 @@ class _Round:
         norm = float(np.sqrt(ring @ ring))
         error = 4 * (rounds + 1) * (_TRANSFORM * math.log2(cells) + 3 * _UNIT) * norm
         # A line in the exponent: both of its ends with their margins.
-        low, high = (
-            rounds * log_total - at + self._margin(rounds, log_total, at)
-            for at in (tilt * self.width * first, tilt * self.width * (first + cells - 1))
-        )
+        low, high = (self.chernoff(rounds, tilt, self.width * at) for at in (first, first + cells - 1))
         scale = np.exp(np.minimum(np.linspace(low, high, cells), 600.0))
         return np.asarray((np.maximum(found, 0.0) + error) * scale * (1 + 1e-12))
 
-    def _margin(self, rounds: int, log_total: float, exponent: float) -> float:
-        """The relative error of T-fold weights: of the sums and exponents that they are scaled by."""
-        return rounds * _ROUNDING + 1e-13 * (1 + rounds * abs(log_total) + abs(exponent))
-
-    def _tilted(self, tilt: float) -> tuple[Floats, float]:
-        logs = np.log(self.weights) + tilt * self.width * self.cells
+    def _tilted(self, tilt: float) -> tuple[Floats, float, float]:
+        """Weights times e^(tilt loss) over their sum M, log M, and the relative error of one round of both."""
+        masses, exponents = np.log(self.weights), tilt * self.width * self.cells
+        logs = masses + exponents
         most = float(logs.max())
         tilted = np.exp(logs - most)
         total = float(tilted.sum())
-        return tilted / total, most + math.log(total)
+        error = _ROUNDING + 8 * _UNIT * float(np.max(np.abs(masses)) + np.max(np.abs(exponents)) + abs(most))
+        return tilted / total, most + math.log(total), error
 
 
 def _lines(lowest: int, highest: int) -> NDArray[np.int64]:
