@@ -7,6 +7,8 @@ measured here, agreeing with an accountant written in `test_composition.py`, and
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from workers.studies.accounting.federated import LocalTraining
@@ -68,3 +70,22 @@ def test_the_exact_composition_is_below_the_limit(
     training = LocalTraining(*row[:5])
     assert training.as_printed(interval=1e-3).mu_at(1e-5) == pytest.approx(operator, abs=1e-3)
     assert training.exact(interval=1e-3).mu_at(1e-5) == pytest.approx(poisson, abs=1e-3)
+
+
+CHARGED = [(TABLE_1[0], 2.367), (TABLE_1[8], 6.086), (TABLE_2[0], 2.628), (TABLE_3[1], 7.432)]
+
+
+@pytest.mark.parametrize(("row", "charged"), CHARGED)
+def test_what_a_ledger_is_charged_is_above_the_exact_mu_and_below_the_limit(
+    row: tuple[int, int, float, int, int, str], charged: float
+) -> None:
+    """Of add-or-remove neighbours with Poisson batches, as `exact`; the limit is of neighbours that replace."""
+    training = LocalTraining(*row[:5])
+    found = math.sqrt(training.charged.mu_squared)
+    assert found == pytest.approx(charged, abs=2e-3)
+    assert training.exact(interval=1e-3).mu_at(1e-5) < found < training.clt_mu
+
+
+def test_beyond_a_mu_of_ten_a_ledger_is_charged_as_if_nobody_were_sampled() -> None:
+    training = LocalTraining(*TABLE_3[5][:5])
+    assert training.charged.mu_squared == pytest.approx(training.steps / training.noise_multiplier**2)

@@ -3,7 +3,8 @@
 For usual settings (sampling rate q, noise multiplier sigma, rounds T): mu'^2 of the certified pair over
 q^2 T (e^(1/sigma^2) - 1), what the central limit theorem of Gaussian differential privacy says of it; the certified
 epsilon of these rounds alone over that of dp-accounting's privacy loss distributions; and the epsilon that a ledger
-states of the pair, over the same. Nothing is random.
+states of the pair, over the same. With `--full` also what a ledger is charged for the rounds of the papers' baselines,
+whose noise was chosen for the epsilon of these rounds alone. Nothing is random.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.sampled import sampled_epsilon, sampled_pair
 from workers.progress import ProgressCallback, silent
 from workers.studies.accounting.composition import poisson
+from workers.studies.accounting.sampled import noise_multiplier_of
 from workers.studies.rows import BenchRow
 
 QUICK: Final = ((Fraction(1, 100), 2.0, 1_000), (Fraction(1, 5), 3.0, 50))
@@ -32,6 +34,12 @@ FULL: Final = (
     (Fraction(1, 1_000), 0.8, 10_000),
 )
 """q, sigma, T: noisy SGD (60,000 records, batches of 256, 60 epochs), rounds of agents, little noise, rare samples."""
+
+STUDIES: Final = (
+    ("DP-FedAvg on MNIST", 1e-3, {0.5: (0.5, 8), 1.0: (0.5, 12), 2.0: (0.4, 30), 2.7: (0.4, 30), 4.3: (0.4, 40)}),
+    ("DP-FedSGD on Office-Caltech10", 1e-4, dict.fromkeys((0.5, 1.0, 2.0, 4.0), (0.2, 30))),
+)
+"""The tables of `labeler bench papers federated`: name, delta, and q and T at each epsilon."""
 
 DELTAS: Final = (1e-5, 1e-6)
 ROOMY: Final = 1e-12
@@ -51,7 +59,26 @@ def bench_sampled_training(*, full: bool = False, progress: ProgressCallback = s
     for done, (rate, sigma, rounds) in enumerate(settings):
         progress("settings", done, len(settings))
         rows += _rows(rate, sigma, rounds)
+    for name, delta, table in STUDIES if full else ():
+        for epsilon, (probability, rounds) in table.items():
+            rows.append(_study(name, epsilon, delta, probability, rounds))
     return rows
+
+
+def _study(name: str, epsilon: float, delta: float, probability: float, rounds: int) -> BenchRow:
+    """What a ledger is charged for rounds whose noise a study chose for their own epsilon."""
+    sigma = noise_multiplier_of(epsilon, delta, sampling_probability=probability, rounds=rounds)
+    charged = sampled_pair(1 / sigma, Fraction(probability).limit_denominator(1000), rounds)
+    return BenchRow(
+        name,
+        CHARGED,
+        "epsilon",
+        epsilon_of_delta(delta, math.sqrt(charged.mu_squared)),
+        epsilon=epsilon,
+        delta=delta,
+        reference=f"{epsilon:g}, certified of these rounds alone",
+        settings={"sigma": sigma, "sampling_rate": probability, "rounds": rounds},
+    )
 
 
 def _rows(rate: Fraction, sigma: float, rounds: int) -> list[BenchRow]:

@@ -43,11 +43,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
+from labeler.accounting.pair import Pair
+from labeler.accounting.sampled import sampled_pair
 from labeler.errors import InvalidSetting
 from workers.studies.accounting.composition import LOSS_INTERVAL, Composition, compose, poisson
 from workers.studies.accounting.tradeoff import Curve, Floats, SampledGaussian, envelope, of_pair, product
@@ -108,6 +111,11 @@ class LocalTraining:
     def exact(self, *, interval: float = LOSS_INTERVAL) -> Composition:
         """Poisson sampling with rate B / n, neighbours by adding or removing one record: what runs here."""
         return poisson(self.noise_multiplier, self.rate, self.steps, interval=interval)
+
+    @property
+    def charged(self) -> Pair:
+        """What a ledger is charged for what `exact` composes, certified."""
+        return sampled_pair(1 / self.noise_multiplier, Fraction(self.batch, self.records), self.steps)
 
     def replaced(self, *, interval: float = LOSS_INTERVAL) -> Composition:
         """Batches of exactly B without replacement, neighbours by replacing a record, noise sigma C for a 2 C move."""

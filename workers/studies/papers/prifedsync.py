@@ -159,6 +159,14 @@ def _accounting(printed: Printed, progress: ProgressCallback, *, full: bool) -> 
             },
         ),
     ]  # fmt: skip
+    charged = math.sqrt(training.charged.mu_squared)
+    found.append(
+        BenchRow(
+            printed.case, "charged to a ledger, Poisson batches", "mu", charged, level="instance",
+            epsilon=epsilon_of_delta(DELTA, charged), delta=DELTA, reference=reference,
+            settings=common | {"neighbours": "add or remove one, noise sigma * C"},
+        )
+    )  # fmt: skip
     if not full:
         return found
     taken = math.ceil(training.rounds * printed.sync_probability)
