@@ -2,11 +2,17 @@
 
 Every image must have its person, and exactly one: an image of nobody would be protected as somebody else's, or not at
 all. Names of people are read, turned into digests under the site's key, and forgotten; no message repeats one.
+
+One name is one person however it is written down in Unicode (composed or not: systems differ in file names) and
+whatever blanks stand around it. Nothing else is made equal: were two people taken for one, a record of one of them that
+leaves could let one of the other in, and the person level would hold for neither.
 """
 
 from __future__ import annotations
 
 import csv
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -55,7 +61,7 @@ class PersonColumn:
             InvalidSetting: the source has no such column.
         """
         if self.level is not None:
-            return _from_folders(images, self.level)
+            return _complete(images, _from_folders(images, self.level), f"--person-level {self.level}")
         if self.table is not None:
             return _from_table(images, self.table)
         return _from_column(images, str(self.column))
@@ -89,7 +95,7 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
                     f"{len(rows.fieldnames or ())} others"
                 )
             for row in rows:
-                name, person = row[FILE_COLUMN], (row[PERSON_COLUMN] or "").strip()
+                name, person = row[FILE_COLUMN], _one_name(row[PERSON_COLUMN] or "")
                 # Rows about images that are not here are another source's.
                 if name not in wanted:
                     continue
@@ -110,14 +116,19 @@ def _from_column(images: ImageSource, column: str) -> list[str]:
     return _complete(images, images.column(column), f"column {column!r}")
 
 
-def _complete(images: ImageSource, persons: list[str | None], where: str) -> list[str]:
-    missing = [name for name, person in zip(images.names, persons, strict=True) if not person]
+def _complete(images: ImageSource, persons: Sequence[str | None], where: str) -> list[str]:
+    named = [_one_name(person or "") for person in persons]
+    missing = [name for name, person in zip(images.names, named, strict=True) if not person]
     if missing:
         raise BadData(
-            f"{where} names nobody for {len(missing)} of {len(persons)} images: {_some(missing)}; name a person "
+            f"{where} names nobody for {len(missing)} of {len(named)} images: {_some(missing)}; name a person "
             "for each, or take those images out"
         )
-    return [str(person) for person in persons]
+    return named
+
+
+def _one_name(person: str) -> str:
+    return unicodedata.normalize("NFC", person).strip()
 
 
 def _some(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Groups of similar public images by spectral clustering: along the graph of nearest neighbours, not around centres.
 
 A digit or a kind of object fills a bent region of feature space. K-means cuts such a region where a ball ends; a walk
-over nearest neighbours stays in it. So each image is joined with its NEIGHBORS nearest images, A is the symmetric
+over nearest neighbours stays in it. So each image is joined with its `neighbors` nearest images, A is the symmetric
 adjacency of that graph and D its degrees, and images are told apart by the leading eigenvectors of D^-1/2 A D^-1/2,
 MORE_AXES more than there are groups, as rows of unit length (Ng, Jordan, Weiss 2001, "On spectral clustering");
 k-means divides those rows.
@@ -10,6 +10,12 @@ k-means divides those rows.
 solver that starts from one vector may find it too rarely. They are solved apart, and the largest values of all are
 taken. Where there are more pieces than groups (eleven photographs of one scene make a piece), the pieces themselves
 are grouped, each at its mean, as heavy as its images are many.
+
+**Small sets.** An edge to an image of another class is a bridge for the walk, and where a group holds few images most
+of an image's nearest are others'. So the number of neighbours follows from the images that there are for each group, a
+public number: LEAST_NEIGHBORS and one for each ten images, NEIGHBORS at most. Where there are fewer than FEW_IMAGES
+for each group no number of neighbours told classes apart as well as k-means of the images themselves, which then is
+what is done. All three were chosen on digits of USPS, 3 to 50 images for each of 10 and 20 groups.
 
 **Large sets.** Above MOST_LANDMARKS images a random sample of so many is grouped, and every other image joins the group
 of most of its nearest landmarks: time and memory stay those of the sample, plus one search.
@@ -35,6 +41,8 @@ from labeler.errors import InvalidSetting
 from labeler.jobs import MOST_SPECTRAL_GROUPS
 
 NEIGHBORS: Final = 10
+LEAST_NEIGHBORS: Final = 3
+FEW_IMAGES: Final = 12
 MORE_AXES: Final = 2
 """As chosen for `labeler bench ball` on digits of USPS and on training images held out."""
 
@@ -80,13 +88,24 @@ def spectral_groups(
     return groups
 
 
+def neighbors(images: int, count: int) -> int:
+    """How many nearest images each of so many is joined with, for so many groups; 0 where there is no walk."""
+    for_each = images // count
+    return 0 if for_each < FEW_IMAGES else min(NEIGHBORS, LEAST_NEIGHBORS + for_each // 10)
+
+
 def _groups(directions: Floats, count: int, seed: int, progress: Progress | None) -> NDArray[np.int64]:
     def told(done: int) -> None:
         if progress is not None:
             progress("Grouping public images", done, _STEPS)
 
     told(0)
-    graph = kneighbors_graph(directions, min(NEIGHBORS, len(directions) - 1), mode="connectivity")
+    joined = neighbors(len(directions), count)
+    if joined == 0:
+        groups = _k_means(directions, count, seed)
+        told(_STEPS)
+        return groups
+    graph = kneighbors_graph(directions, joined, mode="connectivity")
     graph = csr_matrix(graph.maximum(graph.T))
     told(1)
     pieces, piece_of = connected_components(graph, directed=False)
@@ -95,7 +114,7 @@ def _groups(directions: Floats, count: int, seed: int, progress: Progress | None
         sizes = np.bincount(piece_of)
         means = np.zeros((pieces, directions.shape[1]))
         np.add.at(means, piece_of, directions)
-        groups: NDArray[np.int64] = _k_means(means / sizes[:, None], count, seed, weights=sizes)[piece_of]
+        groups = _k_means(means / sizes[:, None], count, seed, weights=sizes)[piece_of]
     else:
         rows = _leading_vectors(graph, piece_of, count + MORE_AXES, seed)
         told(3)
@@ -142,9 +161,7 @@ def _solve(graph: Any, wanted: int, seed: int) -> tuple[NDArray[np.float64], NDA
     return values, vectors
 
 
-def _k_means(
-    rows: NDArray[np.float64], count: int, seed: int, *, weights: NDArray[np.integer] | None = None
-) -> NDArray[np.int64]:
+def _k_means(rows: Floats, count: int, seed: int, *, weights: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
     with warnings.catch_warnings():
         # Fewer different rows than groups: some groups stay empty, which the coverage tells.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -32,6 +32,9 @@ _STORE_BYTES: Final = 512 << 20
 _LEAST_STORE_BYTES: Final = 80 << 20
 """Ray takes no less."""
 
+_REGISTER_S: Final = 600
+"""How long one of its processes may take to begin; Ray gives a minute."""
+
 _REMOVALS: Final = 50
 _PAUSE_S: Final = 0.2
 
@@ -110,7 +113,12 @@ def open_cluster(*, beside: Path | None, address: str | None, cpus: int | None) 
             logging_level="error",
             object_store_memory=max(_LEAST_STORE_BYTES, min(_STORE_BYTES, machine // 8)),
             _temp_dir=str(folders[-1]),
-            _system_config={"automatic_object_spilling_enabled": False},
+            _system_config={
+                "automatic_object_spilling_enabled": False,
+                # On a busy machine an interpreter takes longer than the minute after which Ray begins another, which
+                # makes it busier: none of them ever comes to be there.
+                "worker_register_timeout_seconds": _REGISTER_S,
+            },
         )
     except Exception as error:
         remove_folders(folders)

@@ -18,6 +18,7 @@ from PIL import Image
 from feature_store import embedding, same_images
 from feature_store.backbones.pixels import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
+from feature_store.images import open_source
 from feature_store.manifest import read_manifest
 from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images, same_bytes
@@ -86,6 +87,30 @@ def test_folder_table_and_column_say_the_same_people(photos: Path, tmp_path: Pat
         assert [other for other in found[0] if found[0][other] == person] == [
             other for other in found[0] if other.split("/")[1] == name.split("/")[1]
         ]
+
+
+@pytest.mark.parametrize("way", ["folder", "table", "column"])
+def test_one_name_is_one_person_however_systems_write_it_and_two_names_are_two(
+    photos: Path, tmp_path: Path, way: str
+) -> None:
+    """A letter of one sign or of two, and blanks: one name, or its person would have a second m. Case tells apart."""
+    composed, other = "Zo\u00eb", "zo\u00eb"
+    written = [composed, "Zoe\u0308", f" {composed}\t", other]
+    source = open_source(photos)
+    if way == "folder":
+        for number, name in enumerate(written):
+            shutil.copytree(photos / "cat" / PEOPLE[0], tmp_path / "named" / f"{number}" / name)
+        found = PersonColumn(level=2).of(open_source(tmp_path / "named"))
+        assert found == [composed] * 6 + [other] * 2
+        return
+    if way == "table":
+        rows = "".join(f'{name},"{written[number % 4]}"\n' for number, name in enumerate(source.names))
+        (tmp_path / "people.csv").write_text(f"file,person\n{rows}", encoding="utf-8")
+        column = PersonColumn(table=tmp_path / "people.csv")
+    else:
+        _write_parquet(photos, tmp_path / "all.parquet", people=[written[number % 4] for number in range(12)])
+        source, column = open_source(tmp_path / "all.parquet"), PersonColumn(column="patient")
+    assert column.of(source) == [composed, composed, composed, other] * 3
 
 
 def test_people_are_kept_as_digests_under_a_key_of_the_sites_own(photos: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 from feature_store import spectral_groups as module
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.spectral_groups import spectral_groups
+from feature_store.spectral_groups import neighbors, spectral_groups
 from labeler.errors import InvalidSetting
 from labeler.jobs import MOST_SPECTRAL_GROUPS
 
@@ -131,3 +131,26 @@ def test_progress_tells_every_step_once(rng: np.random.Generator) -> None:
     told: list[tuple[int, int]] = []
     select_queries(features, strategy="spectral", count=2, progress=lambda _, done, total: told.append((done, total)))
     assert told == [(done, 4) for done in range(5)]
+
+
+def test_the_neighbours_follow_from_how_many_images_there_are_for_each_group() -> None:
+    assert [neighbors(images, 10) for images in (30, 119, 120, 199, 200, 500, 700, 100_000)] == [
+        0,
+        0,
+        4,
+        4,
+        5,
+        8,
+        10,
+        10,
+    ]
+    assert neighbors(1000, 100) == 0, "it is the images of a group that count, and not those of the set"
+
+
+def test_where_groups_hold_few_images_the_images_themselves_are_grouped(rng: np.random.Generator) -> None:
+    """Ten kinds of eight images: ten neighbours of each would be two of other kinds at least."""
+    kinds = np.repeat(np.arange(10), 8)
+    features = quantize(rng.normal(size=(10, 16))[kinds] + 0.3 * rng.normal(size=(80, 16)))
+    groups = spectral_groups(unit(features), 10, seed=1)
+    assert share_alike(groups, kinds) == 1
+    assert len(set(groups)) == 10
