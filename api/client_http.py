@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 
 from api.schema import Problem
+from feature_store.certificates import certificates_for
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 
 AGAIN = frozenset({429, 502, 503, 504})
@@ -84,7 +85,7 @@ class Connection:
     ) -> None:
         base = _checked(url)
         try:
-            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            context = certificates_for(base.scheme, None if ca_file is None else str(ca_file))
         except OSError as error:
             raise InvalidSetting(f"the CA file cannot be used: {error.strerror or 'malformed'}") from None
         self.url = url.rstrip("/")

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import httpx2
 
+from feature_store.certificates import certificates_for
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -83,7 +84,7 @@ class CoordinatorHttp:
         self._is_closed = threading.Event()
         self._connection = Connection(
             address,
-            certificates=_certificates(ca_file),
+            certificates=_certificates(httpx2.URL(address).scheme, ca_file),
             read_timeout_s=read_timeout_s,
             # A proxy of the environment is for the network, never for this machine.
             is_near=_is_loopback(httpx2.URL(address).host),
@@ -152,9 +153,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _certificates(ca_file: str | None) -> ssl.SSLContext:
+def _certificates(scheme: str, ca_file: str | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return certificates_for(scheme, ca_file)
     except (OSError, ssl.SSLError):
         raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
 
