@@ -138,11 +138,6 @@ def largest_advantage(mu: float) -> float:
     return float(2 * ndtr(mu / 2) - 1)
 
 
-def mu_of_advantage(advantage: float) -> float:
-    """The mu whose largest advantage that is."""
-    return float(2 * ndtri((1 + min(max(advantage, 0.0), 1 - 1e-15)) / 2))
-
-
 def _is_refuted(mu: float, correct: int, guesses: int, canaries: int, tau: float) -> bool:
     right, wrong = tau * correct / canaries, tau * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):

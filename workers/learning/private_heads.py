@@ -124,34 +124,6 @@ class FittedHeads:
         return f"FittedHeads(<weights redacted>, shape={self.head.shape})"
 
 
-def private_heads(
-    features: NDArray[np.floating],
-    labels: NDArray[np.integer],
-    negatives: NDArray[np.floating],
-    *,
-    terms: LocalHeadTerms,
-    source: ByteSource,
-    head_map: PublicMap | None = None,
-    score_map: PublicMap | None = None,
-) -> PrivateHeads:
-    """Fit both heads to a client's records and release them under noise, once.
-
-    Args:
-        features: the client's records as stored (int16 / 2048), shape (n, stored); n may be 0.
-        labels: shape (n,), 0 to num_classes - 1.
-        negatives: public images that are nobody's, as stored, shape (terms.num_negatives, stored).
-        terms: the mechanism and its price.
-        source: the client's secret randomness for this release and nothing else.
-        head_map: public map for the head; by default the negatives' centre and axes, to terms.head_dimension.
-        score_map: likewise for the certainty head, to terms.score_dimension.
-
-    Raises:
-        InvalidSetting: shapes, labels or dimensions do not fit the terms.
-    """
-    fitted = fit_heads(features, labels, negatives, terms=terms, head_map=head_map, score_map=score_map)
-    return fitted.released(terms, source=source)
-
-
 def fit_heads(
     features: NDArray[np.floating],
     labels: NDArray[np.integer],

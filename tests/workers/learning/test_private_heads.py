@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from scipy.stats import chi2
 
 from labeler.errors import BadData, InvalidSetting
 from labeler.local_heads import LocalHeadTerms
-from labeler.randomness import os_source, seeded_source
-from workers.learning.private_heads import PrivateHeads, fit_heads, private_heads
+from labeler.randomness import ByteSource, os_source, seeded_source
+from workers.learning.private_heads import PrivateHeads, fit_heads
 from workers.learning.public_map import PublicMap, plain_map
 from workers.studies.learning.head_noise import solve_noise
 
@@ -31,6 +32,13 @@ TERMS = LocalHeadTerms(
     head_regularisation=0.05,
     score_regularisation=0.05,
 )
+
+
+def private_heads(
+    features: Any, labels: Any, negatives: Any, *, terms: LocalHeadTerms, source: ByteSource, **maps: Any
+) -> PrivateHeads:
+    """Both heads of a client, released once."""
+    return fit_heads(features, labels, negatives, terms=terms, **maps).released(terms, source=source)
 
 
 def photographs(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -167,10 +167,12 @@ def test_a_retry_sends_the_same_bytes_from_the_kept_model(
     for place in (
         "workers.voting.ensemble.train_head",
         "workers.voting.blind_average.train_rows",
-        "workers.learning.private_heads.private_heads",
+        "workers.learning.private_heads.fit_rows",
     ):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("trained again"))
     again = agent_for(shard, models).answer(asked, batch)
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        agent_for(shard, InMemoryModels()).answer(asked, batch)
     assert [share.share.fingerprint() for share in first] == [share.share.fingerprint() for share in again]
 
 
