@@ -171,6 +171,10 @@ def sums_means(task: Asked) -> bool:
 
 def contribution_in_words(task: Asked) -> str:
     """What an agent contributes, for people."""
+    if task.training is not None and task.training.sampled is not None:
+        if task.training.sampled.unit == "record":
+            return "in each step the clipped gradients of a secret sample of its records"
+        return "in each step its clipped update of the model, or zero where its secret coin said no"
     if task.attributes_per_record is not None:
         most = task.votes_of_a_record
         each = "all of them" if most == task.num_classes else f"the first {most} of each"

@@ -154,4 +154,4 @@ def test_what_sampled_training_cannot_have_is_refused_with_a_reason(
 def test_an_audit_of_sampled_training_is_refused_clearly(labeler, tmp_path) -> None:
     result = labeler("audit", task_file(tmp_path), "--out", tmp_path / "audit")
     assert result.code == 2
-    assert "no adversary here attacks method federated" in " ".join(result.err.split())
+    assert "no adversary of an audit was made for method federated" in " ".join(result.err.split())

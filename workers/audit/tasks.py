@@ -28,20 +28,13 @@ def read_task(
         fingerprint: for a task file.
 
     Raises:
-        InvalidTask: there is no task there, it is out of bounds, it is about attributes, or nothing here attacks its
-            method.
+        InvalidTask: there is no task there, it is out of bounds, or it is about attributes.
     """
     task = _read(path, agents=agents, queries=queries, classes=classes, fingerprint=fingerprint)
     if task.attributes_per_record is not None:
         raise InvalidTask(
             "attributes_per_record: an audit knows adversaries against one class per record, and none against "
             "attributes; audit the task with one class per record, whose votes are cast by the same neighbours"
-        )
-    if task.traits.is_sampled:
-        raise InvalidTask(
-            f"no adversary here attacks method {task.method}: what its steps open hangs on secret samples, and an "
-            "attack that does not use that would find next to nothing and show nothing; its certificate is attacked "
-            "in the suite (tests/workers/voting/test_federated.py)"
         )
     return task
 
