@@ -181,7 +181,10 @@ def on_grid(theta: NDArray[np.float64]) -> NDArray[np.float64]:
     squares = np.zeros(theta.shape[1])
     for row in theta:
         squares += row * row
-    shorter = theta * np.minimum(1.0, LONGEST_COLUMN / np.maximum(np.sqrt(squares) * (1 + MARGIN), 1.0))
+    lengths = np.sqrt(squares) * (1 + MARGIN)
+    # A little shorter than the longest, so that a model that was shortened is not shortened again.
+    factors = np.where(lengths > LONGEST_COLUMN, LONGEST_COLUMN * (1 - 2.0**-20) / np.maximum(lengths, 1.0), 1.0)
+    shorter = theta * factors
     return np.asarray(np.trunc(shorter * THETA_UNIT) / THETA_UNIT)
 
 

@@ -129,6 +129,11 @@ class Training(BaseModel):
             raise ValueError(
                 "training.max_records means nothing where training is sampled: a record comes or goes in any case"
             )
+        if not 1e-3 <= self.clip_norm <= 1e3:
+            raise ValueError(
+                "training.clip_norm must lie between 0.001 and 1000 where training is sampled, for the grid that "
+                f"gradients lie on; found {self.clip_norm:g}"
+            )
         if self.iterations > MOST_STEPS:
             raise ValueError(
                 f"training.iterations must be at most {MOST_STEPS} where training is sampled, since each step is a "

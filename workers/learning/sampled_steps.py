@@ -51,13 +51,14 @@ def sampled_gradients(
         terms: of the step.
         source: the agent's secret source of this step's coins.
     """
-    total = np.zeros((terms.rows, terms.num_classes), dtype=np.int64)
+    # Whole numbers of any size: no number of records wraps around.
+    total = np.zeros((terms.rows, terms.num_classes), dtype=object)
     drawn, at = coins(source, count, terms), 0
     for rows, labels in blocks:
         slopes = clipped_slopes(rows, labels, theta, terms)
         slopes *= drawn[at : at + len(rows), None]
         at += len(rows)
-        total += np.rint(rows.T @ slopes).astype(np.int64)
+        total = total + np.rint(rows.T @ slopes).astype(np.int64).astype(object)
     return on_ball(total.astype(np.float64) / (UNIT * UNIT) / terms.clip, terms.reach)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
+from labeler.federated import check_model
 from labeler.linear_model import axes_of
 from labeler.methods.federated import step_sum, step_terms
 from labeler.methods.sensitivity import training_of
@@ -28,11 +29,18 @@ def step_ballots(task: Task, batch: QueryBatch, records: Records, *, source: Byt
         batch: one step's rows, with the public model.
         records: the agent's; all of them, since a cut would let one record replace another.
         source: the agent's secret source of this round's coins, at its beginning.
+
+    Raises:
+        InvalidSetting: no public model.
+        BadData: it is not one of this task.
     """
     training, terms = training_of(task), step_terms(task)
     sampled = training.sampled
     if sampled is None or batch.model is None:
         raise InvalidSetting("a step of sampled training is asked with the public model that it begins from")
+    # Said before the charge by `Agent.check`, and again here, of public numbers alone: beyond its grid a model could
+    # make one record's scores infinite, and with them the sum.
+    check_model(batch.model, task)
     axes, rows = axes_of(task, batch.features), records.trainable(len(records))
     if sampled.unit == "record":
         vector = sampled_gradients(rows_on_grid(rows, axes), rows.count, batch.model, terms=terms, source=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.batch import QueryBatch
-from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.federated import StepTerms, final_model, model_before, on_grid
+from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
+from labeler.federated import StepTerms, check_model, final_model, model_before, on_grid
 from labeler.methods.federated import check_step, step_sum, step_terms
 from labeler.public_axes import PublicAxes
 from labeler.randomness import keyed_source
@@ -217,6 +218,25 @@ def test_the_ball_holds_an_agents_sum_however_many_records_it_has() -> None:
     drawn = Drawn(np.ones(500, bool))
     vector = sampled_gradients(rows_on_grid(rows, None), 500, some_model(asked), terms=terms, source=drawn)
     assert np.linalg.norm(vector) == pytest.approx(25.0)
+
+
+def test_a_model_that_was_shortened_is_one_that_may_be_asked_about() -> None:
+    asked = task()
+    for seed, size in itertools.product(range(50), (1.0, 1e5, 1e9)):
+        model = on_grid(np.random.default_rng(seed).normal(size=(asked.rows, CLASSES)) * size)
+        assert np.array_equal(on_grid(model), model)
+        check_model(model, asked)
+        assert np.linalg.norm(model, axis=0).max() <= 2.0**15
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e300, 2.0**20, 1e-9])
+def test_after_the_charge_a_model_beyond_its_grid_gets_silence_whatever_the_records_are(number: float) -> None:
+    asked = task()
+    model = np.zeros((asked.rows, CLASSES))
+    model[0, 0] = number
+    for count in (0, 1, 30):
+        with pytest.raises(BadData, match="the public model of a step"):
+            step_ballots(asked, batch_of(asked, model), records(count), source=keyed_source(bytes(32), is_seeded=True))
 
 
 def test_numbers_beyond_the_clip_and_steps_without_a_model_are_refused() -> None:
