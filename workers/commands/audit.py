@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -108,16 +109,17 @@ def _show(document: dict[str, Any], page: Path) -> None:
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
-    table = Table(show_edge=False, padding=(0, 1))
-    table.add_column("adversary", overflow="fold")
+    # No lines between columns: eight of them fit 80 characters.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("adversary", no_wrap=True)
     for heading in (
         "wrong\nwithout",
         "wrong\nwith",
         "advan-\ntage",
-        "mu\nat least",
+        "mu at\nleast",
         "epsilon\nat least",
-        "moved\nepsilon",
-        "of what is\npromised",
+        "at most\n(moved)",
+        "of\npromise",
     ):
         table.add_column(heading, justify="right")
     for one, found in zip(facts["attempts"], findings["findings"], strict=True):
@@ -133,7 +135,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
         )
     table.add_section()
     table.add_row(
-        "promised, at most", "", "", f"{findings['promised_advantage']:.3f}", f"{findings['promised_mu']:.3f}",
+        "promised", "", "", f"{findings['promised_advantage']:.3f}", f"{findings['promised_mu']:.3f}",
         f"{findings['promised_epsilon']:.3f}", "", "",
     )  # fmt: skip
     console = Console(highlight=False)

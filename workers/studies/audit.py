@@ -28,6 +28,7 @@ _MODEL: Final = {"method": "blind-average", "max_queries": 65}
 CASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     "knn": ({"method": "knn", "k": 5, "max_queries": 100}, tuple(ADVERSARIES)),
     "knn, winners": ({"method": "knn", "k": 50, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
+    "knn, winners of few votes": ({"method": "knn", "k": 5, "max_queries": 100, "release": "winner"}, (STRONGEST,)),
     "reverse-knn": ({"method": "reverse-knn", "k": 1, "max_queries": 200}, (STRONGEST, ONE_RUN)),
     "ensemble": ({"method": "ensemble", "max_queries": 100}, (STRONGEST,)),
     "softmax, records bounded": (_MODEL | {"training": _KEPT}, (STRONGEST,)),
