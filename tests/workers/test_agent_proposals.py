@@ -103,6 +103,7 @@ def test_budget_is_set_aside_for_31_days_at_most(site: Site) -> None:  # noqa: F
         ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
         ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level: the site's budget does not cover"),
         ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),
+        ({}, {"attributes_per_record": 2}, "the shard holds one class per record"),
         ({}, {"until": NOW.timestamp() - 1}, "the proposal has expired"),
     ],
 )

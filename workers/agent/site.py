@@ -212,6 +212,7 @@ def _described(task: Task, names: Mapping[str, list[str]]) -> dict[str, Any]:
         "instance_epsilon": cost.instance.to_json()["epsilon"],
         "person_epsilon": None if cost.person is None else cost.person.to_json()["epsilon"],
         "records_per_person": task.records_per_person,
+        **({} if task.attributes_per_record is None else {"attributes_per_record": task.attributes_per_record}),
         "agent_epsilon": cost.agent.to_json()["epsilon"],
         "delta": task.delta,
     }

@@ -232,7 +232,10 @@ def _say_task(task: Mapping[str, Any], home: Path) -> None:
     )
     _line("name", task["name"])
     _line("asks", f"{task['queries']} questions, answered by {task['method']}; the {task['release']} is opened")
-    _line("classes", shown)
+    most = task.get("attributes_per_record")
+    _line("classes" if most is None else "has any of", shown)
+    if most is not None:
+        _line("", f"an image votes for {min(most, len(classes))} of those that it has at most")
     _line("epsilon", f"{_epsilon(task['instance_epsilon'])} per image, {person}")
     _line("", f"{_epsilon(task['agent_epsilon'])} for this site as a whole (delta {task['delta']:g})")
     parties = "3 talliers; this site adds none" if task["noise_by"] == "talliers" else f"{task['agents']} agents"
