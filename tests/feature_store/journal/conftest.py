@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
@@ -43,6 +44,17 @@ class Place:
     def close(self) -> None:
         while self.opened:
             self.opened.pop().close()
+
+
+def refuses(database: Database, *statements: str) -> None:
+    """The database itself refuses each; what is refused changes nothing, so all of them meet the one journal."""
+    for statement in statements:
+        try:
+            with database.write() as connection:
+                connection.exec_driver_sql(statement)
+        except IntegrityError:
+            continue
+        pytest.fail(f"{database.dialect} took {statement}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
