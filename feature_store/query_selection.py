@@ -212,13 +212,15 @@ def _along_neighbors(
     features: NDArray[np.int16], count: int, seed: int, progress: Callable[[str, int, int], None] | None
 ) -> NDArray[np.int64]:
     """Spectral groups of the different images, in the order in which they come; copies are where their image is."""
-    from feature_store.spectral_groups import spectral_groups
+    from feature_store.spectral_groups import neighbors, spectral_groups
 
     _, first, copy_of = np.unique(features, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    directions = _leading_directions(features[first[order]], 4 * count, seed)
+    # Where there are too few images for a walk, along the components in which `clustered` groups them.
+    wanted = 4 * count if neighbors(len(order), count) else count // 4
+    directions = _leading_directions(features[first[order]], wanted, seed)
     groups = spectral_groups(directions, count, seed=seed, progress=progress)
     return groups[place[copy_of.ravel()]]
 

@@ -154,3 +154,10 @@ def test_where_groups_hold_few_images_the_images_themselves_are_grouped(rng: np.
     groups = spectral_groups(unit(features), 10, seed=1)
     assert share_alike(groups, kinds) == 1
     assert len(set(groups)) == 10
+
+
+def test_a_small_set_is_asked_as_clustered_asks_it(rng: np.random.Generator) -> None:
+    features = quantize(rng.normal(size=(110, 24)))
+    asked = [select_queries(features, strategy=way, count=10, seed=3) for way in ("spectral", "clustered")]
+    assert np.array_equal(asked[0].assignment, asked[1].assignment)
+    assert np.array_equal(asked[0].features, asked[1].features)
