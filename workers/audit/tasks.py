@@ -28,18 +28,8 @@ def read_task(
         fingerprint: for a task file.
 
     Raises:
-        InvalidTask: there is no task there, it is out of bounds, or it is about attributes.
+        InvalidTask: there is no task there, or it is out of bounds.
     """
-    task = _read(path, agents=agents, queries=queries, classes=classes, fingerprint=fingerprint)
-    if task.attributes_per_record is not None:
-        raise InvalidTask(
-            "attributes_per_record: an audit knows adversaries against one class per record, and none against "
-            "attributes; audit the task with one class per record, whose votes are cast by the same neighbours"
-        )
-    return task
-
-
-def _read(path: Path, *, agents: int | None, queries: int | None, classes: tuple[str, ...], fingerprint: str) -> Task:
     if path.is_dir():
         return _stored(path / ".job" / "plan.json", "the folder of a run", agents, queries)
     if path.suffix == ".json":

@@ -35,6 +35,14 @@ def test_a_task_file_a_runs_folder_and_a_services_answer_name_the_task(tmp_path:
         read_task(tmp_path / "nothing.json", agents=None, queries=None, classes=())
 
 
+def test_a_task_about_attributes_is_read_and_attacked(tmp_path: Path, around: Callable[..., Surroundings]) -> None:
+    stored = audited_task(attributes_per_record=2)
+    (tmp_path / "task.json").write_text(json.dumps(stored.model_dump(mode="json")))
+    task = read_task(tmp_path / "task.json", agents=None, queries=None, classes=())
+    attack = ADVERSARIES["natural-chosen"].prepare(around(task))
+    assert attack.trial(0, present=True) != attack.trial(0, present=False)
+
+
 @pytest.mark.parametrize("release", ["histogram", "winner"])
 def test_a_students_labels_are_attacked_as_well(
     release: str, around: Callable[..., Surroundings], monkeypatch: pytest.MonkeyPatch
