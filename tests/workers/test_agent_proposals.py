@@ -162,8 +162,8 @@ def test_a_proposal_that_cannot_be_judged_is_declined_in_silence_and_the_next_on
 ) -> None:
     real = durable_ledger.round_charges
 
-    def charges(task: Any, size: int) -> Any:
-        return real(task, size) if task.nonce == "good" else size // 0
+    def charges(task: Any, size: int, **more: Any) -> Any:
+        return real(task, size, **more) if task.nonce == "good" else size // 0
 
     monkeypatch.setattr(durable_ledger, "round_charges", charges)
     propose(site, proposal(site, "job-1", nonce="bad"))
