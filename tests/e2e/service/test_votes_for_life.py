@@ -53,6 +53,15 @@ def test_every_image_votes_once_in_its_life_and_jobs_are_answered_on_and_on(
 ) -> None:
     with for_life.client() as client:
         tasks = [make_task(client) for _ in range(3)]
+        # One job that would take all that an image has: sites refuse it before a charge, until they say otherwise.
+        fingerprint = tasks[0].task["backbone_fingerprint"]
+        sent = client.submit(tasks[0].task_id, features=digit_features[:QUERIES], backbone_fingerprint=fingerprint)
+        refused = client.wait(sent.job_id)
+        assert refused.state == "refused"
+        assert all("allow.life_job_share" in why for why in refused.declined.values())
+        assert len(refused.declined) == 3
+        for policy in for_life.home.glob("agents/*/policy.toml"):
+            policy.write_text(policy.read_text().replace("life_job_share = 0.25", "life_job_share = 1.0"))
         for task in tasks:
             assert task.price.life is not None
             assert (task.price.life.votes, task.price.instance_charge_nano) == (1, 1)
