@@ -39,7 +39,7 @@ def test_a_task_about_attributes_is_read_and_attacked(tmp_path: Path, around: Ca
     stored = audited_task(attributes_per_record=2)
     (tmp_path / "task.json").write_text(json.dumps(stored.model_dump(mode="json")))
     task = read_task(tmp_path / "task.json", agents=None, queries=None, classes=())
-    attack = ADVERSARIES["natural-chosen"].prepare(around(task))
+    attack = ADVERSARIES["poisoned-chosen"].prepare(around(task))
     assert attack.trial(0, present=True) != attack.trial(0, present=False)
 
 
