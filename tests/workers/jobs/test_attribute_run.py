@@ -26,7 +26,6 @@ from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.round_store import RoundsInMemory
-from workers.audit.tasks import read_task
 from workers.jobs.labelling import LabellingJob, run_job
 from workers.jobs.predicting import predict_images
 from workers.jobs.student import read_job, score_student
@@ -215,9 +214,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(shapes: Path, tmp
         run(shapes, tmp_path / "d" / "out", text=TASK.replace('"knn"', '"reverse-knn"'))
     with pytest.raises(InvalidSetting, match="one class per record"):
         shard_pool(Shard.open(shapes / "a.shard"), seed=1)
-    (tmp_path / "audit.toml").write_text(TASK.replace("k = 5", "k = 5\nattributes_per_record = 2"))
-    with pytest.raises(InvalidTask, match="none against attributes"):
-        read_task(tmp_path / "audit.toml", agents=3, queries=5, classes=NAMES)
 
 
 def _public(images: Path, folder: Path, classes: tuple[str, ...]) -> Path:
