@@ -7,6 +7,9 @@ Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histog
   the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent) are measured on it;
 * **planned**: what the product does by itself: `labeler.asking` from public facts (1,000 records of an agent assumed),
   student `planned`;
+* **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
+  `workers.studies.rivals`), whose labels of the public images the student `followed` reads; axes chosen for each
+  server on the other three;
 * **without noise**: sigma 1 vote, which moves nothing.
 
 `SPLITS` splits x `DRAWS` draws of noise each, all by the real round (workers.studies.office_caltech). The mean over
@@ -17,6 +20,7 @@ assignment of largest likelihood, noise as stated.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +30,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from feature_store.quantize import quantize
 from feature_store.shard import Shard
-from feature_store.students import StudentKind
+from feature_store.students import Learners, NoisyAnswers, StudentKind, fit_student
 from labeler.asking import questions_for
 from labeler.planning import price
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
+from workers.studies.data_sets import Split
 from workers.studies.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
+from workers.studies.rivals.least_squares import LeastSquares
+from workers.studies.rivals.office_worlds import office_domains, office_world
+from workers.studies.rivals.world import World
 from workers.studies.rows import BenchRow
 
 EPSILONS: Final = (0.05, 0.1, 0.3, 1.0)
 BEFORE: Final = {0.05: 15, 0.1: 20, 0.3: 20, 1.0: 15}
 """Clusters per epsilon that `labeler bench office-caltech` chose."""
 
+AXES: Final = (8, 10, 16)
 COUNTS: Final = (10, 20)
 KINDS: Final[tuple[StudentKind, ...]] = ("averaged", "matched", "prototypes")
 SPLITS: Final = 10
@@ -65,6 +75,7 @@ def bench_answers(
     """
     shards = embed_domains(data_folder(data), progress)
     study = _Study(Arena(shards), shards, SPLITS if full else 2, TUNING_SPLITS if full else 1)
+    domains = office_domains(data, progress)
     epsilons = EPSILONS if full else (EPSILONS[0], EPSILONS[-1])
     rows: list[BenchRow] = []
     for number, epsilon in enumerate(epsilons):
@@ -77,6 +88,11 @@ def bench_answers(
             asked = {server: replace(one, colluding_agents=colluding) for server, one in chosen.items()}
             rows += study.measure("leave one server out", asked, epsilon=epsilon)
         rows += study.measure("planned", planned, epsilon=epsilon)
+        rows += [
+            row
+            for colluding in (0, 1)
+            for row in class_means(domains, epsilon, colluding, splits=SPLITS if full else 2)
+        ]
         rows += [study.bound(server, epsilon, colluding) for colluding in (0, 1) for server in DOMAINS]
     progress("Answers", len(epsilons), len(epsilons) + 1)
     rows += study.measure("as before, without noise", before)
@@ -140,6 +156,56 @@ class _Study:
         ]
         told: dict[str, object] = {"clusters": classes, "student": "largest likelihood"}
         return _row(server, "bound: classes known, to be matched", np.array(right), task, None, told)
+
+
+def class_means(domains: dict[str, Split], epsilon: float, colluding: int, *, splits: int) -> list[BenchRow]:
+    """A row for each server, and one for their mean, of class means whose labels the public images refine."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for server in DOMAINS:
+        for split in range(splits):
+            world = office_world(domains, server, split, colluding_agents=colluding)
+            learners = Learners(quantize(world.public), num_classes=world.num_classes)
+            for axes in AXES:
+                found.setdefault((server, axes), []).extend(_means_of(world, learners, axes, epsilon))
+    taken = {
+        server: max(AXES, key=lambda axes: sum(float(np.mean(found[one, axes])) for one in DOMAINS if one != server))
+        for server in DOMAINS
+    }
+    runs = {server: np.array(found[server, axes]) for server, axes in taken.items()}
+    runs[MEAN] = np.mean(list(runs.values()), axis=0)
+    return [
+        BenchRow(
+            case=case,
+            method=f"class means, colluding {colluding}",
+            metric=_METRIC,
+            value=float(one.mean()),
+            sd=float(one.std(ddof=1)),
+            epsilon=epsilon,
+            delta=DELTA,
+            level="instance",
+            settings={"axes": taken.get(case), "student": "followed", "colluding_agents": colluding, "runs": len(one)},
+        )
+        for case, one in runs.items()
+    ]
+
+
+def _means_of(world: World, learners: Learners, axes: int, epsilon: float) -> list[float]:
+    scored, public = len(world.test), learners.features
+    predict = LeastSquares(axes, math.inf, 0.0).fit(world)
+    right = []
+    for draw in range(DRAWS):
+        said = predict(epsilon, draw)[scored:]
+        answers = NoisyAnswers(
+            features=public,
+            labels=said,
+            total_sigma_votes=0.0,
+            num_classes=world.num_classes,
+            agents=len(world.holdings),
+            assignment=np.arange(len(public)),
+        )
+        student = fit_student("followed", answers, public, num_classes=world.num_classes, learners=learners)
+        right.append(100 * float((student.predict(world.test.inputs) == world.test.labels).mean()))
+    return right
 
 
 def draw_answers(rows: list[BenchRow], folder: Path) -> Path:

@@ -103,7 +103,7 @@ def test_votes_for_clusters_are_the_ballots_of_the_product() -> None:
 def test_the_noise_is_the_least_that_is_certified_for_all_rounds_together(epsilon: float, releases: int) -> None:
     spec = sum_at(epsilon, delta=1e-4, dimension=160, agents=3, colluding_agents=1, releases=releases)
     assert epsilon_bound(composed(spec, releases), 1e-4) <= epsilon
-    finer = FineSum(160, spec.largest_norm, 1.0, spec.sigma * spec.grid / (spec.grid + 1), 3, 1, 0, spec.grid + 1)
+    finer = FineSum(160, spec.largest_norm, 1.0, spec.sigma * spec.grid / (spec.grid + 1), 3, 1, 0, grid=spec.grid + 1)
     assert epsilon_bound(composed(finer, releases), 1e-4) > epsilon
     once = spec.event()
     assert composed(spec, releases).mu_squared == releases * once.mu_squared
