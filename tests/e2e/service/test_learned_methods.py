@@ -118,6 +118,25 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
     assert np.array_equal((rows @ weights[:-1] + 0.1 * weights[-1]).argmax(axis=1), labels)
 
 
+def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_unknown_agents(
+    learning: Service, digit_features: np.ndarray, tmp_path: Path
+) -> None:
+    """Two of three agents may collude: among agents one share of noise is left, among talliers two."""
+    with learning.client() as client:
+        task = make_task(client, "blind-average", dishonest_talliers=1)
+        by_agents = make_task(client, "blind-average", colluding_agents=2)
+        job = submit(client, task, digit_features[:QUERIES])
+        assert client.wait(job).state == "completed"
+        path = client.model(job, tmp_path / "model.safetensors")
+        labels = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))["label"].to_numpy()
+    assert task.price.dishonest_talliers == 1
+    assert task.price.instance_epsilon == pytest.approx(by_agents.price.instance_epsilon, rel=1e-3)
+    assert np.mean(labels == load_digits().target[:QUERIES]) > 0.6
+    with safe_open(path, framework="numpy") as file:
+        card = json.loads(file.metadata()["labeler"])["privacy_card"]
+    assert (card["holds"], card["dishonest_talliers"]) == (True, 1)
+
+
 def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
