@@ -15,6 +15,7 @@ from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect
 from labeler.methods import Method, ReleaseKind
+from labeler.methods.sensitivity import unit_in_words
 from labeler.noise_choice import hint, noise_choices
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
@@ -84,6 +85,7 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
         "agents": task.agents,
         "max_dropouts": task.max_dropouts,
         **({} if task.ballot_radius is None else {"ballot_radius": task.ballot_radius}),
+        **({"unit": unit_in_words(task)} if task.traits.is_sampled else {}),
         "expected_accuracy": expected.to_json(),
         "warning": expected.warning,
         "noise_hint": "" if request.dishonest_talliers is not None else hint(task),

@@ -169,6 +169,12 @@ def sums_means(task: Asked) -> bool:
     return task.training is not None and task.training.learner == "means"
 
 
+def unit_in_words(task: Asked) -> str:
+    """What `sigma_votes` counts in, for people, where it is not votes."""
+    sampled = None if task.training is None else task.training.sampled
+    return f"times what one {'record' if sampled is None else sampled.unit} can change"
+
+
 def contribution_in_words(task: Asked) -> str:
     """What an agent contributes, for people."""
     if task.training is not None and task.training.sampled is not None:

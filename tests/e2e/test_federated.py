@@ -155,3 +155,23 @@ def test_an_audit_of_sampled_training_is_refused_clearly(labeler, tmp_path) -> N
     result = labeler("audit", task_file(tmp_path), "--out", tmp_path / "audit")
     assert result.code == 2
     assert "no adversary of an audit was made for method federated" in " ".join(result.err.split())
+
+
+def test_a_plan_prices_steps_and_says_of_whom_a_coin_is_tossed(labeler) -> None:
+    arguments = ("plan", "--method", "federated", "--queries", 5, "--steps", 20, "--rate", 0.2, "--sigma", 4, "--json")
+    by_record, by_agent = (
+        json.loads(labeler(*arguments, "--unit", unit).out) for unit in ("record", "agent")
+    )  # fmt: skip
+    assert by_record["queries"] == 100
+    assert by_record["instance"]["epsilon"] < by_agent["instance"]["epsilon"]
+    assert by_agent["agent"]["epsilon"] < by_agent["instance"]["epsilon"]
+    assert (by_record["unit"], by_agent["unit"]) == (
+        "times what one record can change",
+        "times what one agent can change",
+    )
+    assert "An agent moves a step by at most one clip" in " ".join(
+        labeler(*arguments[:-1], "--unit", "agent").out.split()
+    )
+    alone = labeler("plan", "--method", "federated", "--queries", 5, "--steps", 20, "--sigma", 4)
+    assert alone.code == 2
+    assert "--steps and --rate go together" in alone.err

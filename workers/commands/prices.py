@@ -231,7 +231,7 @@ def _print_plan(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(table)
     traits = METHODS[result["method"]]
-    unit = "votes" if traits.counts else "times what one record can change"
+    unit = "votes" if traits.counts else result.get("unit", "times what one record can change")
     added = (
         "each agent adds all of it to what it learnt"
         if traits.has_local_noise

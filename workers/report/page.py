@@ -13,7 +13,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.methods.sensitivity import contribution_in_words
+from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from workers.report import words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors
 from workers.report.confused import confusion_table
@@ -198,7 +198,7 @@ def _price_rows(report: JobReport) -> list[dict[str, Any]]:
 def _settings(report: JobReport) -> list[tuple[str, str]]:
     task = report.task
     traits = task.traits
-    unit = "votes" if traits.counts else "times what one record can change"
+    unit = "votes" if traits.counts else unit_in_words(task)
     opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
     rows = [
         ("Task", task.name),

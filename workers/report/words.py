@@ -6,7 +6,7 @@ import math
 
 from labeler.epsilon_words import say_epsilon
 from labeler.jobs import AnswerStatus
-from labeler.methods.sensitivity import sums_means
+from labeler.methods.sensitivity import sums_means, unit_in_words
 from labeler.task import Task
 from workers.report.attributes import AttributeReport
 from workers.report.class_totals import class_totals
@@ -181,7 +181,7 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             "So nobody else's noise is counted on, and agents that collude weaken nothing.",
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
-    unit = "votes per class of a question" if task.traits.counts else "times what one record can change"
+    unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
     if task.noise_by == "talliers":
         return _noise_of_talliers(task, unit)
     hidden, everyone = task.noise_contributors, task.agents
