@@ -150,7 +150,7 @@ def label_case(
         noisy_votes=noisy,
         assignment=questions.assignment,
     )
-    labelled = label_images(answers, features, rows=questions.rows)
+    labelled = label_images(answers, features, rows=questions.rows, kind="planned")
     predicted = labelled.probabilities.argmax(axis=1)
     return task, labelled.probabilities.max(axis=1), predicted == truth
 
