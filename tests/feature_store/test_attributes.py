@@ -254,3 +254,15 @@ def test_a_folder_in_celebas_layout_is_known_by_its_table(celeba: Path) -> None:
     (celeba / "img_align_celeba").rename(celeba / "images")
     with pytest.raises(InvalidSetting, match="no folder 'img_align_celeba'"):
         open_source(celeba)
+
+
+def test_the_command_takes_a_table_or_celebas_folder_and_tells_its_attributes(celeba: Path, tmp_path: Path) -> None:
+    own, out = celeba / "img_align_celeba", tmp_path / "csv.shard"
+    told = embed_images(own, "pixels:4", out, attributes=_csv(tmp_path), classes=("Young", "Bald"))
+    assert told["classes"] == ["Young", "Bald"]
+    assert told["records"] == 6
+    told = embed_images(celeba, "pixels:4", tmp_path / "train.shard", split="train")
+    assert (told["records"], told["classes"]) == (3, list(NAMES))
+    assert Shard.open(tmp_path / "train.shard").has_attributes
+    with pytest.raises(InvalidSetting, match="goes with a folder of images"):
+        embed_images(tmp_path / "table.csv", "pixels:4", tmp_path / "x.shard", attributes=tmp_path / "table.csv")
