@@ -151,10 +151,16 @@ def test_what_sampled_training_cannot_have_is_refused_with_a_reason(
     assert not (tmp_path / "job" / ".job" / "journal.sqlite").exists()
 
 
-def test_an_audit_of_sampled_training_is_refused_clearly(labeler, tmp_path) -> None:
-    result = labeler("audit", task_file(tmp_path), "--out", tmp_path / "audit")
+def test_an_audit_attacks_steps_that_sample_records_and_refuses_those_that_sample_agents(labeler, tmp_path) -> None:
+    out = tmp_path / "audit"
+    attack = ("--adversary", "poisoned-chosen", "--runs", 2, "--noise-seed", 1, "--out", out)
+    result = labeler("audit", task_file(tmp_path), *attack, "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["facts"]["task"]["max_queries"] == STEPS * 65
+    by_agent = TASK.replace("rate = 0.25", 'rate = 0.25\nunit = "agent"')
+    result = labeler("audit", task_file(tmp_path, by_agent), *attack)
     assert result.code == 2
-    assert "no adversary of an audit was made for method federated" in " ".join(result.err.split())
+    assert "no adversary was made for other levels, units or views" in " ".join(result.err.split())
 
 
 def test_a_plan_prices_steps_and_says_of_whom_a_coin_is_tossed(labeler) -> None:

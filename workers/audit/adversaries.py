@@ -29,6 +29,7 @@ from workers.audit.life import LifeAttack
 from workers.audit.observers import KnownVotes, Observer, StudentNumbers, learn
 from workers.audit.pipeline import Pipeline, Seen
 from workers.audit.poison import dimension_of, model_queries, poisoned
+from workers.audit.steps import StepVotes
 from workers.audit.surroundings import Surroundings
 from workers.audit.worlds import Records, Scene, Worlds
 from workers.voting.records import select_records
@@ -103,6 +104,8 @@ class SceneAttack:
         task, canary = self.scene.task, self.scene.canaries[0]
         worlds = [self.worlds.with_canaries(present) for present in ((), (0,))]
         if self._around.view == "release":
+            if task.traits.is_sampled:
+                return StepVotes(task, canary, self.scene.batch)
             if task.traits.has_local_noise:
                 most = task.records_per_person
                 return heard_heads(

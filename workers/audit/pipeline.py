@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from labeler.answered import IN_PROCESS
 from labeler.batch import QueryBatch
-from labeler.batching import round_charges
+from labeler.batching import total_charges
 from labeler.budget import Account
 from labeler.contribution import on_grid
 from labeler.errors import LabelerError, ProtocolViolation
+from labeler.federated import model_before
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release
@@ -106,7 +107,7 @@ class Pipeline:
 
     Args:
         task: the task.
-        batch: all its questions.
+        batch: all its questions; of a model that is trained in steps, the rows of each.
         is_level: colluding agents keep the first two classes level, see `Levelling`.
         engine: index engine of the agents.
     """
@@ -114,7 +115,7 @@ class Pipeline:
     def __init__(self, task: Task, batch: QueryBatch, *, is_level: bool = False, engine: str = "numpy") -> None:
         self._is_level = is_level
         self._task, self._batch, self._engine = task, batch, engine
-        self._charges = round_charges(task, len(batch))
+        self._charges = total_charges(task, [len(batch)] * task.steps)
         self._enrolled = tuple(f"agent-{number:04d}" for number in range(1, task.agents + 1))
         self._names = self._enrolled[: task.quorum]
         self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
@@ -131,11 +132,15 @@ class Pipeline:
             for name in (*self._names, *self._noisy)
         }
         agents = self.agents(world, is_seeded=seed is not None)
-        asked = [self._batch]
-        seen = [self._job(agents, keys, self._batch, is_seeded=seed is not None)]
+        steps = [QueryBatch(self._batch.features, len(self._batch) * step) for step in range(self._task.steps)]
+        seen = self._job(agents, keys, steps, is_seeded=seed is not None)
+        asked = steps
+        if self._task.traits.is_sampled:
+            # What a step is asked with is not in its digest: as the job has asked, so is what colluders have said.
+            asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
         for batch in self._beyond(agents):
             with suppress(LabelerError):
-                seen.append(self._job(agents, keys, batch, is_seeded=seed is not None))
+                seen += self._job(agents, keys, [batch], is_seeded=seed is not None)
                 asked.append(batch)
         return Seen(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
 
@@ -172,7 +177,9 @@ class Pipeline:
     def _beyond(self, agents: Sequence[Agent]) -> list[QueryBatch]:
         """The task's questions again, as often as the agents let themselves be charged for them: they must refuse."""
         features = self._batch.features
-        found = []
+        found: list[QueryBatch] = []
+        if self._task.traits.is_sampled:
+            return found  # a step is asked with a model that only the job before it can make
         for place in range(min(_MORE_LIVES, features.shape[1])):
             again = features.copy()
             again[-1, place] += 1 if again[-1, place] < 0 else -1  # another batch: other noise around the same votes
@@ -186,33 +193,36 @@ class Pipeline:
             found.append(batch)
         return found
 
-    def _job(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch, *, is_seeded: bool) -> Release:
+    def _job(
+        self, agents: Sequence[Agent], keys: dict[str, bytes], batches: Sequence[QueryBatch], *, is_seeded: bool
+    ) -> list[Release]:
         task, folder = self._task, Path(tempfile.mkdtemp(prefix="audit-"))
         try:
             with open_run_journal(folder) as journal:
                 kept = KeptRounds(folder, self._names, talliers=self._noisy, secrets=keys)
                 parties = RunParties(
-                    task, [batch], agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
+                    task, list(batches), agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
                 )
                 order = Order(
-                    job_id=hashlib.sha256(batch.digest.encode()).hexdigest()[:16],
+                    job_id=hashlib.sha256(batches[0].digest.encode()).hexdigest()[:16],
                     task=task,
                     agents=self._enrolled,
-                    batches=(batch,),
+                    batches=tuple(batches),
                     caps=self._charges,
-                    images=len(batch),
+                    images=len(batches[0]),
                     strategy="all",
                     count=None,
                     seed=0,
                 )
                 job = journal.begin(order, parties.agent_keys, {})
-                run_rounds(journal, job, batch.features, parties, is_seeded=is_seeded)
-                release = journal.release(job.job_id, 0)
+                run_rounds(journal, job, batches[0].features, parties, is_seeded=is_seeded)
+                found = [journal.release(job.job_id, number) for number in range(len(batches))]
         finally:
             shutil.rmtree(folder)
-        if release is None:
+        releases = [one for one in found if one is not None]
+        if len(releases) < len(batches):
             raise ProtocolViolation("a job of an audit ended without a release; this is a defect of this program")
-        return release
+        return releases
 
     def _known_noise(self, agents: Sequence[Agent], keys: dict[str, bytes], batch: QueryBatch) -> NDArray[np.float64]:
         task = self._task

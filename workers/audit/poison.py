@@ -38,7 +38,7 @@ Directions = NDArray[np.float64]
 def dimension_of(task: Task) -> int:
     """How many numbers a feature of this task has; free but for methods that say."""
     if task.traits.asks_for_a_model:
-        return task.max_queries - 1
+        return task.rows - 1
     # One number more than heads look at, for questions that lie nearly elsewhere.
     return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
 
@@ -56,6 +56,8 @@ def poisoned(
         queries: those that are asked anyway; None lets the adversary choose them.
     """
     dimension = dimension_of(task)
+    if task.traits.is_sampled:
+        return _of_steps(task, dimension)
     if task.traits.is_priced_by_training and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
@@ -142,6 +144,18 @@ def _of_models(
     one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 0))
     others = (one,) * (task.agents - 1)
     return Scene(task, level, agents=(found.stay, *others), canaries=(found.unit,), queries=queries)
+
+
+def _of_steps(task: Task, dimension: int) -> Scene:
+    """A canary whose gradient is as long as the clip, and others whose gradients are orthogonal to it at every model.
+
+    Gradients are slopes times rows (x, 1), and the rows of x and -x are orthogonal: so nobody's secret samples hide the
+    canary's.
+    """
+    one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 1))
+    other = Records(-one.features, _labels(1, 0))
+    queries = model_queries(dimension)
+    return Scene(task, "instance", agents=(other,) * task.agents, canaries=(one,), queries=queries)
 
 
 def _questions_of_heads(task: Task, dimension: int, rng: np.random.Generator) -> NDArray[np.int16]:

@@ -18,7 +18,7 @@ View = Literal["release", "student"]
 """What is looked at: what was opened, or the labels of a student that learnt from it."""
 
 
-ATTACKED: Final = frozenset[Method]({"knn", "reverse-knn", "ensemble", "blind-average", "aux-distill"})
+ATTACKED: Final = frozenset[Method]({"knn", "reverse-knn", "ensemble", "blind-average", "aux-distill", "federated"})
 """Methods for which records and questions that move them most were thought of. Another one would be attacked with those
 of a method that it is not, prove nothing, and look safe: so it is refused until somebody adds its adversary."""
 
@@ -38,6 +38,12 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
         raise InvalidSetting(
             "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
             f"agent is known for method {task.method}; audit it at level instance or person"
+        )
+    sampled = None if task.training is None else task.training.sampled
+    if sampled is not None and (level != "instance" or view != "release" or sampled.unit != "record"):
+        raise InvalidSetting(
+            "of training in steps an audit attacks one record in the release of steps that sample records (unit = "
+            '"record"); no adversary was made for other levels, units or views'
         )
     if view == "student" and task.attributes_per_record is not None:
         raise InvalidSetting("no student is looked at that learnt attributes; audit the release (--view release)")

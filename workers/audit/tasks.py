@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from labeler.errors import InvalidTask
+from labeler.methods import METHODS
 from labeler.task import Task, parse_task
 from workers.audit.poison import DIMENSION
 from workers.jobs.task_file import read_task_file
@@ -37,7 +38,7 @@ def read_task(
     file = read_task_file(path)
     asked = queries or file.queries.count
     if asked is None:
-        asked = DIMENSION + 1 if file.task.method == "blind-average" else QUERIES
+        asked = DIMENSION + 1 if METHODS[file.task.method].asks_for_a_model else QUERIES
     return file.resolve(
         classes=classes,
         agents=agents or AGENTS,

@@ -63,7 +63,7 @@ class Scene:
             is the canary.
         canaries: at the first agent, each all that comes or goes together: one record, those of a person, or all that
             the agent has.
-        queries: int16, shape (max_queries, dimension).
+        queries: int16, shape (max_queries, dimension); of a model that is trained in steps, the rows of each.
         apart: whether no two canaries move the same numbers of the sum, so that their noise is independent.
         is_level: whether colluding agents keep the first two classes level (`workers.audit.pipeline.Levelling`).
         seed: of record ids and the order of rows.
@@ -79,7 +79,7 @@ class Scene:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.agents) != self.task.agents or not self.canaries or len(self.queries) != self.task.max_queries:
+        if len(self.agents) != self.task.agents or not self.canaries or len(self.queries) != self.task.rows:
             raise InvalidSetting("a scene has the task's agents and questions, and at least one canary")
         if self.level == "agent" and (len(self.canaries) != 1 or len(self.agents[0])):
             raise InvalidSetting("an agent that is the canary has no records that stay, and there is one of it")

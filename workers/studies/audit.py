@@ -39,6 +39,20 @@ CASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
         (STRONGEST,),
     ),
     "class means": (_MODEL | {"training": {"learner": "means", "axes": 64}}, (STRONGEST,)),
+    "federated, 10 steps": (
+        {
+            "method": "federated",
+            "max_queries": 170,
+            "training": {
+                "min_records": 50,
+                "regularisation": 1e-3,
+                "iterations": 10,
+                "clip_norm": 0.5,
+                "sampled": {"rate": 0.3, "learning_rate": 0.1},
+            },
+        },
+        (STRONGEST,),
+    ),
     "aux-distill, records bounded": (
         {
             "method": "aux-distill",
