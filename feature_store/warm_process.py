@@ -51,6 +51,7 @@ IDLE_S: Final = 60.0
 _TRIES = 3
 _MOST_BYTES = 2**17
 _BEGUN = b"begun"
+_NOT_BEGUN = b"not begun"
 _KILL = b"kill"
 
 
@@ -177,8 +178,12 @@ def start_warm_process(module: str, *arguments: str, stdin: IO[bytes] | None = N
             is_sent = _caller.call(order, [theirs.fileno(), *([] if stdin is None else [stdin.fileno()])])
         if is_sent:
             with suppress(ConnectionResetError):
-                if line.recv(16) == _BEGUN:
+                told = line.recv(16)
+                if told == _BEGUN:
                     return WarmProcess(line)
+                if told == _NOT_BEGUN:  # others run in forks of it, so it stays
+                    line.close()
+                    break
             _caller.forget()
         line.close()
     raise Unavailable("a process of its own cannot be started for this: memory may be short; it is tried again")
@@ -208,11 +213,18 @@ def _serve(control: socket.socket, loaded: Sequence[str]) -> None:
                     if not order:
                         return  # the caller is gone; forks end with this process
                     line = socket.socket(fileno=handles[0])
-                    pid = os.fork()
+                    try:
+                        pid = os.fork()
+                    except OSError:  # memory is short, or there are too many processes
+                        pid = -1
                     if pid == 0:
                         _become(json.loads(order), handles[1:])
                     for handle in handles[1:]:
                         os.close(handle)
+                    if pid < 0:
+                        with line, suppress(OSError):
+                            line.send(_NOT_BEGUN)
+                        continue
                     running[pid] = line
                     selector.register(line, selectors.EVENT_READ, pid)
                     with suppress(OSError):

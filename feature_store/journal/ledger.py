@@ -93,6 +93,11 @@ class Ledger:
         self._charged_without: dict[Level, frozenset[str]] | None = None
         """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchors()
+        self._untold: Head | None = None
+        if elsewhere is not None and anchored and not database.is_read_only:
+            # It may have been out of reach when this was written last.
+            self._untold = self.head()
+            self.remember()
 
     @property
     def database(self) -> Database:
@@ -356,6 +361,20 @@ class Ledger:
             found = self._book.hash_at(held, head.seq)
         check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
 
+    def remember(self) -> None:
+        """Tell every anchor how far this ledger has come, where one of them could not be told when it did.
+
+        Whoever repeats a step finds it done, and would go on though a witness knows nothing of it: so it asks here.
+
+        Raises:
+            Unavailable: one cannot be written.
+        """
+        if self._untold is None:
+            return
+        for anchor in self._anchors:
+            anchor.remember(self._untold)
+        self._untold = None
+
     def _check_anchors(self) -> None:
         for anchor in self._anchors:
             self._check_anchor(anchor)
@@ -402,9 +421,8 @@ class Ledger:
         first, head = self._book.append(held, kind, reservation_id, rows, detail)
 
         def remember() -> None:
-            for anchor in self._anchors:
-                anchor.remember(head)
-            self._known_head = head
+            self._known_head = self._untold = head
+            self.remember()
 
         # The last head of a transaction stands for those before it.
         self._database.after_commit(remember, last_of=("head", id(self)))

@@ -62,6 +62,7 @@ _ORDERS: tuple[Order, Order] = ("remove", "add")
 _MOST_EPSILON = 600.0
 _LEAST_MASS = 1e-35
 _LEAST_MU, _MOST_MU = 1e-3, 10.0  # less is charged as that; epsilons of 50 and more are not looked at
+_LEAST_RATE = 1e-12  # less is charged as that: its losses are beyond what doubles tell apart
 _ROUND_UP = Fraction(1, 10**6)
 
 
@@ -172,7 +173,7 @@ def _epsilon(losses: Losses, delta: float) -> float:
 @lru_cache(maxsize=16)
 def _profiles(mu: float, sampling_rate: Fraction, rounds: int, least: float) -> tuple[Losses, Losses] | None:
     """Both orders; None where everybody's price holds instead. The divergence grows with q, which is rounded up."""
-    probability = math.nextafter(float(sampling_rate), 1.0)
+    probability = max(math.nextafter(float(sampling_rate), 1.0), _LEAST_RATE)
     if probability > 1 - 1e-3 or mu > MOST_MU:
         return None
     remove, add = (composed(mu, probability, rounds, order, least) for order in _ORDERS)

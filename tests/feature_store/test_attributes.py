@@ -132,6 +132,7 @@ def test_a_malformed_csv_is_refused_by_its_line_and_no_image_is_named(
         ("2\nBald Young\nsecret.jpg 1 -1\n", "states 2 images in its first line and has 1"),
         ("1\nBald Young\nsecret.jpg 1 -1 1\n", "line 3: 3 values for 2 attributes"),
         ("1\nBald Bald\nsecret.jpg 1 -1\n", "all different"),
+        ("9" * 5000 + "\nBald Young\nsecret.jpg 1 -1\n", "and has 1; it was cut short"),
         ("", "line 1: the number of images"),
     ],
 )

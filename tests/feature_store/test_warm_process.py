@@ -18,6 +18,7 @@ import pytest
 
 from feature_store import warm_process
 from feature_store.warm_process import Ending, start_warm_process
+from tests.feature_store.warm_without_forks import NO_MORE
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a new process is started")
 EXAMPLE = "tests.feature_store.warm_example"
@@ -180,3 +181,28 @@ def test_a_call_that_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(warm_process, "__name__", "tests.no_such_module")
     with pytest.raises(Unavailable, match="tried again"):
         start_warm_process(EXAMPLE, str(tmp_path / "one"), "0")
+
+
+def test_where_no_more_can_be_forked_a_call_is_refused_and_those_that_run_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else a shortage while one job begins ended every other, which was then said to have been too much."""
+    from labeler.errors import Unavailable
+
+    warm_process._caller.forget()
+    monkeypatch.setattr(warm_process, "LOADED", ("tests.feature_store.warm_without_forks",))
+    running = start_warm_process(EXAMPLE, str(tmp_path / "one"), "sleep")
+    pid, before = wait_for(tmp_path / "one")["pid"], server()
+    NO_MORE.touch()
+    try:
+        with pytest.raises(Unavailable, match="tried again"):
+            start_warm_process(EXAMPLE, str(tmp_path / "two"), "0")
+    finally:
+        NO_MORE.unlink()
+    assert ended(start_warm_process(EXAMPLE, str(tmp_path / "three"), "0")) == 0
+    assert server() == before
+    assert running.poll() is None
+    assert not is_gone(pid)
+    running.kill()
+    running.wait(60)
+    warm_process._caller.forget()

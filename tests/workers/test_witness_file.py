@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, JournalBehind
@@ -107,3 +111,41 @@ def test_a_witness_in_the_home_is_none(site: LifeSite, where: str) -> None:
     make(site, Path(where.replace("HOME", str(site.home))))
     with pytest.raises(InvalidSetting, match="an absolute path outside the home"):
         witness_of(site.home, read_agent_config(site.home))
+
+
+def test_nothing_is_answered_whose_charge_the_witness_was_not_told_of_however_often_it_is_asked(
+    site: LifeSite, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    witness = tmp_path / "elsewhere" / "agent.head"
+    witness.parent.mkdir()
+    make(site, witness)
+    running = site.run()
+    site.answer(site.ask_for_life(votes=4, nonce="first"))
+    # Its disk is there and takes nothing any more.
+    witness.rename(tmp_path / "aside")
+    witness.mkdir()
+    ask = site.ask_for_life(votes=4, nonce="second")
+    site.send(ask)
+    assert not site.refusals(1)[0].is_final
+    site.send(ask)  # charged by now: what is asked again would be answered
+    end = time.monotonic() + 20
+    while not any("could not be handled" in one.getMessage() for one in caplog.records):
+        assert time.monotonic() < end, "waited 20 s for the agent to wait"
+        mail = [one for name in site.talliers for one in site.relay.mail_of(name)]
+        assert ask.round.digest not in {one.header.round_digest for one in mail}
+        time.sleep(0.02)
+    witness.rmdir()
+    (tmp_path / "aside").rename(witness)
+    site.shares(ask, 1)
+    running.end()
+    assert witness.read_bytes() == (site.home / "journal.head").read_bytes()
+
+
+def test_a_witness_that_was_out_of_reach_is_told_at_the_next_start(tmp_path: Path) -> None:
+    witness = tmp_path / "elsewhere.head"
+    with closing(open_database(tmp_path / "agent.db", anchor=tmp_path / "own.head", allow_unsynced=True)) as database:
+        Ledger(database, clock=lambda: NOW, elsewhere=witness)
+        Ledger(database, clock=lambda: NOW).open_account("agent:a", "instance", 100)
+        assert witness.read_bytes() != (tmp_path / "own.head").read_bytes()
+        Ledger(database, clock=lambda: NOW, elsewhere=witness)
+        assert witness.read_bytes() == (tmp_path / "own.head").read_bytes()

@@ -173,6 +173,7 @@ class AgentDesk:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
     def _handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+        self._ledger.check_witnesses()
         now = self._clock()
         turn = DeskTurn(now.timestamp())
         turn.rounds, self._waiting = self._waiting, []

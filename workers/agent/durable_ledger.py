@@ -86,6 +86,14 @@ class DurableLedger:
         self._asked_by = AskedBy(database)
         self._opened: Policy | None = None
 
+    def check_witnesses(self) -> None:
+        """Nothing is answered whose charge a witness of the journal was not told of.
+
+        Raises:
+            Unavailable: one cannot be told now.
+        """
+        self._ledger.remember()
+
     def open_accounts(self) -> Policy:
         """Open the accounts with the caps of the policy as it is now, and return it.
 

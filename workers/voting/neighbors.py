@@ -74,13 +74,17 @@ class NeighborVotes:
             return votes
         index = self._index_of(records)
         most = task.attributes_per_record
-        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k if most is None else k * task.num_classes)):
-            labels = records.all_labels[index.search(batch.features[block], k).rows]
-            votes[block] = (
-                knn_ballots(labels, num_classes=task.num_classes)
-                if most is None
-                else attribute_ballots(labels, most=most)
-            )
+        each = 1 if most is None else task.num_classes
+        for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
+            rows = index.search(batch.features[block], k).rows
+            # What a record votes for hangs on that record alone, so parts of the neighbours add up.
+            for part in _blocks(k, NEIGHBORS_AT_ONCE // each):
+                labels = records.all_labels[rows[:, part]]
+                votes[block] += (
+                    knn_ballots(labels, num_classes=task.num_classes)
+                    if most is None
+                    else attribute_ballots(labels, most=most)
+                )
         return votes
 
     def reverse_knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:

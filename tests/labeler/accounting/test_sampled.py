@@ -70,6 +70,16 @@ def test_a_price_is_cached_grows_with_every_argument_and_never_exceeds_the_unsam
     assert sampled_pair(0.5, Fraction(1, 20), 100) is sampled_pair(0.5, Fraction(1, 20), 100)
 
 
+@pytest.mark.parametrize("rounds", [1, 500])
+@pytest.mark.parametrize("mu", [1e-4, 1.0, 5.0])
+def test_a_rate_below_what_doubles_tell_apart_is_charged_as_the_least_that_they_do(mu: float, rounds: int) -> None:
+    least = sampled_pair(mu, Fraction(1, 10**12), rounds)
+    for rate in (2**-64, 1e-300, 5e-324):
+        assert sampled_pair(mu, Fraction(rate), rounds) == least
+        of_least = sampled_epsilon(mu, Fraction(1, 10**12), rounds, 1e-5)
+        assert sampled_epsilon(mu, Fraction(rate), rounds, 1e-5) == of_least < math.inf
+
+
 def test_an_event_states_the_mu_of_one_round_and_the_price_of_all() -> None:
     event = IntegerSampled(
         squared_sensitivity=1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import resource
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from labeler.ballots import attribute_ballots
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.contribution import input_shares
@@ -431,3 +433,25 @@ def files_of_at_most(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_counting_attributes_of_all_records_needs_no_more_memory_for_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A k beyond all of them would else have told, by whether an answer comes, how many fit into memory."""
+    monkeypatch.setattr("workers.voting.neighbors.NEIGHBORS_AT_ONCE", 2**16)
+    names = [f"attribute {number}" for number in range(200)]
+    task = task_of(method="knn", k=1_000_000, classes=names, attributes_per_record=3)
+    peaks = []
+    for count in (5_000, 40_000):
+        rng = np.random.default_rng(0)
+        labels = (rng.random((count, len(names)), dtype=np.float32) < 0.1).astype(np.int16)
+        features = quantize(rng.normal(size=(count, DIMENSION)))
+        records = Records(features, np.arange(count), labels, "version")
+        tracemalloc.start()
+        votes = NeighborVotes(dimension=DIMENSION, engine="numpy").knn(task, batch_of(task), records)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert np.array_equal(votes[0], attribute_ballots(labels[None], most=3)[0])
+    # An index and k places of it are some 100 bytes a record; with all labels it would be 5,000.
+    assert peaks[1] - peaks[0] < 35_000 * 1_000
