@@ -193,11 +193,12 @@ def one_record_in_words(task: Asked) -> str | None:
     if task.training is None:
         return None
     if task.training.sampled is not None:
-        who = "a record" if task.training.sampled.unit == "record" else "an agent"
+        by_record = task.training.sampled.unit == "record"
         return (
-            f"{who} moves a step by at most one clip, and takes part in it with a chance of "
-            f"{task.training.sampled.rate:g} that nobody else learns: that is counted on where {who} comes or goes, "
-            "and not at the other level"
+            f"{'a record' if by_record else 'an agent'} moves a step by at most one clip, and takes part in it with a "
+            f"chance of {task.training.sampled.rate:g} that nobody else learns: that is counted on where it comes or "
+            "goes, and "
+            + ("not at the other level" if by_record else "twice where one of its records changes what it adds")
         )
     most = kept_bound(task)
     if sums_means(task):

@@ -25,11 +25,12 @@ from labeler.errors import BadData, BudgetExceeded, PrivacyRefusal, ProtocolViol
 from labeler.federated import check_model
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
+from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.tally import round_of
-from labeler.task import Task, parse_task
+from labeler.task import Level, Task, parse_task
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
@@ -190,3 +191,22 @@ def test_a_step_is_not_asked_before_those_it_follows_from_are_opened() -> None:
     assert np.all(job.model_asked(rounds[1]) < 0)
     with pytest.raises(BadData, match="before those that it follows from are opened"):
         job.model_asked(rounds[2])
+
+
+@pytest.mark.parametrize(
+    ("unit", "sampled", "words"),
+    [
+        ("record", {"instance"}, "comes or goes, and not at the other level"),
+        ("agent", {"instance", "agent"}, "comes or goes, and twice where one of its records changes what it adds"),
+    ],
+)
+def test_what_is_said_of_the_coin_is_what_is_charged(unit: str, sampled: set[Level], words: str) -> None:
+    fields = task().model_dump(mode="json") | {"sigma_votes": 60.0}
+    training = fields["training"] | {"radius": 1.0}
+    of_rate = {
+        rate: parse_task(fields | {"training": training | {"sampled": {"rate": rate, "unit": unit}}})
+        for rate in (0.1, 1.0)
+    }
+    drawn, everybody = (round_charges(one, ROWS) for one in of_rate.values())
+    assert {level for level in drawn if drawn[level] < everybody[level]} == sampled
+    assert words in (one_record_in_words(of_rate[0.1]) or "")
