@@ -24,6 +24,7 @@ class Sampled(BaseModel):
 
     Attributes:
         rate: q, the chance with which a record, or an agent, takes part in a step; drawn anew, and secretly, in each.
+            Noise is divided by it, so that with hardly any the first step, which pays for all, would leave no model.
         unit: "record": an agent sums the clipped gradients of the records it has drawn (DP-FedSGD). "agent": an agent
             that has drawn itself contributes its clipped update (DP-FedAvg).
         learning_rate: of a gradient step: the coordinator's, or each of an agent's own where the unit is the agent.
@@ -33,7 +34,7 @@ class Sampled(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    rate: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
     unit: Literal["record", "agent"] = "record"
     learning_rate: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0

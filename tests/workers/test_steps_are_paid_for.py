@@ -21,8 +21,8 @@ from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
-from labeler.errors import BadData, BudgetExceeded, PrivacyRefusal, ProtocolViolation
-from labeler.federated import check_model
+from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation
+from labeler.federated import check_model, model_before
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.methods.sensitivity import one_record_in_words
@@ -210,3 +210,23 @@ def test_what_is_said_of_the_coin_is_what_is_charged(unit: str, sampled: set[Lev
     drawn, everybody = (round_charges(one, ROWS) for one in of_rate.values())
     assert {level for level in drawn if drawn[level] < everybody[level]} == sampled
     assert words in (one_record_in_words(of_rate[0.1]) or "")
+
+
+@pytest.mark.parametrize(
+    ("unit", "changes"),
+    [
+        ("record", {"rate": 1e-6}),
+        ("record", {"rate": 1e-6, "learning_rate": 1e6, "momentum": 0.999999}),
+        ("agent", {"rate": 1e-6, "momentum": 0.999999}),
+    ],
+)
+def test_no_task_that_is_taken_makes_a_model_that_its_agents_refuse(unit: str, changes: dict[str, float]) -> None:
+    """Its first step has paid for all."""
+    fields = task().model_dump(mode="json")
+    training = fields["training"] | {"clip_norm": 1e3, "min_records": 1, "sampled": {"unit": unit} | changes}
+    asked = parse_task(fields | {"training": training})
+    opened = Release("histogram", np.zeros(ROWS, np.int16), np.full((ROWS, 2), 1e12), frozenset({"a"}), is_seeded=True)
+    for steps in range(STEPS):
+        check_model(model_before(asked, [opened] * steps), asked)
+    with pytest.raises(InvalidTask, match=r"training\.sampled\.rate"):
+        parse_task(fields | {"training": training | {"sampled": {"unit": unit, "rate": 1e-300}}})
