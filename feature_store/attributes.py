@@ -77,6 +77,12 @@ class AttributeSource(FolderSource):
         # Every file counts here, in whatever folder: a label comes from the table.
         everything = sorted([*self.names, *(skipped.source for skipped in self.left_out)])
         self.left_out: tuple[Skipped, ...] = ()
+        # A table among the images is none of them.
+        tables = (one.resolve() for one in (table, table.with_name(CELEBA_SPLITS)))
+        beside = {one.relative_to(self._path).as_posix() for one in tables if one.is_relative_to(self._path)}
+        everything = [name for name in everything if name not in beside]
+        if not everything:
+            raise BadData(f"folder {images.name!r} holds a table of attributes and no image")
         if split is not None:
             belongs = _read_split(table.with_name(CELEBA_SPLITS), split)
             everything = [name for name in everything if name in belongs]

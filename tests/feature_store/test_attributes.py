@@ -103,6 +103,14 @@ def test_a_site_may_keep_the_whole_table_and_has_a_row_for_each_of_its_own_image
     assert _said(public)["secret.jpg"] == (-1, -1, -1)
 
 
+def test_a_table_among_the_images_is_none_of_them(celeba: Path, tmp_path: Path) -> None:
+    images = celeba / "img_align_celeba"
+    assert _said(_embedded(AttributeSource(images, _csv(images)), tmp_path / "own.shard")).keys() == TRUTH.keys()
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(BadData, match="a table of attributes and no image"):
+        AttributeSource(tmp_path / "alone", _csv(tmp_path / "alone"))
+
+
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
