@@ -36,9 +36,9 @@ from labeler.evidence.document import (
     Unit,
 )
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import contribution_in_words
+from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
-from labeler.planning import METHOD, PrivacyStatement, price
+from labeler.planning import METHOD, METHOD_OF_SAMPLES, PrivacyStatement, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
 
@@ -54,6 +54,11 @@ UNITS: Final[dict[StatedLevel, tuple[Unit, str]]] = {
 ACCOUNTING: Final = (
     f"{METHOD}: mu^2 adds up over rounds (Dong, Roth, Su 2022; fully adaptive: Smith, Thakurta 2022); derivation in "
     "labeler.accounting.integer and labeler.budget"
+)
+
+ACCOUNTING_OF_SAMPLES: Final = (
+    f"{METHOD_OF_SAMPLES}: all steps of a task are one pair of mu^2 and a rest of at most 1e-28 of it, which add up; "
+    "derivation in labeler.accounting.sampled and labeler.accounting.pair"
 )
 
 MEANING: Final = (
@@ -281,7 +286,7 @@ def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
 
 def _mechanism(task: Task) -> Mechanism:
     traits = METHODS[task.method]
-    unit = "votes" if traits.counts else "times what one record can change"
+    unit = "votes" if traits.counts else unit_in_words(task)
     whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
     if task.dishonest_talliers is not None:
         whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
@@ -296,7 +301,7 @@ def _mechanism(task: Task) -> Mechanism:
             f"nobody can subtract, on a grid of {task.scale} units"
         ),
         proof=proof_of(task.method, traits),
-        accounting=ACCOUNTING,
+        accounting=ACCOUNTING_OF_SAMPLES if traits.is_sampled else ACCOUNTING,
         colluding_agents=task.colluding_agents,
         talliers=task.talliers,
         quorum=task.quorum,

@@ -72,11 +72,11 @@ def _reserve_twice(patch: Patch) -> None:
 def _open_without_posting(patch: Patch) -> None:
     store = storing.Storer._store
 
-    def skipping(self: Any, job: Any, one: Any, connection: Any) -> bool:
+    def skipping(self: Any, job: Any, one: Any, connection: Any, prices: Any) -> bool:
         if isinstance(one, Post):
             head = self._ledger.head(connection=connection)
             return storing.steps.set_posted(connection, job.record.job_id, one.number, head.seq)
-        return store(self, job, one, connection)
+        return store(self, job, one, connection, prices)
 
     patch.setattr(storing.Storer, "_store", skipping)
 
@@ -94,8 +94,8 @@ def _send_before_committing(patch: Patch) -> None:
 def _contributors_in_memory_only(patch: Patch) -> None:
     store = storing.Storer._store
 
-    def skipping(self: Any, job: Any, one: Any, connection: Any) -> bool:
-        return False if isinstance(one, FixContributors) else store(self, job, one, connection)
+    def skipping(self: Any, job: Any, one: Any, connection: Any, prices: Any) -> bool:
+        return False if isinstance(one, FixContributors) else store(self, job, one, connection, prices)
 
     patch.setattr(storing.Storer, "_store", skipping)
 

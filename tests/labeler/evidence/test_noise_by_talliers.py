@@ -32,3 +32,14 @@ def test_a_card_says_that_the_talliers_added_the_noise_and_another_says_nothing_
     assert "the 3 talliers added the noise, of whom 1 may be dishonest" in card_in_words(card)
     assert "dishonest_talliers" not in other
     assert "added the noise" not in card_in_words(other)
+
+
+def test_evidence_of_training_in_steps_names_its_accountant_and_whose_change_the_noise_is_a_multiple_of() -> None:
+    for unit in ("record", "agent"):
+        sampled = {"rate": 0.2, "unit": unit}
+        training = {"min_records": 5, "regularisation": 0.1, "iterations": 4, "sampled": sampled}
+        task = task_with(method="federated", k=1, training=training, max_queries=20)
+        (found,) = derive(facts_of(task, round_of(task)), software("0.1.0")).tasks
+        assert found.mechanism is not None
+        assert f"times what one {unit} can change per number" in found.mechanism.noise
+        assert "labeler.accounting.sampled" in found.mechanism.accounting
