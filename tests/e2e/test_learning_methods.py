@@ -197,7 +197,7 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     with monkeypatch.context() as elsewhere:
         for place in ("workers.voting.ensemble.train_head", "workers.voting.blind_average.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
-        elsewhere.setattr("workers.learning.private_heads.private_heads", lambda *_, **__: pytest.fail("trained again"))
+        elsewhere.setattr("workers.learning.private_heads.fit_rows", lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr(steps, "store_release", noting)
         result = labeler(*arguments)
     assert result.code == 0, result.err

@@ -144,4 +144,5 @@ _WAYS: Final[Mapping[str, Callable[[Task, QueryBatch, Federation, str], Ballots]
 }
 
 SIMULATED: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
-"""Methods that can answer for many agents at once; aux-distill fits each agent's private heads alone."""
+"""Methods that can answer for many agents at once; aux-distill fits each agent's private heads alone, and federated
+asks again and again about a model that has changed."""

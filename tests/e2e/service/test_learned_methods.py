@@ -179,7 +179,7 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
         task = make_task(client, "blind-average", max_queries=DIMENSION)
         done = client.wait(submit(client, task, digit_features[:5]))
         # The agents say so before the questions are made, so nobody is asked and nobody pays.
-        assert done.state == "refused"
+        assert done.state == "refused", done
         assert done.problem is not None
         assert f"max_queries = {DIMENSION + 1}" in done.problem.detail
         assert set(done.declined) == {"agent-1", "agent-2", "agent-3"}

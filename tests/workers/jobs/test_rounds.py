@@ -224,7 +224,7 @@ def test_a_refusal_of_a_party_reaches_the_caller_and_the_run_goes_on_once_it_is_
 def test_a_journal_that_does_not_write_ends_the_run_instead_of_trying_for_ever(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise Unavailable("the disk is full")
 
     with monkeypatch.context() as patched:

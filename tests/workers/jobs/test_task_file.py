@@ -11,6 +11,7 @@ import pytest
 from labeler.errors import InvalidTask
 from labeler.planning import price
 from labeler.task import Training
+from labeler.training import Sampled
 from workers.jobs.task_file import (
     BudgetTable,
     LifeTable,
@@ -26,6 +27,7 @@ TABLES = {
     "task": TaskTable,
     "task.life": LifeTable,
     "task.training": Training,
+    "task.training.sampled": Sampled,
     "queries": QueriesTable,
     "student": StudentTable,
     "budget": BudgetTable,
@@ -34,7 +36,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
-    section = re.split(r"^## ", DOCUMENT, flags=re.M)
+    section = re.split(r"^##+ ", DOCUMENT, flags=re.M)
     rows = next(part for part in section if part.startswith(f"`[{name}]`"))
     documented = set(re.findall(r"^\| `(\w+)`", rows, flags=re.M))
     assert documented == set(TABLES[name].model_fields)

@@ -124,8 +124,8 @@ def test_the_command_shows_a_table_within_eighty_columns_and_one_document() -> N
     assert {"agents", "seconds", "bytes", "peak_mib", "epsilon", "labels_right"} <= set(told["rows"][0])
 
 
-def test_every_method_but_one_can_be_simulated_and_the_command_names_them() -> None:
-    assert set(METHODS) - set(SIMULATED) == {"aux-distill"}
+def test_every_method_but_two_can_be_simulated_and_the_command_names_them() -> None:
+    assert set(METHODS) - set(SIMULATED) == {"aux-distill", "federated"}
     assert command.METHODS == SIMULATED
 
 
