@@ -21,7 +21,7 @@ from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import ATTRIBUTES, model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.students import NoisyAnswers, Student, StudentKind, fit_student
+from feature_store.students import Learners, NoisyAnswers, Student, StudentKind, fit_student
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
@@ -167,17 +167,6 @@ def write_table(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def _fit(prepared: PreparedJob, answers: NoisyAnswers, *, kind: str | None = None) -> Student:
-    settings = prepared.job.file.student
-    return fit_student(
-        cast(StudentKind, kind or prepared.student),
-        answers,
-        prepared.public.features,
-        num_classes=prepared.task.num_classes,
-        seed=settings.seed,
-    )
-
-
 def _outcome(prepared: PreparedJob, student: Student) -> StudentOutcome:
     if prepared.test is None:
         return StudentOutcome(kind=student.kind, public_images=len(prepared.public))
@@ -263,8 +252,9 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
         or not math.isfinite(statement.epsilon)
     ):
         return ()
-    rng = np.random.default_rng(0)
-    points = []
+    rng, seed = np.random.default_rng(0), prepared.job.file.student.seed
+    features, num_classes, points = prepared.public.features, prepared.task.num_classes, []
+    kind, learners = cast(StudentKind, student.kind), Learners(features, num_classes=num_classes, seed=seed)
     for factor in CURVE_FACTORS:
         extra = answers.total_sigma_votes * math.sqrt(factor**2 - 1)
         accuracies = []
@@ -274,7 +264,8 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
             noisier = replace(
                 answers, noisy_votes=votes, labels=labels, total_sigma_votes=answers.total_sigma_votes * factor
             )
-            accuracies.append(accuracy(_fit(prepared, noisier, kind=student.kind), test))
+            again = fit_student(kind, noisier, features, num_classes=num_classes, seed=seed, learners=learners)
+            accuracies.append(accuracy(again, test))
         epsilon = epsilon_of_delta(prepared.task.delta, statement.mu / factor)
         mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies, ddof=1))
         points.append(CurvePoint(epsilon, mean, deviation, "these answers with more noise"))

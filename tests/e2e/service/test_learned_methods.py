@@ -179,7 +179,7 @@ def test_a_job_of_the_wrong_size_says_which_task_to_make(learning: Service, digi
         task = make_task(client, "blind-average", max_queries=DIMENSION)
         before = client.budget().accounts
         done = client.wait(submit(client, task, digit_features[:5]))
-        # The agents say so while the questions are made, or the coordinator once they are: nobody is asked, nobody pays.
+        # The agents say so while questions are made, or the coordinator once they are: nobody is asked, nobody pays.
         assert done.state in ("refused", "failed"), done
         assert done.problem is not None
         assert f"max_queries = {DIMENSION + 1}" in done.problem.detail
