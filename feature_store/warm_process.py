@@ -48,6 +48,11 @@ LOADED: Final = (
 
 IDLE_S: Final = 60.0
 
+BEGINS_S: Final = 120.0
+"""Longest wait for a fork: one that has not begun by then has a warm process that hangs, which is ended."""
+
+ENDS_S: Final = 5.0
+
 _TRIES = 3
 _MOST_BYTES = 2**17
 _BEGUN = b"begun"
@@ -121,8 +126,8 @@ class _Caller:
         self._control: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
 
-    def call(self, order: bytes, handles: list[int]) -> bool:
-        """Hand an order over; False where the warm process is gone, and another try is worth it."""
+    def call(self, order: bytes, handles: list[int]) -> socket.socket | None:
+        """Hand an order over, and say to which; None where the warm process is gone, and another try is worth it."""
         with self._lock:
             if self._control is None or self._of != os.getpid():  # a fork of this process has its own
                 self._begin()
@@ -131,13 +136,14 @@ class _Caller:
                 socket.send_fds(self._control, [order], handles)
             except (BrokenPipeError, ConnectionResetError):
                 self._forget()
-                return False
-            return True
+                return None
+            return self._control
 
-    def forget(self) -> None:
-        """It has gone without an answer."""
+    def forget(self, gone: socket.socket | None = None) -> None:
+        """It has gone without an answer; another that has taken its place since stays."""
         with self._lock:
-            self._forget()
+            if gone is None or gone is self._control:
+                self._forget()
 
     def _begin(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,8 +155,11 @@ class _Caller:
         if self._control is not None:
             self._control.close()
         if self._server is not None and self._of == os.getpid():
-            with suppress(subprocess.TimeoutExpired):
-                self._server.wait(5.0)
+            try:
+                self._server.wait(ENDS_S)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
         self._control = self._server = None
 
 
@@ -175,16 +184,17 @@ def start_warm_process(module: str, *arguments: str, stdin: IO[bytes] | None = N
     for _ in range(_TRIES):
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            is_sent = _caller.call(order, [theirs.fileno(), *([] if stdin is None else [stdin.fileno()])])
-        if is_sent:
-            with suppress(ConnectionResetError):
+            asked = _caller.call(order, [theirs.fileno(), *([] if stdin is None else [stdin.fileno()])])
+        if asked is not None:
+            line.settimeout(BEGINS_S)
+            with suppress(ConnectionResetError, TimeoutError):
                 told = line.recv(16)
                 if told == _BEGUN:
                     return WarmProcess(line)
                 if told == _NOT_BEGUN:  # others run in forks of it, so it stays
                     line.close()
                     break
-            _caller.forget()
+            _caller.forget(asked)
         line.close()
     raise Unavailable("a process of its own cannot be started for this: memory may be short; it is tried again")
 

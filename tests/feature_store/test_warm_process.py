@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,35 @@ def test_where_the_warm_process_is_killed_its_forks_are_too_and_the_next_call_be
     wait_until_gone(pid)
     assert ended(start_warm_process(EXAMPLE, str(tmp_path / "two"), "0")) == 0
     assert server() != before
+
+
+def test_a_warm_process_that_hangs_is_ended_and_another_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended(start_warm_process(EXAMPLE, str(tmp_path / "one"), "0")) == 0
+    before = server()
+    os.kill(before, signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(warm_process, "BEGINS_S", 4.0)
+        impatient.setattr(warm_process, "ENDS_S", 0.5)
+        process = start_warm_process(EXAMPLE, str(tmp_path / "two"), "0")
+    assert ended(process) == 0
+    assert server() != before
+    wait_until_gone(before)
+
+
+def test_who_learns_late_that_a_warm_process_is_gone_does_not_end_the_one_begun_since(tmp_path: Path) -> None:
+    line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with line, theirs:
+        order = json.dumps([EXAMPLE, str(tmp_path / "lost"), "0"]).encode()
+        late = warm_process._caller.call(order, [theirs.fileno()])
+    os.kill(server(), signal.SIGKILL)
+    wait_until_gone(server())
+    process = start_warm_process(EXAMPLE, str(tmp_path / "one"), "sleep")
+    now = server()
+    warm_process._caller.forget(late)
+    assert server() == now
+    assert process.poll() is None
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
 
 
 def test_it_ends_with_its_caller(tmp_path: Path) -> None:
