@@ -41,6 +41,7 @@ from scipy.special import gammaln, logsumexp
 
 EXACT_CLASSES: Final = 12
 _SCALINGS: Final = 200
+_NEWTON_STEPS: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +127,14 @@ def _scaled(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64], f
     for _ in range(_SCALINGS):
         rows = -logsumexp(log_likelihood + columns, axis=1)
         columns = -logsumexp(log_likelihood + rows[:, None], axis=0)
+    for _ in range(_NEWTON_STEPS):  # turns are slow where a matrix nearly falls apart; from here Newton's are few
+        found = np.exp(log_likelihood + rows[:, None] + columns)
+        over_rows, over_columns = found.sum(axis=1), found.sum(axis=0)
+        slope = np.block([[np.diag(over_rows), found], [found.T, np.diag(over_columns)]])
+        # Adding to rows what columns lose changes nothing, so the shortest of all solutions is as good as any.
+        step = np.linalg.lstsq(slope, 1.0 - np.concatenate([over_rows, over_columns]), rcond=None)[0]
+        step /= max(1.0, float(np.abs(step).max()))
+        rows, columns = rows + step[:size], columns + step[size:]
     chances = np.exp(log_likelihood + rows[:, None] + columns)
     least = float(gammaln(size + 1)) - size * math.log(size)
     return chances / chances.sum(axis=1, keepdims=True), least - float(rows.sum() + columns.sum())

@@ -345,13 +345,21 @@ class _Turn:
         if not self.job.is_admitted:
             self._effects.append(Enter())
             return
-        if not self.job.is_prepared:
-            self._effects.append(Prepare())
-            self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
+        # Of a model's rows agents judge themselves whether they are as many as there have to be: first they are heard.
+        waits = self.job.task.traits.asks_for_a_model
+        if not waits:
+            self._prepare()
         asked = self.job.asked or self._pursue()
+        if waits and asked is not None:
+            self._prepare()
         if asked is not None and self.job.is_prepared:
             self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
             self._effects += [Divide(asked), Tell()]
+
+    def _prepare(self) -> None:
+        if not self.job.is_prepared:
+            self._effects.append(Prepare())
+            self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
 
     def _pursue(self) -> tuple[str, ...] | None:
         """Ask who has not answered whether they will, and settle whom the job asks; None while it is open."""

@@ -536,6 +536,20 @@ def test_questions_of_other_rounds_are_not_those_of_the_job() -> None:
     assert table.run is before
 
 
+def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> None:
+    """They judge themselves how many there have to be, so whoever is quicker, it is their refusal that is heard."""
+    early, late = Table(), Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    assert of(early.tick(), fx.Prepare)
+    assert not of(late.tick(), fx.Prepare)
+    refused = late.say(**dict.fromkeys(AGENTS, fx.Said("declined", "too-few-rows", "too few rows")))
+    assert not of(refused, fx.Prepare)
+    assert ended(refused).state == "refused"
+    willing = Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    willing.tick()
+    assert of(willing.say(east="yes", north="yes", west="yes"), fx.Prepare)
+    assert willing.run.state == "collecting"
+
+
 def test_between_two_looks_nothing_is_to_be_done() -> None:
     """`WaitUntil` is not too late: at the moment it names something is due, or it is the deadline."""
     table = Table().asked()
