@@ -170,6 +170,21 @@ class VectorSum:
             )
         return np.rint(values * self.scale).astype(np.int64)
 
+    @property
+    def longest_grid(self) -> int:
+        """The largest norm of one agent's numbers, grid units, rounding to the grid included."""
+        return math.ceil((self.scale * self.largest_norm + math.sqrt(self.dimension) / 2) * (1 + ROUNDING_MARGIN))
+
+    def check(self, numbers: NDArray[np.int64], refusal: str) -> None:
+        """Refuse numbers beyond what the price covers; their own length is private and not told.
+
+        Raises:
+            PrivacyRefusal: with that sentence.
+        """
+        floats = numbers.astype(np.float64)
+        if np.abs(floats).max() > self.longest_grid or np.linalg.norm(floats) > self.longest_grid:
+            raise PrivacyRefusal(refusal)
+
     def contribution(self, vector: NDArray[np.floating], *, source: ByteSource) -> NDArray[np.int64]:
         """The quantised vector plus this agent's noise share. Secret: one share alone protects too little.
 

@@ -42,9 +42,8 @@ log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
 _MOST_ASKED = 10_000
-_KEPT_BYTES = 4 * 2**20
-_KEPT_JOBS = 64
-"""Of questions in memory; of more, those read first are read again."""
+_KEPT_BYTES, _KEPT_JOBS = 4 * 2**20, 64
+"""Of questions in memory, at most; of more, those read first are read again."""
 
 
 class PreparedQuestions:

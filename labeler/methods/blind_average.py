@@ -10,10 +10,9 @@ they are sums of records by class, along public axes: `labeler.class_means`.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
-from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import kept_bound, training_of
 from labeler.methods.terms import BoundedNumbers, MethodTraits
 from labeler.setting import Setting
@@ -114,21 +113,15 @@ def weight_sum(setting: Setting) -> VectorSum:
 
 def longest_weights_grid(setting: Setting) -> int:
     """The largest norm of one agent's weights, grid units, rounding to the grid included."""
-    from labeler.vector_sum import ROUNDING_MARGIN
-
-    spec = weight_sum(setting)
-    return math.ceil((spec.scale * spec.largest_norm + math.sqrt(spec.dimension) / 2) * (1 + ROUNDING_MARGIN))
+    return weight_sum(setting).longest_grid
 
 
 def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
     """Refuse weights beyond what the price covers; their own length is private and not told."""
-    import numpy as np
-
-    bound = longest_weights_grid(setting)
-    if np.abs(numbers.astype(np.float64)).max() > bound or np.linalg.norm(numbers.astype(np.float64)) > bound:
-        raise PrivacyRefusal(
-            "the weights of an agent are longer than its learner can make them, which this task's price does not cover"
-        )
+    weight_sum(setting).check(
+        numbers,
+        "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
+    )
 
 
 TRAITS: Final = MethodTraits(

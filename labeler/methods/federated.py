@@ -37,12 +37,11 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import training_of
 from labeler.methods.terms import BoundedNumbers, MethodTraits
 from labeler.setting import Setting, StatedLevel
@@ -146,21 +145,13 @@ def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
 
 def longest_step_grid(setting: Setting) -> int:
     """The largest norm of one agent's numbers, grid units, rounding to the grid included."""
-    from labeler.vector_sum import ROUNDING_MARGIN
-
-    spec = step_sum(setting)
-    return math.ceil((spec.scale * spec.largest_norm + math.sqrt(spec.dimension) / 2) * (1 + ROUNDING_MARGIN))
+    return step_sum(setting).longest_grid
 
 
 def check_step(numbers: NDArray[np.int64], setting: Setting) -> None:
     """Refuse numbers beyond what the price covers; their own length is private and not told."""
-    import numpy as np
-
-    bound = longest_step_grid(setting)
-    if np.abs(numbers.astype(np.float64)).max() > bound or np.linalg.norm(numbers.astype(np.float64)) > bound:
-        raise PrivacyRefusal(
-            "the numbers of an agent are longer than a clipped sum can be, which this task's price does not cover"
-        )
+    sentence = "the numbers of an agent are longer than a clipped sum can be, which this task's price does not cover"
+    step_sum(setting).check(numbers, sentence)
 
 
 TRAITS: Final = MethodTraits(
