@@ -22,19 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, ProtocolViolation
+from labeler.grid import MAX_COMPARISON_BITS, ROOM_BITS
 from labeler.randomness import ByteSource
-
-ROOM_BITS: Final = 43
-"""Bits of a modulus beside those of the widest difference; part of the wire, since agents share in these fields."""
 
 BLUM_PRIME_OFFSETS: Final = {
     44: 17, 45: 69, 46: 21, 47: 297, 48: 65, 49: 81, 50: 113, 51: 129, 52: 173, 53: 145, 54: 33,
     55: 169, 56: 5, 57: 13, 58: 57, 59: 225, 60: 93, 61: 1, 62: 57, 63: 25, 64: 189,
 }  # fmt: skip
 """b -> c such that 2^b - c is the largest prime below 2^b that leaves 3 when divided by 4."""
-
-MAX_COMPARISON_BITS: Final = max(BLUM_PRIME_OFFSETS) - ROOM_BITS
-"""Bits of the widest difference that fits into 64 bits beside the room."""
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.grid import MAX_SHARE_SIGMA_GRID, NOISE_TAIL_CUT
+from labeler.grid import THRESHOLD_BITS, check_sampled, noise_reach, sampler_distance
 from labeler.randomness import ByteSource
 from labeler.setting import Setting
 
-MIN_SIGMA_GRID = 0.5
-"""Smallest standard deviation the sampler takes; a task asks for at least 100 (labeler.task)."""
-
-MAX_SIGMA_GRID = MAX_SHARE_SIGMA_GRID
-"""Largest standard deviation the sampler takes: its table has 1.25 million thresholds, built in a few seconds."""
-
-TAIL_CUT = NOISE_TAIL_CUT
-"""Samples are cut off this many standard deviations from zero."""
-
-_THRESHOLD_BITS = 127
 _FRACTION_BITS = 256
 _CHUNK = 1 << 15
-_TAIL_BOUND = 2.0**-116
 
 
 @dataclass(frozen=True)
@@ -46,19 +35,9 @@ class DiscreteGaussian:
     holds the sign in its lowest bit and the upper 63 bits of U; the second, the lower 64 bits of U,
     is drawn only where the first leaves the comparison open (once in about 2^50 samples).
 
-    **Distance from the exact distribution** (total variation, per sample):
-
-    1. Cutting at R. The sum over x > R of exp(-x^2 / 2 sigma^2) is at most the integral from R, and
-       by Poisson summation the normaliser is at least sigma sqrt(2 pi). So the part cut off is at
-       most twice the upper normal tail at 12.5, that is below 2 phi(12.5) / 12.5 < 2^-116.
-    2. Rounding. The fixed-point recurrences lose at most 7 units of 2^-256 per step in the ratio, so
-       fewer than 8 (R+1)^3 units in the sums: with R <= 2^20.3 less than 2^-190 of the whole. Each
-       threshold is then cut to 2^-127. So each of the R+1 magnitudes has a probability off by at
-       most 2^-127 + 2^-189, and the distance is at most (R+1) 2^-127.
-
-    Together below 2^-106 for every sigma allowed, and below 2^-114 at the usual sigma of 400. The
-    bound assumes uniform words; see labeler.randomness. The sampler's running time depends slightly
-    on what it draws, so it must not be timed by an adversary sample by sample.
+    **Distance from the exact distribution**: `labeler.grid.sampler_distance`, with its proof. It assumes uniform words;
+    see labeler.randomness. The sampler's running time depends slightly on what it draws, so it must not be timed by an
+    adversary sample by sample.
 
     Args:
         sigma_grid: the parameter sigma, in grid units, from 0.5 to 100,000. The standard deviation
@@ -74,17 +53,13 @@ class DiscreteGaussian:
     sigma_grid: float
 
     def __post_init__(self) -> None:
-        if not MIN_SIGMA_GRID <= self.sigma_grid <= MAX_SIGMA_GRID:
-            raise InvalidSetting(
-                f"sigma_grid must lie between {MIN_SIGMA_GRID:g} and {MAX_SIGMA_GRID:,.0f} grid units, "
-                f"found {self.sigma_grid:g}; choose grid_scale so that a share has a few hundred grid units"
-            )
+        check_sampled(self.sigma_grid)
         object.__setattr__(self, "sigma_grid", float(self.sigma_grid))
 
     @property
     def reach(self) -> int:
         """The largest magnitude a sample can have, in grid units."""
-        return math.ceil(TAIL_CUT * self.sigma_grid)
+        return noise_reach(self.sigma_grid)
 
     @property
     def variance(self) -> float:
@@ -96,7 +71,7 @@ class DiscreteGaussian:
     @property
     def total_variation(self) -> float:
         """Upper bound on the total variation distance of one sample from the exact distribution."""
-        return _TAIL_BOUND + (self.reach + 1) * 2.0**-_THRESHOLD_BITS
+        return sampler_distance(self.sigma_grid)
 
     def sample(self, source: ByteSource, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
         """Draw independent samples.
@@ -220,9 +195,9 @@ def _thresholds(sigma_grid: float) -> list[int]:
     weight = 1 << _FRACTION_BITS
     total = weight
     cumulative = []
-    for _ in range(math.ceil(TAIL_CUT * sigma_grid)):
+    for _ in range(noise_reach(sigma_grid)):
         cumulative.append(total)
         weight = weight * ratio >> _FRACTION_BITS
         ratio = ratio * ratio_step >> _FRACTION_BITS
         total += 2 * weight
-    return [(part << _THRESHOLD_BITS) // total for part in cumulative]
+    return [(part << THRESHOLD_BITS) // total for part in cumulative]

@@ -34,11 +34,10 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.lifetime import vote_nano
 from labeler.accounting.renyi import papers_epsilon
-from labeler.accounting.sampled import IntegerSampled
 from labeler.collusion import holds_against, shares_left
 from labeler.errors import InvalidSetting
+from labeler.grid import sampler_distance
 from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
-from labeler.noise import DiscreteGaussian
 from labeler.tallier_noise import NoiseBy
 from labeler.task import Level, StatedLevel, Task
 
@@ -360,7 +359,7 @@ def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa:
 
 
 def _certified(event: IntegerSum, delta: float) -> float:
-    return epsilon_bound(event, delta, total_variation=DiscreteGaussian(event.share_sigma_grid).total_variation)
+    return epsilon_bound(event, delta, total_variation=sampler_distance(event.share_sigma_grid))
 
 
 def price_of_paper_shares(
@@ -427,7 +426,7 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     if not task.traits.counts:
         # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
         squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
-    if isinstance(event, IntegerSampled):
+    if event.is_sampled:
         # Of a sampled sum it is the Gaussian of its pair that is stated, in the same unit.
         squared = event.mu_squared * Fraction(task.sigma_votes) ** 2
     continuous = GaussianSum(squared, task.sigma_votes, level)
@@ -468,7 +467,7 @@ def _method(task: Task, event: IntegerSum) -> str:
         return METHOD_FOR_LIFE
     if not event.opens_sums:
         return METHOD_OF_WINNERS
-    return METHOD_OF_SAMPLES if isinstance(event, IntegerSampled) else METHOD
+    return METHOD_OF_SAMPLES if event.is_sampled else METHOD
 
 
 def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -29,9 +29,9 @@ from pydantic import (
 )
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.field import MAX_COMPARISON_BITS
 from labeler.grid import (
     DEFAULT_SHARE_SIGMA_GRID,
+    MAX_COMPARISON_BITS,
     MAX_GRID_SUM,
     MAX_SHARE_SIGMA_GRID,
     MIN_SHARE_SIGMA_GRID,
@@ -47,7 +47,9 @@ from labeler.setting import Level as Level
 from labeler.setting import StatedLevel as StatedLevel
 from labeler.tallier_noise import TALLIERS, NoiseBy
 from labeler.training import Training as Training
-from labeler.winner import WinnerTerms
+
+if TYPE_CHECKING:
+    from labeler.winner import WinnerTerms
 
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
@@ -485,6 +487,9 @@ class Task(BaseModel):
         """
         if self.release != "winner":
             return None
+        # Loaded where it is wanted: what a task costs is said without numpy.
+        from labeler.winner import WinnerTerms
+
         most_votes = self.vote_clip or self.k
         return WinnerTerms(
             scale=self.scale,

@@ -82,6 +82,9 @@ class IntegerSum:
     spills: ClassVar[bool] = False
     """Whether up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.pair`)."""
 
+    is_sampled: ClassVar[bool] = False
+    """Whether each sum is over a secret sample, so that mu^2 is that of a pair (`labeler.accounting.sampled`)."""
+
     squared_sensitivity: Fraction | int
     largest_change: int
     grid_scale: int

@@ -55,15 +55,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from labeler.accounting.events import NANO, IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.life import MOST_LIFE_NANO, Life
 from labeler.setting import Setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROUND_NANO: Final = 1
 """What a ledger takes for a round of votes for life, beside the B that was set aside once: the least that it can hold.
@@ -158,6 +159,8 @@ def may_vote(spent: NDArray[np.int64], votes: NDArray[np.int64], *, price: int, 
     if price < 1 or (spent.size and (int(spent.min()) < 0 or int(votes.min()) < 0)):
         raise PrivacyRefusal("votes for life are decided on whole numbers of at least 0, and a price of at least 1")
     # A price above B is cut there: then nobody can pay, and no product leaves 64 bits.
+    import numpy as np
+
     cost = votes.astype(np.int64) * np.int64(min(price, life.budget_nano + 1))
     return (votes > 0) & (cost <= np.int64(life.budget_nano) - spent)
 

@@ -82,6 +82,7 @@ class IntegerSampled(IntegerSum):
 
     only_plain: ClassVar[bool] = True
     spills: ClassVar[bool] = True
+    is_sampled: ClassVar[bool] = True
 
     sampling_rate: Fraction
     rounds: int

@@ -15,13 +15,12 @@ from scipy import stats
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.field import (
     BLUM_PRIME_OFFSETS,
-    MAX_COMPARISON_BITS,
-    ROOM_BITS,
     PrimeField,
     comparison_bits,
     field_for,
     uniform_below,
 )
+from labeler.grid import MAX_COMPARISON_BITS, ROOM_BITS
 from labeler.randomness import seeded_source
 
 ALARM = 1e-6

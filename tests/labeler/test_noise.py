@@ -20,7 +20,8 @@ from scipy import stats
 
 from labeler import noise
 from labeler.errors import InvalidSetting
-from labeler.noise import MAX_SIGMA_GRID, DiscreteGaussian, noise_share
+from labeler.grid import MAX_SHARE_SIGMA_GRID
+from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import seeded_source
 from labeler.task import Task
 
@@ -115,7 +116,7 @@ def test_total_variation_bounds_the_true_distance(sigma: float) -> None:
 
 
 def test_the_largest_sigma_keeps_the_stated_distance() -> None:
-    gaussian = DiscreteGaussian(MAX_SIGMA_GRID)
+    gaussian = DiscreteGaussian(MAX_SHARE_SIGMA_GRID)
     assert gaussian.total_variation < 2.0**-106
     assert gaussian.reach == 1_250_000
     assert DiscreteGaussian(400).total_variation < 2.0**-114

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.field import MAX_COMPARISON_BITS, comparison_bits
+from labeler.field import comparison_bits
+from labeler.grid import MAX_COMPARISON_BITS
 from labeler.noise import DiscreteGaussian
 from labeler.task import MAX_WINNER_WIDTH, MIN_SHARE_SIGMA_GRID, Task, parse_task
 

@@ -63,8 +63,8 @@ def modules_after(*arguments: str) -> set[str]:
         (("--help",), ("numpy", "pydantic", "httpx2", "scipy", "workers.commands.client", "workers.commands.console")),
         (("status", "--help"), ("scipy",)),
         (("status", "job_1", "--url", "nowhere", "--token", "x"), ("scipy",)),
-        (("plan", "--sigma", "25"), ("httpx2",)),
-        (("plan", "--epsilon", "1", "--solve", "sigma", "--k", "50"), ("httpx2",)),
+        (("plan", "--sigma", "25"), ("httpx2", "numpy", "scipy")),
+        (("plan", "--epsilon", "1", "--solve", "sigma", "--k", "50"), ("httpx2", "numpy", "scipy")),
     ],
     ids=["help", "help of status", "status", "plan", "plan that solves"],
 )

@@ -1,0 +1,90 @@
+"""Mills' ratio and its falls against 60 digits, against both ends of the continued fraction, and against scipy."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import erfcx, ndtr
+
+from labeler.accounting import tail
+from labeler.accounting.tail import TERMS, fallen, mills, upper
+
+PLACE = st.one_of(st.floats(-0.25, 4), st.floats(4, 5), st.floats(4, 40))
+
+
+def _in_sixty_digits(t: float, by: float = 0.0) -> mpmath.mpf:
+    """R(t + by)."""
+    with mpmath.workdps(60):
+        at = mpmath.mpf(t) + mpmath.mpf(by)
+        return mpmath.sqrt(mpmath.pi / 2) * mpmath.exp(at * at / 2) * mpmath.erfc(at / mpmath.sqrt(2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(t=PLACE)
+def test_the_ratio_agrees_with_sixty_digits(t: float) -> None:
+    assert mills(t) == pytest.approx(float(_in_sixty_digits(t)), rel=1e-14, abs=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(t=PLACE, exponent=st.floats(-18, 4))
+def test_what_it_falls_by_agrees_with_sixty_digits_however_little_that_is(t: float, exponent: float) -> None:
+    by = math.exp(exponent)
+    if by >= 0.5:
+        t = abs(t)
+    with mpmath.workdps(60):
+        expected = float(_in_sixty_digits(t) - _in_sixty_digits(t, by))
+    assert fallen(t, by) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("by", [1e-9, 1e-3, 0.3, 0.4999999])
+def test_both_ways_of_falling_agree_where_one_takes_over_from_the_other(by: float) -> None:
+    assert fallen(math.nextafter(4.0, 0.0), by) == pytest.approx(fallen(4.0, by), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("t", [0.0, 3.99, 4.0, 9.0, 38.0])
+def test_a_long_fall_goes_on_where_short_ones_end(t: float) -> None:
+    assert fallen(t, 0.5) == pytest.approx(fallen(t, math.nextafter(0.5, 0.0)), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("t", [4.0, 4.5, 6.0, 12.0, 40.0, 1e4])
+def test_the_two_ends_of_the_continued_fraction_enclose_what_is_returned(t: float) -> None:
+    """The proof of the module: ends 0 and N/t lie on both sides of K_N, and every step keeps it between."""
+    ends = []
+    for term in (0.0, TERMS / t):
+        for n in range(TERMS - 1, 0, -1):
+            term = n / (t + term)
+        ends.append(term)
+    low, high = sorted(ends)
+    assert high - low <= 1e-14 * low
+    assert low * (1 - 4e-16) <= tail._terms(t, 1)[0] <= high * (1 + 4e-16)
+    assert 1 / (t + high) * (1 - 4e-16) <= mills(t) <= 1 / (t + low) * (1 + 4e-16)
+
+
+def test_far_out_the_ratio_is_one_over_its_place_and_ends_at_nothing() -> None:
+    assert mills(1e200) == 1e-200
+    assert mills(math.inf) == 0.0
+    assert fallen(1e10, 0.25) == pytest.approx(0.25e-20, rel=1e-9)
+    assert math.isnan(mills(math.nan))
+
+
+def test_the_rule_is_that_of_gauss_and_legendre() -> None:
+    nodes, _ = np.polynomial.legendre.leggauss(8)
+    with mpmath.workdps(40):
+        for start, (node, weight) in zip(nodes[4:].tolist(), tail._RULE, strict=True):
+            zero = mpmath.findroot(lambda x: mpmath.legendre(8, x), start)
+            slope = mpmath.diff(lambda x: mpmath.legendre(8, x), zero)
+            assert node == pytest.approx(float(zero), rel=1e-15, abs=0)
+            assert weight == pytest.approx(float(2 / ((1 - zero**2) * slope**2)), rel=1e-15, abs=0)
+
+
+def test_values_are_those_of_the_library_that_is_not_loaded_for_them() -> None:
+    places = np.concatenate([np.linspace(-0.25, 50, 5000), np.geomspace(50, 1e6, 100)])
+    ours = [mills(t) for t in places.tolist()]
+    np.testing.assert_allclose(ours, math.sqrt(math.pi / 2) * erfcx(places / math.sqrt(2)), rtol=1e-14)
+    both = np.linspace(-37, 37, 5000)
+    np.testing.assert_allclose([upper(t) for t in both.tolist()], ndtr(-both), rtol=1e-12)
