@@ -17,9 +17,9 @@ from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import AskedStrategy, check_selection
 from labeler.jobs import JobState as JobState
-from labeler.life import MOST_LIFE_NANO
-from labeler.methods import Method, ReleaseKind
-from labeler.task import Level, Printable, Training
+from labeler.task import Level, Printable
+from labeler.wanted_task import ClassName, WantedTask
+from labeler.wanted_task import LifeRequest as LifeRequest
 
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
@@ -31,9 +31,6 @@ MAX_SYNCHRONOUS_QUERIES = 64
 MAX_THUMBNAILS = 48
 
 
-ClassName = Annotated[Printable, Field(max_length=200)]
-
-
 class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -42,74 +39,17 @@ class View(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class TaskRequest(Request):
+class TaskRequest(WantedTask):
     """What all parties shall agree on. Give `sigma_votes` or `epsilon` (the noise is then solved for that price)."""
 
-    name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=32_000)] | None = None
-    method: Method = "knn"
-    k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    sigma_votes: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     max_queries: Annotated[int, Field(ge=1, le=1_000_000)]
-    release: ReleaseKind = "histogram"
-    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Participants that may know their own noise, as readers or colluders; 1 when absent, of a single agent 0."""
-    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """Only for reverse-knn: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite price
-    at agent level."""
-    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    """At most so many records of one person vote at each agent; states a price for a person. Agents whose shards were
-    not told whose records they hold refuse such a task."""
-    attributes_per_record: Annotated[int, Field(ge=1, le=32_000)] | None = None
-    """Only for knn, and agents that hold attributes: an image may have any number of the classes, and votes for so many
-    of those that it has, the first."""
-    life: LifeRequest | None = None
-    """Only for reverse-knn, with `sigma_votes`: every image votes from a budget for its whole life, and the price is of
-    all such jobs together."""
-    training: Training | None = None
-    """How agents train; for methods whose price depends on it."""
-    dishonest_talliers: Literal[1, 2] | None = None
-    """Where the three talliers add the noise, and not the agents: how many of them may be dishonest."""
-    abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
-    """Only for the winner: queries whose best noisy sum is below this many votes get no label."""
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
     agents: (
         Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=10_000)] | None
     ) = None
     """Ids of the agents that take part; all that are enrolled now, when absent."""
-
-    @model_validator(mode="after")
-    def _noise_or_price(self) -> TaskRequest:
-        if (self.sigma_votes is None) == (self.epsilon is None):
-            raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
-        if self.life is not None and self.epsilon is not None:
-            raise ValueError(
-                "give sigma_votes with life, not epsilon: whatever the noise, all votes for life together cost one "
-                "price; the noise decides how many votes an image has"
-            )
-        return self
-
-
-class LifeRequest(Request):
-    """Votes for life: what an image may ever spend, and how near a query has to be for it to vote."""
-
-    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
-    budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
-    """Nano-units of mu^2; all that the federation has set aside, when neither this nor `epsilon` is given."""
-    epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """The same as what all votes of an image may ever cost, at the task's delta; in place of `budget_nano`."""
-    asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=32_000)] | None = None
-    """Only images of these classes vote, and pay for it; of all, when absent."""
-
-    @model_validator(mode="after")
-    def _said_once(self) -> LifeRequest:
-        if self.epsilon is not None and self.budget_nano is not None:
-            raise ValueError("give budget_nano or epsilon, not both: both say what an image may ever spend")
-        return self
 
 
 class LifeView(View):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
 """How far a job is; see ARCHITECTURE."""
@@ -21,6 +21,24 @@ AskedStrategy = Literal["all", "random", "clustered", "spectral"]
 
 Strategy = Literal["all", "random", "clustered", "spectral", "weights"]
 """How questions are chosen: as asked, or as a method that asks for a model needs it."""
+
+StudentKind = Literal[
+    "planned",
+    "auto",
+    "averaged",
+    "followed",
+    "pooled",
+    "blended",
+    "matched",
+    "centred",
+    "discriminant",
+    "prototypes",
+    "spreading",
+    "linear-probe",
+]
+"""What learns from the answers; see `feature_store.students.student`."""
+
+STUDENT_KINDS: Final[tuple[StudentKind, ...]] = get_args(StudentKind)
 
 MOST_SPECTRAL_GROUPS: Final = 500
 """As many groups as strategy `spectral` makes: each takes an eigenvector, and time grows with their square."""

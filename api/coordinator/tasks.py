@@ -16,14 +16,11 @@ from api.schema import LifeRequest, TaskRequest, TaskView
 from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from labeler.batching import check_round_fits
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
-from labeler.collusion import resolve_colluding_agents
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import InvalidTask, NotEnrolled
 from labeler.methods import METHODS
-from labeler.solving import solve_sigma
-from labeler.task import Task, parse_task
+from labeler.task import Task
 
 NUM_WINNER_TALLIERS = 3
 
@@ -71,31 +68,17 @@ def describe_task(
         As `create_task`.
     """
     agents = _participants(request, parties)
-    fields: dict[str, Any] = request.model_dump(exclude={"epsilon", "agents"}, exclude_none=True)
-    fields |= {
+    decided: dict[str, Any] = {
         "classes": _classes(request, config, agents),
         "backbone_fingerprint": _fingerprint(request, agents),
-        "agents": len(agents),
         "talliers": config.talliers,
         "nonce": nonce,
-        "colluding_agents": resolve_colluding_agents(
-            request.colluding_agents,
-            agents=len(agents),
-            max_dropouts=request.max_dropouts,
-            method=request.method,
-            dishonest_talliers=request.dishonest_talliers,
-        ),
     }
     if request.life is not None:
-        fields["life"] = _life(request.life, config, request.delta)
+        decided["life"] = _life(request.life, config, request.delta)
     if METHODS[request.method].records_choose and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
-    if request.epsilon is not None:
-        draft = parse_task(fields | {"sigma_votes": 1.0})
-        check_round_fits(draft, request.max_queries)
-        fields["sigma_votes"] = solve_sigma(draft, request.epsilon)
-    task = parse_task(fields)
-    check_round_fits(task, request.max_queries)
+    task = request.settled(decided, agents=len(agents))
     if task.traits.is_sampled:
         _check_delta_of_winners(config)
     if task.release == "winner":

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -44,9 +44,7 @@ from feature_store.job_files.questions import (
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
-
-if TYPE_CHECKING:
-    from feature_store.students import StudentKind
+from labeler.jobs import StudentKind
 
 CPU_S: Final = 1800
 ROOM_BYTES: Final = 2**30
@@ -143,7 +141,7 @@ def label_job(order: LabellingOrder) -> None:
         answers,
         features,
         rows=None if asks_for_a_model else questions.rows,
-        kind=cast("StudentKind", questions.student),
+        kind=cast(StudentKind, questions.student),
     )
     rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
     _write(folder, order, labelled.student.arrays, labelled.student.kind, rows)

@@ -10,13 +10,12 @@ images of a job in the same way as `labeler run`; the network is `workers.studen
 from __future__ import annotations
 
 from feature_store.students.answers import NoisyAnswers, denoise, soft_labels
-from feature_store.students.student import Learners, Student, StudentKind, fit_student, load_student
+from feature_store.students.student import Learners, Student, fit_student, load_student
 
 __all__ = [
     "Learners",
     "NoisyAnswers",
     "Student",
-    "StudentKind",
     "denoise",
     "fit_student",
     "load_student",

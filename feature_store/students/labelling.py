@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.calibration import asked_posterior, majority_share, sharpened, vote_agreement
 from feature_store.students.rehearsal import temperatures
-from feature_store.students.student import Learners, Student, StudentKind, assignment_of, fit_student
+from feature_store.students.student import Learners, Student, assignment_of, fit_student
+from labeler.jobs import StudentKind
 from labeler.methods import METHODS
 
 

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +26,12 @@ from feature_store.students.projection import Projection, unit_rows
 from feature_store.students.prototypes import PrototypeLearner, Prototypes
 from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
+from labeler.jobs import STUDENT_KINDS, StudentKind
 
 Simple = Prototypes | Matched | Averaged | LinearProbe | Spreading
 Model = Simple | Blended[Simple]
 Learner = PrototypeLearner | LinearLearner | SpreadingLearner
 Reader = AveragedLearner | CentredLearner | MatchedLearner | DiscriminantLearner
-StudentKind = Literal[
-    "planned",
-    "auto",
-    "averaged",
-    "followed",
-    "pooled",
-    "blended",
-    "matched",
-    "centred",
-    "discriminant",
-    "prototypes",
-    "linear-probe",
-    "spreading",
-]
-
 _LEARNERS: dict[str, type[Learner]] = {
     "prototypes": PrototypeLearner,
     "linear-probe": LinearLearner,
@@ -253,8 +239,8 @@ def fit_student(
         BadData: NaN, zero rows, another dimension or number of images than the answers'.
         InvalidSetting: unknown kind, or a number of classes other than the answers'.
     """
-    if kind not in get_args(StudentKind):
-        raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(get_args(StudentKind))}")
+    if kind not in STUDENT_KINDS:
+        raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(STUDENT_KINDS)}")
     if num_classes != answers.num_classes:
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     prepared = learners or Learners(public_features, num_classes=num_classes, seed=seed)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting
+from labeler.jobs import STUDENT_KINDS
 from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
 
 if TYPE_CHECKING:
@@ -114,10 +115,7 @@ def student(
     ] = None,
     kind: Annotated[
         str,
-        typer.Option(
-            help="planned, auto, averaged, matched, centred, discriminant, prototypes, spreading, linear-probe or "
-            "finetune."
-        ),
+        typer.Option(help=f"{', '.join(STUDENT_KINDS)} or finetune."),
     ] = "planned",
     test: Annotated[
         Path | None, typer.Option(help="Labelled public shard to score on; for finetune, labelled images.")

@@ -21,9 +21,10 @@ from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import ATTRIBUTES, model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.students import Learners, NoisyAnswers, Student, StudentKind, fit_student
+from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.jobs import StudentKind
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,8 +18,9 @@ from feature_store.job_files.attribute_labels import ON
 from feature_store.job_files.for_students import read_for_students
 from feature_store.job_files.models import ATTRIBUTES, model_file, read_model
 from feature_store.shard import Shard, check_compatible
-from feature_store.students import NoisyAnswers, StudentKind, fit_student
+from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
+from labeler.jobs import STUDENT_KINDS
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.task import Task
@@ -32,7 +33,7 @@ FINETUNE = "finetune"
 LEAST_STEPS = 200
 """Gradient steps a network is tuned for at least, however few public images there are."""
 
-KINDS = (*get_args(StudentKind), FINETUNE)
+KINDS = (*STUDENT_KINDS, FINETUNE)
 
 
 @dataclass(frozen=True, eq=False)

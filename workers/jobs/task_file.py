@@ -6,112 +6,36 @@ Every field with its default is listed in `docs/task-file.md`; a test holds the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.jobs import AskedStrategy, check_selection
-from labeler.methods import METHODS, Method, ReleaseKind
+from labeler.jobs import AskedStrategy, StudentKind, check_selection
+from labeler.methods import METHODS
 from labeler.refused_fields import Loc, problems_of
 from labeler.settings_text import SettingsText
-from labeler.solving import solve_sigma
-from labeler.task import PositiveFinite, Task, Training, parse_task
+from labeler.task import PositiveFinite, Task
+from labeler.wanted_task import WantedTask
 
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
-
-StudentKind = Literal[
-    "planned",
-    "auto",
-    "averaged",
-    "followed",
-    "pooled",
-    "blended",
-    "matched",
-    "centred",
-    "discriminant",
-    "prototypes",
-    "spreading",
-    "linear-probe",
-]
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class LifeTable(_Table):
-    """`[task.life]`: every image votes from a budget for its whole life; of a service only, whose agents remember.
-
-    Attributes:
-        least_similarity: the least cosine between an image and a question at which it votes.
-        asked_classes: only images of these classes vote, and pay for it; of all when absent.
-        budget_nano: what an image may ever spend; all that the federation has set aside when absent.
-    """
-
-    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
-    asked_classes: tuple[str, ...] | None = None
-    budget_nano: Annotated[int, Field(ge=1)] | None = None
-
-
-class TaskTable(_Table):
+class TaskTable(WantedTask):
     """`[task]`: what is asked and how it is answered.
 
     Attributes:
-        name: for people.
-        method: how an agent answers; see labeler.methods.
-        k: neighbours that vote: records per query (knn) or queries per record (reverse-knn).
-        sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
-        epsilon: the instance-level price wanted; the noise is solved for it.
-        delta: failure probability of the guarantee.
-        release: "histogram" (noisy sums) or "winner" (only the class that won).
-        colluding_agents: participants that may know their own noise, because they read the release or collude, without
-            weakening the guarantee; 1 when absent, or 0 where one agent takes part.
-        max_dropouts: agents that may fail to answer before nothing is opened.
-        max_agent_records: public bound on an agent's records, for a finite agent-level price of
-            reverse-knn. An agent with more votes with some of them, which doubles the instance-level charge.
-        ballot_radius: each agent draws its whole ballot onto a ball of this radius, in votes, for a finite agent-level
-            price of reverse-knn; `labeler plan` proposes one.
-        records_per_person: at most so many records of one person vote at each agent, which states a price for a person.
-        attributes_per_record: for how many of the attributes that it has a record votes at most, where shards hold
-            attributes; for all when absent.
-        life: votes for life: the table `[task.life]`.
-        training: how agents train, for methods whose price depends on it: the table `[task.training]`.
-        abstain_below: winner only: a query whose best noisy sum is below this many votes stays without an answer.
         talliers: 2 or 3 parties that hold one share each; the winner needs 3.
-        dishonest_talliers: where the three talliers add the noise, how many of them may be dishonest.
         grid_scale: grid units per vote; chosen when absent.
-        classes: public class names in label order; taken from the shards' manifests when absent.
     """
 
-    name: str
-    method: Method = "knn"
-    k: int = 1
-    sigma_votes: PositiveFinite | None = None
-    epsilon: PositiveFinite | None = None
-    delta: float
-    release: ReleaseKind = "histogram"
-    colluding_agents: int | None = None
-    max_dropouts: int = 0
-    max_agent_records: int | None = None
-    ballot_radius: int | None = None
-    records_per_person: int | None = None
-    attributes_per_record: int | None = None
-    life: LifeTable | None = None
-    training: Training | None = None
-    abstain_below: int | None = None
     talliers: Literal[2, 3] = 3
-    dishonest_talliers: Literal[1, 2] | None = None
     grid_scale: int | None = None
-    classes: tuple[str, ...] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> TaskTable:
-        if (self.sigma_votes is None) == (self.epsilon is None):
-            raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
-        return self
 
 
 class QueriesTable(_Table):
@@ -218,27 +142,15 @@ class TaskFile(_Table):
                 "task.attributes_per_record: the shards hold one class per record; leave it out, or embed the images "
                 "with a table of attributes (labeler embed --attributes)"
             )
-        fields = self.task.model_dump(exclude={"epsilon"}, exclude_none=True)
-        if has_attributes:
-            fields.setdefault("attributes_per_record", len(self.task.classes or classes))
-        fields |= {
+        decided: dict[str, Any] = {
             "classes": self.task.classes or classes,
-            "agents": agents,
             "max_queries": num_queries,
             "backbone_fingerprint": fingerprint,
             "nonce": nonce,
-            "colluding_agents": resolve_colluding_agents(
-                agreed_colluding_agents if self.task.colluding_agents is None else self.task.colluding_agents,
-                agents=agents,
-                max_dropouts=self.task.max_dropouts,
-                method=self.task.method,
-                dishonest_talliers=self.task.dishonest_talliers,
-            ),
         }
-        if self.task.epsilon is not None:
-            draft = parse_task(fields | {"sigma_votes": 1.0})
-            fields["sigma_votes"] = solve_sigma(draft, self.task.epsilon)
-        return parse_task(fields)
+        if has_attributes and self.task.attributes_per_record is None:
+            decided["attributes_per_record"] = len(decided["classes"])
+        return self.task.settled(decided, agents=agents, colluding_agents=agreed_colluding_agents)
 
 
 def read_task_file(path: Path) -> TaskFile:
@@ -266,7 +178,8 @@ def _check_values(text: SettingsText, table: TaskTable) -> None:
     if table.life is not None:
         # What the federation has set aside, and its classes, are not known here.
         fields["life"] = {"budget_nano": 1} | fields["life"]
-        fields["life"].pop("asked_classes", None)
+        for unknown in ("asked_classes", "epsilon"):
+            fields["life"].pop(unknown, None)
     whole = {
         "classes": _ANY_CLASSES,
         "sigma_votes": 1.0,

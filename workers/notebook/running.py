@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labeler.jobs import AskedStrategy
+from labeler.jobs import AskedStrategy, StudentKind
 from labeler.methods import Method
 from workers.notebook.job import LabelledJob
-
-if TYPE_CHECKING:
-    from feature_store.students import StudentKind
 
 
 def run(

@@ -32,8 +32,9 @@ from scipy.optimize import linear_sum_assignment
 
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
-from feature_store.students import Learners, NoisyAnswers, StudentKind, fit_student
+from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.asking import questions_for
+from labeler.jobs import StudentKind
 from labeler.planning import price
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent

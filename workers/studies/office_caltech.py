@@ -32,11 +32,11 @@ from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
-from feature_store.students import Learners, NoisyAnswers, StudentKind, fit_student
+from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
-from labeler.jobs import AskedStrategy
+from labeler.jobs import AskedStrategy, StudentKind
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source

@@ -16,23 +16,10 @@ from numpy.typing import NDArray
 
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.students import NoisyAnswers, StudentKind, fit_student, load_student
+from feature_store.students import NoisyAnswers, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
+from labeler.jobs import STUDENT_KINDS, StudentKind
 
-KINDS: list[StudentKind] = [
-    "planned",
-    "auto",
-    "averaged",
-    "followed",
-    "pooled",
-    "blended",
-    "matched",
-    "centred",
-    "discriminant",
-    "prototypes",
-    "linear-probe",
-    "spreading",
-]
 CLASSES = 5
 
 
@@ -76,19 +63,19 @@ def accuracy(kind: StudentKind, case: World) -> float:
     return float((student.predict(case.test) == case.truth).mean())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_students_recover_classes_from_a_noisy_histogram(kind: StudentKind) -> None:
     assert accuracy(kind, world()) > 0.9
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_students_recover_classes_from_winners_alone(kind: StudentKind) -> None:
     case = world()
     winners = dataclasses.replace(case.answers, noisy_votes=None)
     assert accuracy(kind, dataclasses.replace(case, answers=winners)) > 0.9
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_without_an_assignment_images_find_their_query(kind: StudentKind) -> None:
     case = world()
     alone = dataclasses.replace(case.answers, assignment=None)
@@ -116,7 +103,7 @@ def test_auto_leaves_prototypes_by_winners_alone_when_classes_are_scattered() ->
     assert (student.predict(case.test) == case.truth).mean() > 0.9
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_probabilities_are_distributions(kind: StudentKind) -> None:
     case = world()
     probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
@@ -125,14 +112,14 @@ def test_probabilities_are_distributions(kind: StudentKind) -> None:
     assert probabilities.min() >= 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_same_seed_same_student(kind: StudentKind) -> None:
     case = world()
     first, again = (fit_student(kind, case.answers, case.public, num_classes=CLASSES, seed=4) for _ in range(2))
     np.testing.assert_array_equal(first.predict_proba(case.test), again.predict_proba(case.test))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_a_saved_student_predicts_the_same(kind: StudentKind, tmp_path: Path) -> None:
     case = world()
     student = fit_student(kind, case.answers, case.public, num_classes=CLASSES)
@@ -143,7 +130,7 @@ def test_a_saved_student_predicts_the_same(kind: StudentKind, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["student.npz"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_a_single_answered_query_makes_everything_its_class(kind: StudentKind) -> None:
     case = world()
     labels = np.full(10, -1)
@@ -154,7 +141,7 @@ def test_a_single_answered_query_makes_everything_its_class(kind: StudentKind) -
     assert student.predict(case.public[answers.assignment == 3]).tolist().count(2) >= 1  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_more_classes_than_answers_is_fine(kind: StudentKind) -> None:
     case = world()
     wide = dataclasses.replace(
@@ -164,14 +151,14 @@ def test_more_classes_than_answers_is_fine(kind: StudentKind) -> None:
     assert (student.predict(case.test) == case.truth).mean() > 0.8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_overwhelming_noise_still_gives_distributions(kind: StudentKind) -> None:
     case = world(sigma=1e6)
     probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
     assert np.isfinite(probabilities).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 def test_two_public_images_are_enough(kind: StudentKind) -> None:
     rows = quantize(np.array([[1.0, 0.0, 0.1], [0.0, 1.0, 0.1]]))
     answers = NoisyAnswers(features=rows, labels=np.array([0, 1]), total_sigma_votes=0.0, num_classes=2)
@@ -222,7 +209,7 @@ def test_files_that_are_no_students_are_refused(content: bytes, tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STUDENT_KINDS)
 @pytest.mark.parametrize("world", ["one line", "one image", "no votes"])
 def test_where_nothing_tells_classes_apart_probabilities_are_numbers(kind: StudentKind, world: str) -> None:
     """Images on one line of which one answer came, images that are all alike, and a release that counted nothing."""

@@ -12,9 +12,9 @@ from labeler.errors import InvalidTask
 from labeler.planning import price
 from labeler.task import Training
 from labeler.training import Sampled
+from labeler.wanted_task import LifeRequest
 from workers.jobs.task_file import (
     BudgetTable,
-    LifeTable,
     QueriesTable,
     StudentTable,
     TaskFile,
@@ -25,7 +25,7 @@ from workers.jobs.task_file import (
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "task-file.md").read_text()
 TABLES = {
     "task": TaskTable,
-    "task.life": LifeTable,
+    "task.life": LifeRequest,
     "task.training": Training,
     "task.training.sampled": Sampled,
     "queries": QueriesTable,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from feature_store.students.student import StudentKind
+from labeler.jobs import StudentKind
 from workers.studies.data_sets import Split
 from workers.studies.rivals.world import Predict, World, noisy_sum, total_sigma, unit
 
