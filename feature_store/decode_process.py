@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -99,9 +99,40 @@ def decoded_images(
         uint8, shape (crop, crop, channels).
 
     Raises:
-        UnreadableImage: an image cannot be used; `index` says which.
+        UnusableImage: an image cannot be used; `index` says which.
         TooLarge, BadData: the upload as a whole.
     """
+    with closing(_looked_at(upload, transform, limits, start=start, rows=rows, look=look)) as images:
+        for image in images:
+            if isinstance(image, UnusableImage):
+                raise image
+            yield image
+
+
+def unusable_images(
+    upload: Path, transform: Transform, limits: PixelLimits, *, start: int, look: Callable[[], None]
+) -> Generator[UnusableImage]:
+    """Which images from one on cannot be used. After one that ends the decoder none is looked at: `is_last` says so.
+
+    Args:
+        upload, transform, limits, start, look: see `decoded_images`.
+
+    Raises:
+        TooLarge, BadData: the upload as a whole.
+    """
+    with closing(_looked_at(upload, transform, limits, start=start, rows=None, look=look)) as images:
+        yield from (image for image in images if isinstance(image, UnusableImage))
+
+
+def _looked_at(
+    upload: Path,
+    transform: Transform,
+    limits: PixelLimits,
+    *,
+    start: int,
+    rows: Sequence[int] | None,
+    look: Callable[[], None],
+) -> Generator[NDArray[np.uint8] | UnusableImage]:
     settings = {
         "path": str(upload),
         "transform": transform.model_dump(mode="json"),
@@ -125,12 +156,14 @@ class UnusableImage(UnreadableImage):
     Attributes:
         index: which.
         reason: a short sentence.
+        is_last: it has ended the decoder, so that what comes after it was not looked at.
     """
 
-    def __init__(self, index: int, reason: str) -> None:
+    def __init__(self, index: int, reason: str, *, is_last: bool = False) -> None:
         super().__init__(f"image {index}: {reason}")
         self.index = index
         self.reason = reason
+        self.is_last = is_last
 
 
 class _Pipe:
@@ -156,7 +189,7 @@ class _Pipe:
         return bytes(data)
 
 
-def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8]]:
+def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8] | UnusableImage]:
     """What the decoder sent; it met hostile bytes, so nothing it says is believed without a bound."""
     most = (2 * least_side(transform) + 1) ** 2 * transform.channels + struct.calcsize(_SIDES)
     expected = iter(indices)
@@ -171,13 +204,15 @@ def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterato
         if kind == _PIXELS and data is not None and (square := _square(data, transform)) is not None:
             yield square
             index = next(expected, -1)
-        elif kind == _BAD and data is not None:
-            raise UnusableImage(index, data.decode(errors="replace"))
+        elif kind == _BAD and data is not None and data != _GONE.encode():
+            yield UnusableImage(index, data.decode(errors="replace"))
+            index = next(expected, -1)
         elif kind == _REFUSED and data is not None:
             problem, _, sentence = data.decode(errors="replace").partition("\n")
             raise (TooLarge if problem == TooLarge.problem_type else BadData)(sentence)
         else:
-            raise UnusableImage(index, _GONE)
+            yield UnusableImage(index, _GONE, is_last=True)
+            return
 
 
 def _square(data: bytes, transform: Transform) -> NDArray[np.uint8] | None:
@@ -210,10 +245,8 @@ def _main(arguments: str, out: BinaryIO) -> None:
         if rows is None and not settings["start"]:
             check_job_pixels(source, limits)
         decoder = _Decoder(source, Transform.model_validate(settings["transform"]), limits)
-        for data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
-            _write(out, _PIXELS, data)
-    except UnreadableImage as error:
-        _write(out, _BAD, str(error).encode()[:4096])
+        for kind, data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
+            _write(out, kind, data)
     except LabelerError as error:
         _write(out, _REFUSED, f"{error.problem_type}\n{error}".encode()[:4096])
     except MemoryError:
@@ -244,8 +277,8 @@ class _Decoder:
         self._limits = limits
         self._large = threading.Lock()
 
-    def run(self, rows: Iterable[int]) -> Iterator[bytes]:
-        waiting: deque[Future[bytes]] = deque()
+    def run(self, rows: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
+        waiting: deque[Future[tuple[bytes, bytes]]] = deque()
         with ThreadPoolExecutor(THREADS) as pool:
             try:
                 for index in rows:
@@ -257,12 +290,16 @@ class _Decoder:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, index: int) -> bytes:
-        data = self._source.file(index)
-        if header_pixels(data) <= LARGE_PIXELS:
-            return self._prepared(data)
-        with self._large:
-            return self._prepared(data)
+    def _one(self, index: int) -> tuple[bytes, bytes]:
+        """What is to be said of an image."""
+        try:
+            data = self._source.file(index)
+            if header_pixels(data) <= LARGE_PIXELS:
+                return _PIXELS, self._prepared(data)
+            with self._large:
+                return _PIXELS, self._prepared(data)
+        except UnreadableImage as error:
+            return _BAD, str(error).encode()[:4096]
 
     def _prepared(self, data: bytes) -> bytes:
         try:

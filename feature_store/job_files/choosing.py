@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from feature_store.decode import Skipped
 from feature_store.durable import replace_file
 from feature_store.job_files.questions import (
     QUESTIONS,
@@ -27,6 +28,7 @@ from feature_store.job_files.questions import (
     UPLOAD,
     USUAL_STUDENT,
     StoredQuestions,
+    unasked,
     write_failure,
 )
 from feature_store.parquet_file import read_parquet
@@ -73,6 +75,7 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         BadData: the features cannot be read, or are not quantised ones.
         InvalidSetting: the request does not fit them.
         NotReady: the embedder has not made them.
+        UnreadableImage: of some images it has made none, a blank one for example.
     """
     features = given_features(folder / UPLOAD) if request.source == "features" else _embedded(folder / SHARD)
     queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
@@ -110,7 +113,18 @@ def given_features(upload: Path) -> NDArray[np.int16]:
 def _embedded(shard: Path) -> NDArray[np.int16]:
     if not shard.exists():
         raise NotReady("the images of this job are not embedded yet")
-    return np.asarray(Shard.open(shard, verify=False).features)
+    embedded = Shard.open(shard, verify=False)
+    if embedded.skipped:
+        # Rows of the shard stand for images of the upload by their place alone.
+        raise unasked([Skipped(_name_of(shard.parent, one.source), one.reason) for one in embedded.skipped])
+    return np.asarray(embedded.features)
+
+
+def _name_of(folder: Path, source: str) -> str:
+    """The name that a requester gave to an image, which the embedder numbers."""
+    with suppress(pa.ArrowException, KeyError, OSError, IndexError, ValueError):
+        return str(read_parquet(folder / UPLOAD, columns=["name"])["name"][int(source.rpartition("#")[2])].as_py())
+    return source
 
 
 # The program.

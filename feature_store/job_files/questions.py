@@ -6,9 +6,10 @@ The same questions are the same bytes, so that a file made twice is one file.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from feature_store.durable import replace_file
-from labeler.errors import BadData, LabelerError, TryAgain
+from labeler.errors import BadData, LabelerError, TryAgain, UnreadableImage
+
+if TYPE_CHECKING:
+    from feature_store.decode import Skipped
 
 QUESTIONS: Final = "questions.safetensors"
 FAILURE: Final = "failed.json"
@@ -28,6 +32,9 @@ STUDENT: Final = "student.safetensors"
 USUAL_STUDENT: Final = "planned"
 EARLIER_STUDENT: Final = "auto"
 """What labels the images of a job, today and before questions said so."""
+
+MOST_NAMED: Final = 10
+"""So many images that cannot be asked about are named in one refusal."""
 
 IMAGE_FAILURE: Final = "image-labels.json"
 """Why the images of a job have no labels."""
@@ -117,6 +124,25 @@ def read_questions(path: Path) -> NDArray[np.int16]:
     if features.dtype != np.int16 or features.ndim != 2:
         raise BadData("the prepared questions are not quantised features; submit the job again")
     return features
+
+
+def unasked(images: Sequence[Skipped], *, all_were_looked_at: bool = True) -> UnreadableImage:
+    """Why a job asks nothing: a question must not vanish silently, nor the labels of others move to its place.
+
+    Args:
+        images: that cannot be asked about, at least one; the first `MOST_NAMED` are named.
+        all_were_looked_at: whether the others can be.
+    """
+    if len(images) == 1 and all_were_looked_at:
+        return UnreadableImage(
+            f"the image {images[0].source!r} cannot be asked about: {images[0].reason}. Take it out and submit again"
+        )
+    named = "; ".join(f"{one.source[:100]!r} ({one.reason})" for one in images[:MOST_NAMED])
+    count = f"{'' if all_were_looked_at else 'at least '}{len(images)}"
+    more = "" if len(images) <= MOST_NAMED else f"; and {len(images) - MOST_NAMED} more"
+    return UnreadableImage(
+        f"{count} of the images cannot be asked about: {named}{more}. Take them out and submit again"
+    )
 
 
 def write_failure(folder: Path, error: LabelerError, *, name: str = FAILURE) -> None:

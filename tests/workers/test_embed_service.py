@@ -22,11 +22,14 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import load_backbone
+from feature_store.backbones.pixels import PixelBackbone
 from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
+from feature_store.job_files.choosing import QuestionRequest, write_questions
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from labeler.errors import UnreadableImage
 from workers.embedder import service as embed_service
 from workers.embedder.service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
 from workers.federation.redis_server import RedisServer
@@ -139,6 +142,46 @@ def test_an_image_that_cannot_be_read_fails_the_job_by_its_name(office: Office) 
     failure = office.failure(office.job("job-1", images_table([png(pictures(1)[0]), b"no image"])))
     assert failure["problem_type"] == "unreadable-image"
     assert "'photo 1.png'" in failure["sentence"]
+
+
+def test_several_images_that_cannot_be_read_are_named_together(office: Office) -> None:
+    """Truncated files have a good header, so that only decoding finds them; one by one each cost another submission."""
+    whole = [png(picture) for picture in pictures(40)]
+    for row in (3, 7, 39):
+        whole[row] = whole[row][:60]
+    sentence = office.failure(office.job("job-1", images_table(whole)))["sentence"]
+    assert sentence.startswith("3 of the images")
+    assert [name for name in (f"photo {n}.png" for n in range(40)) if repr(name) in sentence] == [
+        "photo 3.png", "photo 7.png", "photo 39.png",
+    ]  # fmt: skip
+
+
+def test_of_very_many_images_that_cannot_be_read_ten_are_named(office: Office) -> None:
+    sentence = office.failure(office.job("job-1", images_table([b"no image"] * 14)))["sentence"]
+    assert sentence.startswith("at least 10 of the images")
+    assert "photo 9.png" in sentence
+    assert "photo 10.png" not in sentence
+
+
+class BlindToBlack(PixelBackbone):
+    """A network of rectified units, in small: of a black image it sees nothing."""
+
+    def embed_prepared(self, prepared: np.ndarray) -> np.ndarray:
+        return np.asarray(prepared.reshape(len(prepared), -1).astype(np.float32))
+
+
+def test_an_image_of_which_nothing_is_seen_fails_the_job_and_moves_no_other_answer(
+    office: Office, embedder: Embedder
+) -> None:
+    """Its row was missing in the features, so that each later image was answered under the name before its own."""
+    embedder._loaded[BACKBONE.fingerprint] = BlindToBlack(size=4)
+    folder = office.job("job-1", images_table([png(pictures(1)[0]), black(8), png(pictures(1, seed=1)[0])]))
+    embedder.turn(lane_of("somebody"), attempt=1, mailbox=office.mailbox)
+    assert len(features_of(folder)) == 2
+    request = QuestionRequest(strategy="all", count=None, seed=0, fingerprint=BACKBONE.fingerprint, source="images")
+    with pytest.raises(UnreadableImage, match=r"'photo 1.png' cannot be asked about: its feature is zero"):
+        write_questions(folder, request)
+    assert not (folder / "questions.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,20 +22,22 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_store.backbones import Backbone, Transform, load_backbone
-from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.decode import Skipped
+from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images, unusable_images
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
 from feature_store.embed_steps import Loaded
 from feature_store.embedding import Loader, embed_source
 from feature_store.faults import fault_point
-from feature_store.job_files.questions import FAILURE, SHARD, UPLOAD, write_failure
+from feature_store.job_files.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
 from feature_store.mailbox import Mailbox, Work
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.room import is_full, storage_full
@@ -253,10 +255,13 @@ class Embedder:
                     loader=loader,
                 )
         except UnusableImage as error:
-            raise UnreadableImage(
-                f"the image {_name_of(upload, error.index)!r} cannot be asked about: {error.reason}. Take it out and "
-                "submit again"
-            ) from None
+
+            def look_on() -> None:
+                look()
+                if self._is_over(lane, until):
+                    raise _SliceOver
+
+            raise _unasked(upload, backbone, request, error, look_on) from None
         fault_point("embedder.embedded")
 
     def _backbone(self, fingerprint: str) -> Backbone:
@@ -307,6 +312,25 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
         yield load
 
 
+def _unasked(
+    upload: Path, backbone: Backbone, request: EmbedRequest, first: UnusableImage, look: Callable[[], None]
+) -> UnreadableImage:
+    """What is said of a job with an image that cannot be used: of the others that cannot, too, as far as `look` lets
+    them be decoded. Otherwise whoever has sent twenty would hear of them one by one.
+    """
+    transform = Transform.model_validate(backbone.spec["transform"])
+    limits = PixelLimits(request.max_pixels, request.max_job_pixels)
+    found, all_were_looked_at = [first], False
+    with suppress(_SliceOver):
+        if not first.is_last:
+            with closing(unusable_images(upload, transform, limits, start=first.index + 1, look=look)) as others:
+                found += islice(others, MOST_NAMED - 1)
+            all_were_looked_at = len(found) < MOST_NAMED and not found[-1].is_last
+    names = _names_of(upload, [one.index for one in found])
+    bad = [Skipped(name, one.reason) for name, one in zip(names, found, strict=True)]
+    return unasked(bad, all_were_looked_at=all_were_looked_at)
+
+
 @contextmanager
 def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
     """Signs of life while the block runs, so that nobody else takes the work over."""
@@ -328,11 +352,12 @@ def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
         thread.join()
 
 
-def _name_of(upload: Path, row: int) -> str:
-    """The name a requester gave to an image."""
+def _names_of(upload: Path, rows: Sequence[int]) -> list[str]:
+    """The names a requester gave to images."""
     with suppress(pa.ArrowException, KeyError, OSError, IndexError):
-        return str(pq.read_table(upload, columns=["name"])["name"][row].as_py())
-    return f"number {row}"
+        names = pq.read_table(upload, columns=["name"])["name"]
+        return [str(names[row].as_py()) for row in rows]
+    return [f"number {row}" for row in rows]
 
 
 def _tell(mailbox: Mailbox, job_id: str, event: Mapping[str, object]) -> None:
