@@ -415,6 +415,12 @@ def _noise_factors(task: Task) -> NoiseFactors:
     )
 
 
+def instance_epsilon(task: Task, queries: int) -> float:
+    """`price(task, queries=queries).instance.epsilon` alone, for who asks it for a hundred numbers of queries."""
+    event = integer_event(task, "instance", queries)
+    return math.inf if event is None else _certified(event, task.delta)
+
+
 def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     """The guarantee of so many queries of a task at one level."""
     event = integer_event(task, level, queries)

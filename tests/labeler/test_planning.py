@@ -18,7 +18,7 @@ from labeler.budget import Account, budget_for
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.grid import MAX_SHARE_SIGMA_GRID
 from labeler.methods.sensitivity import squared_sensitivity
-from labeler.planning import METHOD_OF_WINNERS, integer_event, price, price_of_paper_shares
+from labeler.planning import METHOD_OF_WINNERS, instance_epsilon, integer_event, price, price_of_paper_shares
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import Level, Method, Task
 
@@ -122,6 +122,7 @@ def test_asking_less_never_costs_more(task: Task, queries: int) -> None:
     for level in ("instance", "agent"):
         assert fewer.statement(level).epsilon <= whole.statement(level).epsilon
         assert (fewer.statement(level).charge_nano or 0) <= (whole.statement(level).charge_nano or 0)
+    assert instance_epsilon(task, fewer.queries) == fewer.instance.epsilon
 
 
 @settings(max_examples=25, deadline=None)

@@ -17,7 +17,7 @@ from feature_store.students import NoisyAnswers
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
 from labeler.jobs import AnswerStatus
-from labeler.planning import PrivacyStatement, price
+from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
 from workers.report.attributes import AttributeReport
@@ -184,7 +184,7 @@ def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
     if prepared.task.traits.asked_at_once:
         return ((asked, prepared.price.instance.epsilon),)
     counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
-    return tuple((count, price(prepared.task, queries=count).instance.epsilon) for count in counts)
+    return tuple((count, instance_epsilon(prepared.task, count)) for count in counts)
 
 
 def _level_price(statement: PrivacyStatement) -> LevelPrice:

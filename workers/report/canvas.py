@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 from matplotlib import rc_context
@@ -38,8 +39,8 @@ CLASS_COLORS = (
 
 OTHER_COLOR = "#8a93a0"
 
-_FONT = "DejaVu Sans"
-_PNG_DPI = 160
+FONT = "DejaVu Sans"
+PNG_DPI = 160
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def plain_axes(
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
-    axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0, labelsize=10, labelfontfamily=_FONT)
+    axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0, labelsize=10, labelfontfamily=FONT)
     if grid is not None:
         axes.grid(axis=grid, color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -90,7 +91,7 @@ def finish(figure: Figure, file_name: str, alt: str) -> Picture:
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     # A fixed salt: ids of clip paths would differ from run to run, and equal reports shall be equal bytes.
     with rc_context({"svg.hashsalt": file_name}):
-        figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=_PNG_DPI)
+        figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=PNG_DPI)
     return replace(finish_file(figure, file_name, alt), svg=_follow_color_scheme(vector.getvalue().decode()))
 
 
@@ -98,7 +99,7 @@ def finish_file(figure: Figure, file_name: str, alt: str) -> Picture:
     """Turn a figure into a file only, for what the page shows in its own way."""
     _lay_out(figure)
     raster = io.BytesIO()
-    figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=_PNG_DPI)
+    figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=PNG_DPI)
     return Picture(file_name, alt, raster.getvalue())
 
 
@@ -106,7 +107,7 @@ def _lay_out(figure: Figure) -> None:
     """Lay a figure out, once: while it has an engine of layout, each saving draws it twice, first to measure texts."""
     engine = figure.get_layout_engine()
     if engine is not None:
-        figure.set_dpi(_PNG_DPI)
+        figure.set_dpi(PNG_DPI)
         engine.execute(figure)
         figure.set_layout_engine(None)
 
@@ -125,13 +126,21 @@ def _follow_color_scheme(svg: str) -> str:
     return svg[:head_end] + style + svg[head_end:]
 
 
-def drawable(name: str, *, most: int = 18) -> str:
-    """A name as a figure can draw it: shortened, on one line, no mathematics, a box for letters the font lacks."""
-    glyphs = get_font(findfont(_FONT)).get_charmap()
+def legible(name: str, *, most: int = 18) -> str:
+    """A name as a picture can write it: shortened, on one line, a box for letters the font lacks."""
     line = " ".join(name.split())
     line = line if len(line) <= most else line[: most - 1].rstrip() + "…"
-    kept = "".join(letter if ord(letter) in glyphs and letter.isprintable() else "□" for letter in line)
-    return kept.replace("$", r"\$")
+    return "".join(letter if ord(letter) in _letters() and letter.isprintable() else "□" for letter in line)
+
+
+@cache
+def _letters() -> frozenset[int]:
+    return frozenset(get_font(findfont(FONT)).get_charmap())
+
+
+def drawable(name: str, *, most: int = 18) -> str:
+    """A legible name as a figure takes it: a dollar begins no mathematics."""
+    return legible(name, most=most).replace("$", r"\$")
 
 
 def class_colors(labels: Iterable[int], num_classes: int) -> dict[int, str]:

@@ -7,6 +7,7 @@ forbids scripts and requests in case something slips through.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,55 @@ _OPEN_TILES = 12
 
 def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
     """The page as text; `pictures` as from `draw_pictures`."""
+    questions = question_tiles(report)
+    images = report.images
+    template = "report.html.j2" if report.attributes is None else "attributes.html.j2"
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            report=report,
+            pictures=pictures,
+            headline=words.headline(report),
+            guarantee=words.guarantee(report),
+            warnings=words.all_warnings(report),
+            cards=_cards(report),
+            questions=questions,
+            open_questions=questions[:_OPEN_TILES],
+            folded_questions=questions[_OPEN_TILES:],
+            has_truth=report.label_accuracy is not None or report.image_accuracy is not None,
+            has_groups=any(query.group_size > 1 for query in report.queries),
+            has_bars=any(tile["bars"] for tile in questions),
+            wrong=[] if images is None else image_tiles(report, images.wrong()[:MAX_FIRST].tolist()),
+            wrong_count=0 if images is None else len(images.wrong()),
+            unclear=[] if images is None else image_tiles(report, images.unclear()[:MAX_FIRST].tolist()),
+            sure=[] if images is None else _bands(report, images),
+            confusion=None if report.image_accuracy is None else confusion_table(report),
+            delta=words.say_delta(report.privacy.delta),
+            classes=_class_rows(report),
+            attribute_rows=_attribute_rows(report),
+            attribute_tiles=attribute_tiles(report),
+            meaning=words.what_epsilon_means(report),
+            price_rows=_price_rows(report),
+            price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report), *report.notes),
+            kept=words.never_revealed(report),
+            released=words.was_released(report),
+            curve=[
+                (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point)
+                for point in report.curve
+            ],
+            references=[
+                (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
+                for point in report.references
+            ],
+            settings=_settings(report),
+        )
+    )
+
+
+@cache
+def _templates() -> Environment:
+    """Compiled once: a coordinator's processes make a page for every job."""
     environment = Environment(
         loader=PackageLoader("workers", "report"),
         autoescape=True,
@@ -36,45 +86,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"percent": words.say_percent, "count": words.count}
-    questions = question_tiles(report)
-    images = report.images
-    template = "report.html.j2" if report.attributes is None else "attributes.html.j2"
-    return environment.get_template(template).render(
-        report=report,
-        pictures=pictures,
-        headline=words.headline(report),
-        guarantee=words.guarantee(report),
-        warnings=words.all_warnings(report),
-        cards=_cards(report),
-        questions=questions,
-        open_questions=questions[:_OPEN_TILES],
-        folded_questions=questions[_OPEN_TILES:],
-        has_truth=report.label_accuracy is not None or report.image_accuracy is not None,
-        has_groups=any(query.group_size > 1 for query in report.queries),
-        has_bars=any(tile["bars"] for tile in questions),
-        wrong=[] if images is None else image_tiles(report, images.wrong()[:MAX_FIRST].tolist()),
-        wrong_count=0 if images is None else len(images.wrong()),
-        unclear=[] if images is None else image_tiles(report, images.unclear()[:MAX_FIRST].tolist()),
-        sure=[] if images is None else _bands(report, images),
-        confusion=None if report.image_accuracy is None else confusion_table(report),
-        delta=words.say_delta(report.privacy.delta),
-        classes=_class_rows(report),
-        attribute_rows=_attribute_rows(report),
-        attribute_tiles=attribute_tiles(report),
-        meaning=words.what_epsilon_means(report),
-        price_rows=_price_rows(report),
-        price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report), *report.notes),
-        kept=words.never_revealed(report),
-        released=words.was_released(report),
-        curve=[
-            (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point) for point in report.curve
-        ],
-        references=[
-            (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
-            for point in report.references
-        ],
-        settings=_settings(report),
-    )
+    return environment
 
 
 def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:

@@ -7,12 +7,13 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.jobs import AnswerStatus
 from workers.report.canvas import (
     ACCENT,
     INK,
@@ -25,13 +26,12 @@ from workers.report.canvas import (
     class_colors,
     drawable,
     finish,
-    finish_file,
     new_figure,
     plain_axes,
 )
 from workers.report.images import bands
 from workers.report.model import JobReport, PriceRow
-from workers.report.thumbnails import choose, is_tiny, open_picture
+from workers.report.sheet import answers
 from workers.report.words import count, say_number, say_percent
 
 PICTURE_FILES = (
@@ -44,7 +44,6 @@ CALIBRATION = ((0.0, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.85), (0.85, 0.95), (0
 LEAST_IN_A_BAND = 10
 """Of fewer labels the share that is right tells nothing."""
 
-_MAX_TILES = 60
 _NAME_SIZE = np.array([0.3, 0.06])
 _MOST_REFERENCES = 6
 _MARKS = "osD^vP"
@@ -276,62 +275,27 @@ def vote_margins(report: JobReport) -> Picture | None:
             continue
         heights = np.histogram(gaps[members], edges)[0]
         color, hatch = looks[name]
-        axes.bar(
-            edges[:-1], heights, np.diff(edges), base, align="edge", color=color, hatch=hatch, ec=SURFACE, lw=1,
+        # All bars of a group are one path: drawn one by one, each with its hatch, they took half the time.
+        corners = [edges[:-1], base, edges[:-1], base + heights, edges[1:], base + heights, edges[1:], base]
+        boxes = np.stack(corners, axis=1).reshape(-1, 4, 2)[heights > 0]
+        bars = PathPatch(
+            Path.make_compound_path_from_polys(boxes), fc=color, hatch=hatch, ec=SURFACE, lw=1,
             label=f"{name} ({members.sum():,})",
         )  # fmt: skip
+        axes.add_patch(bars).sticky_edges.y.append(0)
         base += heights
     sigma = report.task.total_sigma_votes * math.sqrt(2)
     if sigma < edges[-1]:
         axes.axvline(sigma, color=INK, lw=1.3, ls=(0, (4, 3)), label=f"noise of such a gap: {say_number(sigma)} votes")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _label(axes, x="released noisy votes of the first class above the second", y="questions")
+    axes.autoscale_view()
+    _label(axes, x="noisy votes, first class above second", y="questions")
     _legend(axes)
     alt = (
         f"Histogram of {count(len(gaps), 'vote margin')} in the released noisy sums; half of them are above "
         f"{say_number(float(np.median(gaps)))} votes."
     )
     return finish(figure, "vote_margins.png", alt)
-
-
-def answers(report: JobReport) -> Picture | None:
-    """A contact sheet: what was asked, and the label that came back."""
-    tiles = [pair for pair in choose(report) if pair[1].thumbnails]
-    if not tiles:
-        return None
-    tiles = [
-        tiles[place] for place in np.unique(np.linspace(0, len(tiles) - 1, _MAX_TILES).round().astype(int)).tolist()
-    ]
-    columns = min(10, len(tiles))
-    lines = math.ceil(len(tiles) / columns)
-    figure = new_figure(0.95 * columns + 0.2, 1.22 * lines + 0.1)
-    axes = plain_axes(figure)
-    axes.set(xlim=(-0.05, columns), ylim=(lines * 1.28, -0.05), xticks=[], yticks=[], aspect="equal")
-    axes.spines["bottom"].set_visible(False)
-    for place, (_, query) in enumerate(tiles):
-        line, column = divmod(place, columns)
-        picture = open_picture(query.thumbnails[0], query.query_id)
-        tall, wide = picture.height / max(picture.size), picture.width / max(picture.size)
-        left, top = column + (0.92 - 0.92 * wide) / 2, 1.28 * line + 0.92 * (1 - tall) / 2
-        axes.imshow(
-            np.asarray(picture.convert("RGB")), extent=(left, left + 0.92 * wide, top + 0.92 * tall, top),
-            interpolation="nearest" if is_tiny(picture) else "antialiased", aspect="equal",
-        )  # fmt: skip
-        text, color = _caption(report, query.label, query.status, query.is_right)
-        axes.text(
-            column + 0.46, 1.28 * line + 0.97, text, ha="center", va="top", color=color, fontsize=8, weight="bold"
-        )
-    alt = f"{count(len(tiles), 'public image')} asked about, each with its released label."
-    return finish_file(figure, "answers.png", alt)
-
-
-def _caption(report: JobReport, label: int, status: AnswerStatus, is_right: bool | None) -> tuple[str, str]:
-    if status is not AnswerStatus.ANSWERED:
-        return "no label", MUTED
-    name = drawable(report.class_name(label), most=12)
-    if is_right is None:
-        return name, INK
-    return (f"✓ {name}", RIGHT) if is_right else (f"✗ {name}", WRONG)
 
 
 def _decade_ticks(least: float, most: float) -> list[float]:

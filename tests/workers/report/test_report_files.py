@@ -34,7 +34,10 @@ def test_a_report_is_a_page_and_readable_pictures_and_nothing_else(make_report, 
         with Image.open(io.BytesIO((out / f"{name}.png").read_bytes())) as image:
             image.load()
             assert min(image.size) > 150
-            assert len(np.unique(np.asarray(image.convert("L")))) > 10
+            pixels = np.asarray(image.convert("L"))
+        assert len(np.unique(pixels)) > 10
+        rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        assert (rim == rim[0]).all(), f"{name} is cut off at its rim"
 
 
 def test_pictures_of_an_earlier_report_do_not_stay(make_report, tmp_path):
