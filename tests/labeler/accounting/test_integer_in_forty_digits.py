@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from itertools import product
 
 import pytest
-from mpmath import exp, inf, log, mp, mpf, ncdf, pi, sqrt
+from mpmath import exp, findroot, inf, log, mp, mpf, ncdf, pi, sqrt
 
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import (
@@ -31,21 +32,19 @@ def forty_digits() -> Iterator[None]:
         yield
 
 
+@cache
 def gaussian_epsilon(delta: mpf, mu: mpf) -> mpf:
-    """The least epsilon >= 0 at which mu-GDP is (epsilon, delta)-DP, by bisection of the closed form."""
+    """The least epsilon >= 0 at which mu-GDP is (epsilon, delta)-DP: where the closed form is delta."""
 
     def excess(epsilon: mpf) -> mpf:
-        return ncdf(mu / 2 - epsilon / mu) - exp(epsilon) * ncdf(-mu / 2 - epsilon / mu) - delta
+        return log((ncdf(mu / 2 - epsilon / mu) - exp(epsilon) * ncdf(-mu / 2 - epsilon / mu)) / delta)
 
     low, high = mpf(0), mpf(1)
     if excess(low) <= 0:
         return low
     while excess(high) > 0:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
+        low, high = high, 2 * high
+    return findroot(excess, (low, high), solver="anderson", tol=mpf("1e-40"))
 
 
 def oracle(event: IntegerSum, delta: float, total_variation: float) -> mpf:
