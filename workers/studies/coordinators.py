@@ -86,7 +86,6 @@ def bench_coordinators(
                     wanted,
                     requesters=requesters,
                     seconds=load_s,
-                    folder=folder,
                     urls=tuple(urls),
                 )
             now = [cpu_seconds(pid) for pid in pids]

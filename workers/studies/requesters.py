@@ -2,26 +2,28 @@
 
 Every request is sent once (no patience), so that a refusal, a lost connection or a "too many requests" is counted and
 never hidden by a second try. A requester looks at its job once a second, as the answer to its submission asks it to.
+All of them wait in one thread, each over a connection of its own, so that none waits for another's lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
+import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from api.client import Client
-from api.schema import FINISHED, EstimateRequest, EstimateView, JobView, TaskRequest, TaskView
+from api.schema import FINISHED, TaskRequest
 from labeler.errors import BadData, LabelerError
+from workers.studies.plain_http import PlainConnection
 
 LOOK_EVERY_S: Final = 1.0
 """What `Retry-After` of an accepted job says."""
@@ -34,8 +36,6 @@ DEADLINE_S: Final = 300.0
 
 SHORT_DEADLINE_S: Final = 20.0
 """Of a job whose time is compared with that of the same job in quiet."""
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,8 @@ class Load:
         queries_left: of each task at the end, by task id.
         errors: everything that was not as it should be, in words.
         wall_s: from the first request to the last label.
+        cpu_s: what the requesters themselves took of this machine's cores.
+        began_at: moment of the first request, seconds since 1970.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -91,6 +93,17 @@ class Load:
     queries_left: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     wall_s: float = 0.0
+    cpu_s: float = 0.0
+    began_at: float = 0.0
+
+    def queries_not_used_once(self, of_each_task: int) -> list[str]:
+        """Of each task as many queries are gone as labels were downloaded; what is not so, in words."""
+        found = []
+        for task_id, left in self.queries_left.items():
+            labels = sum(job.labels for job in self.jobs if job.task_id == task_id)
+            if of_each_task - left != labels:
+                found.append(f"task {task_id[:12]}: {of_each_task - left} queries are used for {labels} labels")
+        return found
 
 
 def put_under_load(
@@ -100,7 +113,6 @@ def put_under_load(
     *,
     requesters: int,
     seconds: float,
-    folder: Path,
     urls: Sequence[str] = (),
 ) -> Load:
     """Let requesters work side by side for a while; each finishes the job it is at.
@@ -111,129 +123,138 @@ def put_under_load(
         wanted: what they ask.
         requesters: how many at once.
         seconds: no new job begins after that.
-        folder: for their downloads.
         urls: of the coordinators that they are spread over, where there are several.
     """
-    load, lock = Load(), threading.Lock()
     with Client(url, token) as admin:
         names = [f"requester-{number:02d}" for number in range(requesters)]
         made = [admin.create_token(name, "requester").token or "" for name in names]
-    tasks: dict[str, TaskView] = {}
-    start = threading.Barrier(requesters + 1)
-    until = [0.0]
-
-    def work(name: str, secret: str, number: int) -> None:
-        place = urls[number % len(urls)] if urls else url
-        with Client(place, secret, timeout_s=QUIET_S, patience_s=0.0) as client:
-            requester = _Requester(client, wanted, number, folder / f"{name}.jsonl")
-            try:
-                requester.make_task()
-            except LabelerError as error:
-                requester.errors.append(str(error))
-            start.wait()
-            while not requester.errors and time.monotonic() < until[0]:
-                requester.do_job()
-        with lock:
-            load.errors += [f"{name}: {sentence}" for sentence in requester.errors]
-            load.jobs += requester.jobs
-            for kind, found in requester.seconds.items():
-                load.seconds[kind] += found
-            if requester.task is not None:
-                tasks[requester.task.task_id] = requester.task
-
-    threads = [
-        threading.Thread(target=work, args=(name, secret, number), name=name)
-        for number, (name, secret) in enumerate(zip(names, made, strict=True))
+    places = [urls[number % len(urls)] if urls else url for number in range(requesters)]
+    vectors = _as_json(wanted)
+    some = [
+        _Requester(name, place, secret, wanted, vectors, number)
+        for number, (name, place, secret) in enumerate(zip(names, places, made, strict=True))
     ]
-    for thread in threads:
-        thread.start()
-    until[0] = time.monotonic() + seconds + QUIET_S
-    start.wait()
-    started = time.monotonic()
-    until[0] = started + seconds
-    for thread in threads:
-        thread.join()
-    load.wall_s = time.monotonic() - started
+    load = asyncio.run(_side_by_side(some, seconds))
     with Client(url, token) as admin:
-        load.queries_left = {task_id: admin.task(task_id).queries_left for task_id in tasks}
+        load.queries_left = {one.task_id: admin.task(one.task_id).queries_left for one in some if one.task_id}
     return load
+
+
+async def _side_by_side(some: Sequence[_Requester], seconds: float) -> Load:
+    load, cpu_s = Load(), time.thread_time()
+    try:
+        # None begins before each has its task and its connection.
+        await asyncio.gather(*(one.make_task() for one in some))
+        started, load.began_at = time.monotonic(), time.time()
+        await asyncio.gather(*(one.work(started + seconds) for one in some))
+        load.wall_s = time.monotonic() - started
+    finally:
+        for one in some:
+            one.close()
+    load.cpu_s = time.thread_time() - cpu_s
+    for one in some:
+        load.errors += [f"{one.name}: {sentence}" for sentence in one.errors]
+        load.jobs += one.jobs
+        for kind, found in one.seconds.items():
+            load.seconds[kind] += found
+    return load
+
+
+def _as_json(wanted: Wanted) -> list[str]:
+    """Every vector as it is sent, spelt before the load begins."""
+    return [json.dumps(row, separators=(",", ":")) for row in wanted.features.tolist()]
 
 
 class _Requester:
     """One of them; stops at its first error."""
 
-    def __init__(self, client: Client, wanted: Wanted, number: int, path: Path) -> None:
-        self._client = client
-        self._wanted = wanted
-        self._choose = np.random.default_rng(number)
-        self._path = path
-        self.task: TaskView | None = None
+    def __init__(self, name: str, url: str, token: str, wanted: Wanted, vectors: Sequence[str], number: int) -> None:
+        self.name = name
+        self.task_id = ""
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.jobs: list[PaidJob] = []
         self.errors: list[str] = []
+        self._connection = PlainConnection(url, token, quiet_s=QUIET_S)
+        self._wanted = wanted
+        self._vectors = vectors
+        self._choose = np.random.default_rng(number)
 
-    def make_task(self) -> None:
-        self.task = self._client.create_task(TaskRequest.model_validate(self._wanted.task))
+    def close(self) -> None:
+        self._connection.close()
 
-    def do_job(self) -> None:
-        assert self.task is not None  # noqa: S101  # without a task there is an error, and no job is begun
-        started = time.monotonic()
+    async def make_task(self) -> None:
+        asked = TaskRequest.model_validate(self._wanted.task).model_dump_json().encode()
         try:
-            self.jobs.append(self._job(self.task.task_id))
+            self.task_id = json.loads(await self._asked("task", "POST", "/v1/tasks", asked))["task_id"]
         except LabelerError as error:
             self.errors.append(str(error))
-        self.seconds["job"].append(time.monotonic() - started)
 
-    def _job(self, task_id: str) -> PaidJob:
-        client, wanted = self._client, self._wanted
-        asked = EstimateRequest(task_id=task_id, queries=wanted.queries)
-        quoted: EstimateView = self._timed("price", lambda: client.estimate(asked))
-        rows = self._choose.choice(len(wanted.features), wanted.queries, replace=False)
-        ids = [f"digit-{row}" for row in rows.tolist()]
-        job: JobView = self._timed(
-            "submit",
-            lambda: client.submit(
-                task_id,
-                features=wanted.features[rows],
-                query_ids=ids,
-                backbone_fingerprint=wanted.fingerprint,
-                deadline_s=DEADLINE_S,
-            ),
-        )
-        look = partial(client.job, job.job_id)
-        while job.state not in FINISHED:
-            time.sleep(LOOK_EVERY_S)
-            job = self._timed("status", look)
-        if job.state != "completed":
-            why = job.problem.detail if job.problem is not None else "no reason given"
-            raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
-        self._timed("labels", lambda: client.labels(job.job_id, self._path, format="jsonl", of="questions"))
-        if quoted.price != job.price:
-            raise BadData(f"job {job.job_id} was priced {quoted.price} and then cost {job.price}")
+    async def work(self, until_s: float) -> None:
+        """One job after the other until that moment of `time.monotonic`."""
+        while not self.errors and time.monotonic() < until_s:
+            started = time.monotonic()
+            try:
+                self.jobs.append(await self._job())
+            except LabelerError as error:
+                self.errors.append(str(error))
+            self.seconds["job"].append(time.monotonic() - started)
+
+    async def _job(self) -> PaidJob:
+        wanted = self._wanted
+        asked = json.dumps({"task_id": self.task_id, "queries": wanted.queries}).encode()
+        quoted = json.loads(await self._asked("price", "POST", "/v1/jobs:estimate", asked))
+        rows = self._choose.choice(len(self._vectors), wanted.queries, replace=False).tolist()
+        ids = [f"digit-{row}" for row in rows]
+        key = {"Idempotency-Key": secrets.token_urlsafe(24)}
+        job = json.loads(await self._asked("submit", "POST", "/v1/jobs", self._submission(rows, ids), key))
+        path = f"/v1/jobs/{job['job_id']}"
+        while job["state"] not in FINISHED:
+            await asyncio.sleep(LOOK_EVERY_S)
+            job = json.loads(await self._asked("status", "GET", path))
+        if job["state"] != "completed":
+            why = (job["problem"] or {}).get("detail", "no reason given")
+            raise BadData(f"job {job['job_id']} ended as {job['state']}: {why}")
+        labels = await self._asked("labels", "GET", f"{path}/labels?format=jsonl&of=questions")
+        if quoted["price"] != job["price"]:
+            raise BadData(f"job {job['job_id']} was priced {quoted['price']} and then cost {job['price']}")
         return PaidJob(
-            job_id=job.job_id,
-            task_id=task_id,
-            rounds=len(job.rounds),
+            job_id=job["job_id"],
+            task_id=self.task_id,
+            rounds=len(job["rounds"]),
             charges=_charges(job),
-            labels=_count_labels(self._path, ids),
+            labels=_count_labels(labels, ids),
         )
 
-    def _timed(self, kind: str, request: Callable[[], Answer]) -> Answer:
-        started = time.perf_counter()
-        answer = request()
-        self.seconds[kind].append(time.perf_counter() - started)
-        return answer
+    def _submission(self, rows: Sequence[int], ids: Sequence[str]) -> bytes:
+        fields = {
+            "task_id": self.task_id,
+            "deadline_s": DEADLINE_S,
+            "query_ids": ids,
+            "backbone_fingerprint": self._wanted.fingerprint,
+        }
+        vectors = ",".join(self._vectors[row] for row in rows)
+        return f'{json.dumps(fields)[:-1]}, "features": [{vectors}]}}'.encode()
+
+    async def _asked(
+        self, kind: str, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        answer = await self._connection.ask(method, path, body, headers)
+        self.seconds[kind].append(answer.seconds)
+        if answer.status >= 400:
+            raise BadData(f"{kind}: the service answered {answer.status}: {answer.body[:300].decode(errors='replace')}")
+        return answer.body
 
 
-def _charges(job: JobView) -> dict[str, int]:
-    charges = {"instance": job.price.instance_charge_nano, "agent": job.price.agent_charge_nano}
+def _charges(job: Mapping[str, Any]) -> dict[str, int]:
+    price = job["price"]
+    charges = {"instance": price["instance_charge_nano"], "agent": price["agent_charge_nano"]}
     if None in charges.values():
-        raise BadData(f"job {job.job_id} has no finite price at both levels: {job.price.reason}")
-    return {level: amount for level, amount in charges.items() if amount is not None}
+        raise BadData(f"job {job['job_id']} has no finite price at both levels: {price['reason']}")
+    return charges
 
 
-def _count_labels(path: Path, ids: Sequence[str]) -> int:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _count_labels(body: bytes, ids: Sequence[str]) -> int:
+    rows = [json.loads(line) for line in body.decode("utf-8").splitlines()]
     found = sorted(row["source"] for row in rows if row["status"] == "answered")
     if found != sorted(ids):
         raise BadData(f"asked about {len(ids)} queries and got {len(rows)} rows, {len(found)} of them labels")

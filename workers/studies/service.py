@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare
 from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.studies.access_log import seconds_inside
 from workers.studies.process_costs import cpu_seconds, resident_mib
 from workers.studies.reconcile import discrepancies
 from workers.studies.requesters import Load, Wanted, WellBehaved, new_token, put_under_load
@@ -121,17 +122,14 @@ def bench_service(
             before = service.process_ids()
             wanted = wanted_of(public)
             # A first job of each, after which threads and caches are what they stay.
-            warm = put_under_load(
-                service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S, folder=folder
-            )
+            warm = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S)
             at_first = _Cost.of(service)
-            load = put_under_load(
-                service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds, folder=folder
-            )
+            load = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds)
             spent = _Cost.of(service).since(at_first)
+            inside = seconds_inside(federation.logs, load.began_at)
             loads = [warm, load]
             if full:
-                loads += _on_to(MANY_JOBS, service, wanted, folder, done=len(load.jobs))
+                loads += _on_to(MANY_JOBS, service, wanted, done=len(load.jobs))
             grown = _Cost.of(service).since(at_first)
             errors = [sentence for one in loads for sentence in one.errors] + _complaints(federation)
             died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
@@ -141,14 +139,14 @@ def bench_service(
         quiet = _alone(public, folder, jobs=20 if full else 5, sizes=sizes)
         jobs = [job for one in loads for job in one.jobs]
         wrong = discrepancies(federation, jobs)
-        wrong += [sentence for one in loads for sentence in _queries_not_used_once(one)]
+        wrong += [sentence for one in loads for sentence in one.queries_not_used_once(MAX_QUERIES)]
         alone_s = _in_process(federation, public, folder, jobs=twins)
         large_s = {
             size: _in_process(federation, public, folder, jobs=3 if size <= MAX_QUERIES else 1, queries=size)
             for size in sizes
         }
         progress("Service", 3, 3)
-    rows = _rows(load, errors, wrong, alone_s, seconds=seconds, twins=twins)
+    rows = _rows(load, errors, wrong, alone_s, inside, seconds=seconds, twins=twins)
     grown_over = len(jobs) - len(warm.jobs)
     return rows + _quiet_rows(quiet, large_s) + _cost_rows(spent, len(load.jobs), grown, grown_over)
 
@@ -221,12 +219,12 @@ class _Cost:
         )
 
 
-def _on_to(jobs: int, service: RunningService, wanted: Wanted, folder: Path, *, done: int) -> list[Load]:
+def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> list[Load]:
     """More of the same load, until so many jobs were completed or `_MOST_S` have passed."""
     loads: list[Load] = []
     until_s = time.monotonic() + _MOST_S
     while done < jobs and time.monotonic() < until_s and not any(one.errors for one in loads):
-        more = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_MORE_S, folder=folder)
+        more = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_MORE_S)
         loads.append(more)
         done += len(more.jobs)
     return loads
@@ -315,16 +313,6 @@ def _complaints(federation: LocalFederation) -> list[str]:
     return found
 
 
-def _queries_not_used_once(load: Load) -> list[str]:
-    """Of each task as many queries are gone as labels were downloaded."""
-    found = []
-    for task_id, left in load.queries_left.items():
-        labels = sum(job.labels for job in load.jobs if job.task_id == task_id)
-        if MAX_QUERIES - left != labels:
-            found.append(f"task {task_id[:12]}: {MAX_QUERIES - left} queries are used for {labels} labels")
-    return found
-
-
 def _in_process(
     federation: LocalFederation, public: Shard, folder: Path, *, jobs: int, queries: int = QUERIES
 ) -> list[float]:
@@ -355,7 +343,14 @@ def _in_process(
 
 
 def _rows(
-    load: Load, errors: list[str], wrong: list[str], alone_s: list[float], *, seconds: float, twins: int
+    load: Load,
+    errors: list[str],
+    wrong: list[str],
+    alone_s: list[float],
+    inside: Mapping[str, list[float]],
+    *,
+    seconds: float,
+    twins: int,
 ) -> list[BenchRow]:
     case = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents"
     settings = {
@@ -376,6 +371,11 @@ def _rows(
         found = load.seconds[kind] or [0.0]
         for percent in (50, 99):
             row(kind, f"p{percent}, milliseconds", 1e3 * float(np.percentile(found, percent)))
+            if inside.get(kind):
+                told = 1e3 * float(np.percentile(inside[kind], percent))
+                row(f"{kind}, by the coordinator's log", f"p{percent}, milliseconds", told)
+    if load.jobs:
+        row("the requesters themselves", "CPU ms per job", 1e3 * load.cpu_s / len(load.jobs))
     labels = sum(job.labels for job in load.jobs)
     together = labels / load.wall_s
     alone = QUERIES * len(alone_s) / sum(alone_s)

@@ -123,11 +123,9 @@ def _serve(agents: int, cores: int, requesters: int, seconds: float) -> Served:
         wanted = Wanted(TASK | {"max_queries": MAX_QUERIES}, public.fingerprint, features, QUERIES)
         journal = federation.home / "coordinator"
         with running_service(federation.home) as service:
-            put_under_load(service.url, service.token, wanted, requesters=requesters, seconds=_WARM_S, folder=folder)
+            put_under_load(service.url, service.token, wanted, requesters=requesters, seconds=_WARM_S)
             before, size = _cpu(service), _bytes(journal)
-            load = put_under_load(
-                service.url, service.token, wanted, requesters=requesters, seconds=seconds, folder=folder
-            )
+            load = put_under_load(service.url, service.token, wanted, requesters=requesters, seconds=seconds)
             spent = {kind: cost - before[kind] for kind, cost in _cpu(service).items()}
             grown = _bytes(journal) - size
     return Served(
