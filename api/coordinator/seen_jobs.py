@@ -4,21 +4,33 @@ A view follows from the job, its rounds, its charges, what agents said and wheth
 these is told by the journal once it is durable, before anybody who waits for it is answered (`Database.changed`), and
 drops the view. What is read while a job changes is shown, and not kept. A view is also dropped when it is old, so that
 a process that lost its journal to another one does not show for ever what was.
+
+Whoever has submitted a job or looked at it looks again, and then it has changed, mostly. So a dropped view of a job
+that goes on is read anew at once (`run`, in a thread of its own, many jobs in one statement), and the next look finds
+it. Until it is read there is none: nobody is shown what was before what somebody has been shown.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from api.schema import FINISHED, JobView
+from feature_store.journal.jobs import no_such_job
+from labeler.errors import LabelerError
+
+log = logging.getLogger("labeler.coordinator")
 
 MOST = 512
 MOST_ROUNDS = 64
 """A job of more rounds is read each time: what is remembered stays small."""
+
+MOST_AT_ONCE = 64
+"""Jobs that are read in one statement."""
 
 FRESH_S = 5.0
 """How long a job that is not finished is shown without a look into the journal, although nobody told of a change."""
@@ -61,16 +73,20 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Look:
-    """A look into the journal that is under way."""
+    """A look into the journal that is under way.
 
-    is_overtaken: bool = False
+    Attributes:
+        overtaken: jobs that have changed since it began: what it reads of them may be what was.
+    """
+
+    overtaken: set[str] = field(default_factory=set)
 
 
 class SeenJobs:
     """Shared by all threads of a service.
 
     Args:
-        read: a job as it stands, in one moment of the journal.
+        read: jobs as they stand, by id, in one moment of the journal; those that are not there are left out.
         fresh_s: for how long any view is shown, where another process writes the journal and nobody tells of changes;
             None where this one does.
         steady: seconds that never run backwards.
@@ -78,7 +94,7 @@ class SeenJobs:
 
     def __init__(
         self,
-        read: Callable[[str], JobView],
+        read: Callable[[Collection[str]], Mapping[str, JobView]],
         *,
         fresh_s: float | None = None,
         steady: Callable[[], float] = time.monotonic,
@@ -89,15 +105,57 @@ class SeenJobs:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._reading: dict[str, list[_Look]] = {}
+        self._stale: OrderedDict[str, None] = OrderedDict()
+        self._news = threading.Event()
 
     def changed(self, kind: str, name: str) -> None:
         """Hear of a change in the journal; see `Database.listen`."""
         if kind != "job":
             return
         with self._lock:
-            self._kept.pop(name, None)
-            for look in self._reading.get(name, ()):
-                look.is_overtaken = True  # what it reads may be what was
+            kept = self._kept.pop(name, None)
+            looks = self._reading.get(name, ())
+            for look in looks:
+                look.overtaken.add(name)
+            if looks or (kept is not None and not kept.seen.is_final):
+                self._want(name)
+
+    def expect(self, job_id: str) -> None:
+        """A job is about to be looked at for the first time."""
+        with self._lock:
+            self._want(job_id)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Read anew what has changed, as soon as it has, until `stopping` is set and `ring` was called."""
+        while True:
+            self._news.wait()
+            self._news.clear()
+            if stopping.is_set():
+                return
+            try:
+                self.refresh()
+            except LabelerError as error:
+                # Who looks is told so, or finds it readable again.
+                log.info("jobs cannot be read anew now", extra={"problem": error.problem_type})
+            except Exception:
+                log.exception("jobs cannot be read anew")
+
+    def ring(self) -> None:
+        """End a wait of `run`."""
+        self._news.set()
+
+    def refresh(self) -> None:
+        """Read jobs anew that somebody looks at and that have changed.
+
+        Raises:
+            LabelerError: the journal cannot be read.
+        """
+        while True:
+            with self._lock:
+                names = [self._stale.popitem(last=False)[0] for _ in range(min(len(self._stale), MOST_AT_ONCE))]
+            if not names:
+                return
+            self.look_all(names)
 
     def at_once(self, job_id: str) -> Seen | None:
         """A job, where it is known without a look into the journal; None says nothing."""
@@ -111,24 +169,37 @@ class SeenJobs:
         Raises:
             NotFound: there is no such job.
         """
-        known = self.at_once(job_id)
-        if known is not None:
-            return known
+        seen = self.at_once(job_id) or self.look_all([job_id]).get(job_id)
+        if seen is None:
+            raise no_such_job(job_id)
+        return seen
+
+    def look_all(self, job_ids: Collection[str]) -> dict[str, Seen]:
+        """Jobs by id, read together now; those that are not there are left out."""
         look, began_s = _Look(), self._steady()
         with self._lock:
-            self._reading.setdefault(job_id, []).append(look)
+            for job_id in job_ids:
+                self._reading.setdefault(job_id, []).append(look)
         try:
-            view = self._read(job_id)
-            seen = Seen.of(view)
+            views = self._read(job_ids)
+            found = {job_id: Seen.of(view) for job_id, view in views.items()}
             with self._lock:
-                if not look.is_overtaken and len(view.rounds) <= MOST_ROUNDS:
-                    self._keep(job_id, seen, began_s)
+                for job_id, seen in found.items():
+                    if job_id not in look.overtaken and len(views[job_id].rounds) <= MOST_ROUNDS:
+                        self._keep(job_id, seen, began_s)
         finally:
             with self._lock:
-                self._reading[job_id].remove(look)
-                if not self._reading[job_id]:
-                    del self._reading[job_id]
-        return seen
+                for job_id in job_ids:
+                    self._reading[job_id].remove(look)
+                    if not self._reading[job_id]:
+                        del self._reading[job_id]
+        return found
+
+    def _want(self, job_id: str) -> None:
+        self._stale[job_id] = None
+        while len(self._stale) > MOST:
+            self._stale.popitem(last=False)
+        self._news.set()
 
     def _keep(self, job_id: str, seen: Seen, began_s: float) -> None:
         is_final = seen.is_final and self._fresh_s is None

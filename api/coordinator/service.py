@@ -46,7 +46,7 @@ from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
-from api.coordinator.views import job_view
+from api.coordinator.views import job_view, read_views
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -162,8 +162,9 @@ class Coordinator:
             clock=clock,
         )
         fresh_s = READER_FRESH_S if stores.database.is_read_only else None
-        self._seen = SeenJobs(self._read_view, fresh_s=fresh_s)
+        self._seen = SeenJobs(self._read_views, fresh_s=fresh_s)
         stores.database.listen(self._seen.changed)
+        self._watching = threading.Thread(target=self._seen.run, args=(self._stopping,), name="views", daemon=True)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self.estimates = Estimates(config, stores, self._owners)
         self._intake = submission.Stores(
@@ -244,6 +245,7 @@ class Coordinator:
         """Begin to move jobs."""
         self._thread.start()
         self._keeping.start()
+        self._watching.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -254,6 +256,9 @@ class Coordinator:
         self._keeper.wake()
         if self._keeping.ident is not None:
             self._keeping.join(timeout=10.0)
+        self._seen.ring()
+        if self._watching.ident is not None:
+            self._watching.join(timeout=10.0)
         self._preparation.stop()
         self._labeller.stop()
         self._mailbox.close()
@@ -354,6 +359,7 @@ class Coordinator:
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
+        self._seen.expect(job_id)
         job = self.stores.jobs.get(job_id)
         self._preparation.begin(job, self.stores.tasks.get(job.task_digest).task)
         self.conductor.wake(job_id)
@@ -366,20 +372,19 @@ class Coordinator:
         """
         return shown_to(reader, self._own(self._seen.look(job_id), reader).view)
 
-    def job_body(self, job_id: str, *, reader: Reader, at_once: bool = False) -> bytes | None:
-        """`job` as JSON.
+    @property
+    def seen(self) -> SeenJobs:
+        """Jobs as they are shown; whom to, `job_body` decides."""
+        return self._seen
 
-        Args:
-            job_id: the job.
-            reader: who asks.
-            at_once: answer without a look into the journal, or None where that is not enough.
+    def job_body(self, job_id: str, seen: Seen | None, *, reader: Reader) -> bytes:
+        """`job` as JSON, of a job that was looked at.
 
         Raises:
             NotFound: there is none, or it is another requester's.
         """
-        seen = self._seen.at_once(job_id) if at_once else self._seen.look(job_id)
         if seen is None:
-            return None
+            raise no_such_job(job_id)
         seen = self._own(seen, reader)
         return seen.body if reader.role != "viewer" else shown_to(reader, seen.view).model_dump_json().encode()
 
@@ -388,11 +393,8 @@ class Coordinator:
             raise no_such_job(seen.job_id)
         return seen
 
-    def _read_view(self, job_id: str) -> JobView:
-        with self.stores.database.read() as connection:
-            view = submission.read_job(job_id, stores=self._intake, connection=connection)
-            gone = self._forgotten.at([job_id], connection=connection)
-        return view.model_copy(update={"forgotten_at": gone[job_id]}) if gone else view
+    def _read_views(self, job_ids: Collection[str]) -> dict[str, JobView]:
+        return read_views(job_ids, database=self.stores.database, tasks=self.stores.tasks)
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

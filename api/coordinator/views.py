@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import MappingProxyType
 from typing import Literal
 
 from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
 from api.schema import JobView, Problem, RoundView, Selection, WaitingFor
+from feature_store.journal.database import Database
+from feature_store.journal.job_reading import look_at
 from feature_store.journal.jobs import JobRecord, RoundRecord
-from feature_store.journal.tasks import TaskRecord
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.willingness import AgentAnswer, Answers
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
@@ -54,6 +56,21 @@ def job_view(
         ledger=ledger_in_words(rounds),
         version=job.version,
     )
+
+
+def read_views(job_ids: Collection[str], *, database: Database, tasks: TaskStore) -> dict[str, JobView]:
+    """Jobs by id as they stand in one moment of the journal; those that are not there are left out."""
+    with database.read() as connection:
+        found = look_at(connection, job_ids)
+    # What a view shows of a task holds for ever, so it need not be of the same moment.
+    known = {one.job.task_digest: tasks.made(one.job.task_digest) for one in found.values()}
+    others = tasks.get_all([digest for digest, task in known.items() if task is None])
+    views = {}
+    for job_id, one in found.items():
+        task = known[one.job.task_digest] or others[one.job.task_digest]
+        view = job_view(one.job, one.rounds, task, one.answers)
+        views[job_id] = view if one.forgotten_at is None else view.model_copy(update={"forgotten_at": one.forgotten_at})
+    return views
 
 
 def _selection(job: JobRecord) -> Selection:

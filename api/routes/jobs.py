@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from api import examples
 from api.access import reader
 from api.coordinator.ownership import Reader
+from api.coordinator.seen_jobs import Seen
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK
@@ -37,6 +38,7 @@ from api.schema import (
     ThumbnailsRequest,
     ThumbnailsView,
 )
+from api.shared_looks import SharedLooks
 from api.strict_route import SMALL_BYTES, StrictRoute, at_once, parse_json
 
 if TYPE_CHECKING:
@@ -47,8 +49,6 @@ MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
 WRITERS = 16
 """Submissions that wait for the disk at once. They have threads of their own, so that who only looks waits for none."""
-READERS = 6
-"""Looks into the journal at once. More threads than connections to it would only take turns at the interpreter."""
 MAX_STREAMS = 200
 """Event streams that are open at once: each looks into the journal every two seconds."""
 MAX_LABELLING_OF_A_TOKEN = 4
@@ -87,14 +87,12 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
     labelling = Slots("request for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
     streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
+    looks = SharedLooks[Seen](coordinator.seen.look_all)
+
     # Made when the first request asks, because they belong to the event loop that serves.
     @cache
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
-
-    @cache
-    def readers() -> CapacityLimiter:
-        return CapacityLimiter(READERS)
 
     async def price_at_once(request: Request) -> Response | None:
         body = await request.body()
@@ -127,10 +125,8 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         job_id, who = request.path_params["job_id"], await reader(request)
         if len(job_id) > MAX_ID_LENGTH:
             return None
-        body = coordinator.job_body(job_id, reader=who, at_once=True)
-        if body is None:
-            body = await to_thread.run_sync(partial(coordinator.job_body, job_id, reader=who), limiter=readers())
-        return Response(body, media_type=JSON)
+        seen = coordinator.seen.at_once(job_id) or await looks.look(job_id)
+        return Response(coordinator.job_body(job_id, seen, reader=who), media_type=JSON)
 
     @router.post(
         "/v1/jobs:estimate",

@@ -10,9 +10,9 @@ batches, digests and releases stay, because the chain and the accounts are prove
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, delete, insert, select, update
 
@@ -55,7 +55,12 @@ forbid(
 )
 
 
-_FORGOTTEN = ByIds("SELECT job_id, at FROM forgotten_jobs WHERE job_id IN {ids}")
+FORGOTTEN = ByIds("SELECT job_id, at FROM forgotten_jobs WHERE job_id IN {ids}")
+
+
+def forgotten_in(rows: Iterable[Sequence[Any]]) -> dict[str, datetime]:
+    """When each job was forgotten, out of rows of `FORGOTTEN`."""
+    return {job_id: datetime.fromisoformat(at) for job_id, at in rows}
 
 
 class ForgottenJobs:
@@ -104,7 +109,7 @@ class ForgottenJobs:
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
         """When each of these jobs was forgotten; those that were not are left out."""
         with reading(self._database, connection) as joined:
-            return {job_id: datetime.fromisoformat(at) for job_id, at in _FORGOTTEN.all(joined, job_ids)}
+            return forgotten_in(FORGOTTEN.all(joined, job_ids))
 
     def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
         """Jobs that ended before a moment and are not forgotten, the oldest first."""

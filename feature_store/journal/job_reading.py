@@ -1,19 +1,25 @@
-"""Jobs and their rounds out of the journal: three statements, however many there are.
+"""Jobs and their rounds out of the journal: three statements, however many there are, or all of it in one.
 
 What a turn of the driver reads, what a requester who looks is shown, and what a restart begins with are the same rows.
+Who looks is also shown what agents said before they were asked, and whether the job was forgotten: one statement.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
+from typing import Any
 
 from sqlalchemy import Connection
 
-from feature_store.journal.by_ids import ByIds
+from feature_store.journal.by_ids import ByIds, Together
+from feature_store.journal.forgotten import FORGOTTEN, forgotten_in
 from feature_store.journal.job_records import JobRecord, RoundCharge, RoundRecord
 from feature_store.journal.job_tables import jobs
+from feature_store.journal.willingness import ANSWERS, AgentAnswer, answers_in
 
 _COLUMNS = tuple(column.name for column in jobs.columns)
 _TIMES = ("created_at", "updated_at", "expires_at")
@@ -36,11 +42,51 @@ _SAID = ByIds("""
 SELECT job_id, number, tallier_id, holdings, '' FROM round_holdings WHERE job_id IN {ids}
 UNION ALL SELECT job_id, number, agent_id, sentence, kind FROM round_refusals WHERE job_id IN {ids}""")
 
+_LOOK = Together((_JOBS, len(_COLUMNS)), (_ROUNDS, 13), (_SAID, 5), (ANSWERS, 6), (FORGOTTEN, 2))
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A job with everything that its view shows, from one moment of the journal.
+
+    Attributes:
+        job: it.
+        rounds: in order.
+        answers: agent id -> what it said last before it was asked.
+        forgotten_at: when what it sent and got was deleted; None where it was not.
+    """
+
+    job: JobRecord
+    rounds: list[RoundRecord]
+    answers: Mapping[str, AgentAnswer]
+    forgotten_at: datetime | None
+
+
+def look_at(connection: Connection, job_ids: Collection[str]) -> dict[str, Looked]:
+    """Jobs by id as they are shown, in one statement; those that are not there are left out."""
+    in_jobs, in_rounds, in_said, in_answers, in_forgotten = _LOOK.all(connection, job_ids)
+    rounds = _rounds_in(job_ids, sorted(in_rounds, key=itemgetter(0, 1)), in_said)
+    answers, forgotten = answers_in(in_answers), forgotten_in(in_forgotten)
+    return {
+        job_id: Looked(job, rounds[job_id], answers.get(job_id, {}), forgotten.get(job_id))
+        for job_id, job in _jobs_in(in_jobs).items()
+    }
+
 
 def read_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
     """Jobs by id; those that are not there are left out."""
+    return _jobs_in(_JOBS.all(connection, job_ids))
+
+
+def read_rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
+    """The rounds of jobs in order, by job; an empty list where there is no such job."""
+    said = _SAID.all(connection, job_ids)
+    return _rounds_in(job_ids, _ROUNDS.all(connection, job_ids), said)
+
+
+def _jobs_in(rows: Iterable[Sequence[Any]]) -> dict[str, JobRecord]:
     found = {}
-    for row in _JOBS.all(connection, job_ids):
+    for row in rows:
         values = dict(zip(_COLUMNS, row, strict=True))
         # Exact and fast for what `time_text` wrote; a text that comes from people is read by `time_of`.
         values |= {name: datetime.fromisoformat(values[name]) for name in _TIMES}
@@ -49,20 +95,21 @@ def read_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, Job
     return found
 
 
-def read_rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
-    """The rounds of jobs in order, by job; an empty list where there is no such job."""
+def _rounds_in(
+    job_ids: Collection[str], rows: Iterable[Sequence[Any]], said_rows: Iterable[Sequence[Any]]
+) -> dict[str, list[RoundRecord]]:
     found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
     holdings: dict[tuple[str, int], dict[str, dict[str, str]]] = {}
     refusals: dict[tuple[str, int], dict[str, str]] = {}
     final: dict[tuple[str, int], set[str]] = {}
-    for job_id, number, party_id, said, kind in _SAID.all(connection, job_ids):
+    for job_id, number, party_id, said, kind in said_rows:
         if not kind:
             holdings.setdefault((job_id, number), {})[party_id] = json.loads(said)
             continue
         refusals.setdefault((job_id, number), {})[party_id] = said
         if kind == "final":
             final.setdefault((job_id, number), set()).add(party_id)
-    for row in _ROUNDS.all(connection, job_ids):
+    for row in rows:
         job_id, number, first, count, state, batch, digest, contributors, seq, keys, shared, charged, charged_seq = row
         here = (job_id, number)
         found[job_id].append(

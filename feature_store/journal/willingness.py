@@ -7,10 +7,10 @@ job_asked       the agents that a job asks, fixed once for ever before the first
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import (
     CheckConstraint,
@@ -67,7 +67,7 @@ job_asked = Table(
 stay(job_asked, ("job_id", "agents"))
 remain(job_asked)
 
-_ANSWERS = ByIds("SELECT job_id, agent_id, answer, reason, sentence, until FROM job_answers WHERE job_id IN {ids}")
+ANSWERS = ByIds("SELECT job_id, agent_id, answer, reason, sentence, until FROM job_answers WHERE job_id IN {ids}")
 _ASKED = ByIds("SELECT job_id, agents FROM job_asked WHERE job_id IN {ids}")
 _SAID = ("answer", "reason", "sentence", "until")
 
@@ -142,12 +142,8 @@ class WillingnessStore:
         self, job_ids: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, AgentAnswer]]:
         """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
-        found: dict[str, dict[str, AgentAnswer]] = {}
         with reading(self._database, connection) as joined:
-            for job_id, agent_id, answer, reason, sentence, until in _ANSWERS.all(joined, job_ids):
-                at = None if until is None else datetime.fromisoformat(until)
-                found.setdefault(job_id, {})[agent_id] = AgentAnswer(answer, reason, sentence, at)
-        return found
+            return answers_in(ANSWERS.all(joined, job_ids))
 
     def report(self, job_id: str, agent_id: str, said: AgentAnswer, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
@@ -199,3 +195,12 @@ class WillingnessStore:
 
 
 Answers = Mapping[str, AgentAnswer]
+
+
+def answers_in(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, AgentAnswer]]:
+    """Job id -> agent id -> what it said last, out of rows of `ANSWERS`."""
+    found: dict[str, dict[str, AgentAnswer]] = {}
+    for job_id, agent_id, answer, reason, sentence, until in rows:
+        at = None if until is None else datetime.fromisoformat(until)
+        found.setdefault(job_id, {})[agent_id] = AgentAnswer(answer, reason, sentence, at)
+    return found

@@ -21,6 +21,7 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
+from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
@@ -162,6 +163,7 @@ def house(tmp_path: Path, clock: TestClock) -> Iterator[House]:
             parties=PartyStore(database, clock=clock),
             clock=clock,
         )
+        ForgottenJobs(database, clock=clock)
         open_accounts(house.ledger, config)
         for name in ("east", "north", "west"):
             house.enrol(name)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
 
 from api.coordinator import submission
 from api.coordinator.seen_jobs import FRESH_S, MOST, SeenJobs
+from api.coordinator.views import read_views
 from api.schema import JobView
 from feature_store.journal.willingness import AgentAnswer
+from labeler.errors import Unavailable
 from tests.api.conftest import House
+
+
+def looked(house: House, job_ids: Collection[str]) -> dict[str, JobView]:
+    return read_views(job_ids, database=house.database, tasks=house.tasks)
 
 
 def test_every_change_of_a_job_is_seen_and_nothing_is_read_twice(house: House) -> None:
     read: list[str] = []
 
-    def reading(job_id: str) -> JobView:
-        read.append(job_id)
-        return submission.read_job(job_id, stores=house.stores)
+    def reading(job_ids: Collection[str]) -> dict[str, JobView]:
+        read.extend(job_ids)
+        return looked(house, job_ids)
 
     seen = SeenJobs(reading)
     house.database.listen(seen.changed)
@@ -56,11 +65,11 @@ def test_a_job_that_changes_while_it_is_read_is_read_again_whoever_reads_it(hous
     job_id = house.submit(house.task(), 2).job_id
     in_between: list[Callable[[], None]] = []
 
-    def reading(asked: str) -> JobView:
-        view = submission.read_job(asked, stores=house.stores)
+    def reading(asked: Collection[str]) -> dict[str, JobView]:
+        views = looked(house, asked)
         if in_between:
             in_between.pop()()
-        return view
+        return views
 
     seen = SeenJobs(reading)
     house.database.listen(seen.changed)
@@ -77,7 +86,7 @@ def test_a_job_that_changes_while_it_is_read_is_read_again_whoever_reads_it(hous
 
 def test_what_nobody_told_of_is_found_out_soon(house: House) -> None:
     now_s = [0.0]
-    seen = SeenJobs(lambda job_id: submission.read_job(job_id, stores=house.stores), steady=lambda: now_s[0])
+    seen = SeenJobs(partial(looked, house), steady=lambda: now_s[0])
     job_id = house.submit(house.task(), 2).job_id
     seen.look(job_id)
     submission.cancel(job_id, stores=house.stores)
@@ -88,11 +97,94 @@ def test_what_nobody_told_of_is_found_out_soon(house: House) -> None:
     assert seen.look(job_id).view.state == "cancelled"
 
 
+def test_a_job_that_somebody_looks_at_is_read_anew_when_it_changes_until_it_has_ended(house: House) -> None:
+    read: list[list[str]] = []
+
+    def reading(job_ids: Collection[str]) -> dict[str, JobView]:
+        read.append(sorted(job_ids))
+        return looked(house, job_ids)
+
+    seen = SeenJobs(reading)
+    house.database.listen(seen.changed)
+    looked_at, submitted, other = (house.submit(house.task(), 2).job_id for _ in range(3))
+    seen.look(looked_at)
+    seen.expect(submitted)
+    seen.refresh()
+    assert read == [[looked_at], [submitted]]
+    for job_id in (looked_at, submitted, other):
+        house.jobs.set_batches(job_id, [(0, job_id[-1] * 64, job_id[-2:] * 32)])
+    assert seen.at_once(looked_at) is seen.at_once(submitted) is None, "what was is not shown while it is read"
+    seen.refresh()
+    assert read[2:] == [sorted([looked_at, submitted])], "one read for both, and none of what nobody looks at"
+    for job_id in (looked_at, submitted):
+        shown = seen.at_once(job_id)
+        assert shown is not None
+        assert shown.view == submission.read_job(job_id, stores=house.stores)
+    submission.cancel(looked_at, stores=house.stores)
+    seen.refresh()
+    ended = seen.at_once(looked_at)
+    assert ended is not None
+    assert ended.is_final
+    seen.changed("job", looked_at)
+    assert not seen._stale, "a job that has ended is read when somebody asks"
+
+
+def test_a_job_that_changes_while_it_is_read_anew_is_read_once_more(house: House) -> None:
+    job_id = house.submit(house.task(), 2).job_id
+    in_between: list[Callable[[], object]] = []
+
+    def reading(asked: Collection[str]) -> dict[str, JobView]:
+        views = looked(house, asked)
+        if in_between:
+            in_between.pop()()
+        return views
+
+    seen = SeenJobs(reading)
+    house.database.listen(seen.changed)
+    seen.expect(job_id)
+    in_between.append(lambda: submission.cancel(job_id, stores=house.stores))
+    seen.refresh()
+    shown = seen.at_once(job_id)
+    assert shown is not None
+    assert shown.view.state == "cancelled"
+
+
+def test_the_thread_that_reads_anew_goes_on_after_a_journal_that_could_not_be_read_and_ends(house: House) -> None:
+    job_id = house.submit(house.task(), 2).job_id
+    fails, read, stopping = [Unavailable("the disk is away")], threading.Event(), threading.Event()
+
+    def reading(asked: Collection[str]) -> dict[str, JobView]:
+        if fails:
+            raise fails.pop()
+        views = looked(house, asked)
+        read.set()
+        return views
+
+    seen = SeenJobs(reading)
+    thread = threading.Thread(target=seen.run, args=(stopping,))
+    thread.start()
+    seen.expect(job_id)
+    while fails:
+        time.sleep(0.001)
+    seen.expect(job_id)
+    assert read.wait(30)
+    stopping.set()
+    seen.ring()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_what_is_remembered_stays_small(house: House) -> None:
     view = house.submit(house.task(), 2)
-    seen = SeenJobs(lambda job_id: view.model_copy(update={"job_id": job_id}))
+    seen = SeenJobs(lambda job_ids: {job_id: view.model_copy(update={"job_id": job_id}) for job_id in job_ids})
 
     for number in range(MOST + 10):
         seen.look(f"job-{number}")
+    assert len(seen._kept) == MOST
+    for number in range(MOST + 10):
+        seen.expect(f"job-{number}")
+    assert len(seen._stale) == MOST
+    seen.refresh()
+    assert not seen._stale
     assert len(seen._kept) == MOST
     assert not seen._reading
