@@ -10,7 +10,7 @@ is forgotten: from then on no backup, log or replica of this journal holds them 
 
 Shares are secret: nothing here prints them.
 
-One store and one file of more than 400 lines: its steps are one order, and each transaction states what it leaves.
+What comes twice, late or otherwise is the machine's to say (labeler.rounds.tallier); the tables keep it all the same.
 """
 
 from __future__ import annotations
@@ -28,16 +28,7 @@ from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import prepared
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
-from labeler.errors import (
-    BadData,
-    DuplicateAgent,
-    InvalidSetting,
-    LateShare,
-    NotFound,
-    PrivacyRefusal,
-    ProtocolViolation,
-    WrongDigest,
-)
+from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
 from labeler.messages.rounds import OpenRound
 
 _SHARES, _SUM = ".shares", ".sum"
@@ -147,75 +138,12 @@ class TallierMemory:
         self._new_round, self._new_share = prepared(_open_new_round, dialect), prepared(_hold_share, dialect)
         self._fix_round, self._close_share = prepared(_fix_open_round, dialect), prepared(_close_held_share, dialect)
 
-    def open_round(self, opening: OpenRound, *, connection: Connection | None = None) -> None:
-        """Begin a round; the same again changes nothing, also when it was summed or forgotten.
-
-        Raises:
-            WrongDigest: the round is known with other participants, number or deadline.
-        """
-        written = opening.encode()
-        with writing(self._database, connection) as joined:
-            known = self._find(opening.round.digest, joined)
-            if known is None:
-                self._keys.draw(_shares_key(opening.round.digest))
-                row = {"round_digest": opening.round.digest, "opened": written, "state": "open"}
-                joined.execute(insert(tallier_rounds), row)
-            elif bytes(known.opened) != written:
-                raise WrongDigest(
-                    f"round {opening.round.digest[:12]!r} was opened before with other participants, number of the "
-                    "tallier or deadline; a round never changes. Submit a new job"
-                )
-
     def open_rounds(self, *, connection: Connection | None = None) -> list[OpenRound]:
         """Every round that was not forgotten, summed or not."""
         query = select(tallier_rounds.c.opened).where(tallier_rounds.c.state != "forgotten")
         with reading(self._database, connection) as joined:
             rows = joined.execute(query.order_by(tallier_rounds.c.round_digest)).all()
         return [OpenRound.decode(bytes(row.opened)) for row in rows]
-
-    def store_share(
-        self,
-        round_digest: str,
-        agent_id: str,
-        share: bytes,
-        sharing_id: bytes,
-        fingerprint: bytes,
-        *,
-        connection: Connection | None = None,
-    ) -> None:
-        """Keep one agent's share; the same share again changes nothing, before and after the sum.
-
-        Raises:
-            NotFound: the round was never opened here.
-            DuplicateAgent: another share of this agent was kept before. It is excluded now, durably, unless the round
-                was summed (or a joined transaction is undone).
-            LateShare: the round was summed or forgotten.
-        """
-        if not share or not sharing_id or not fingerprint:
-            raise InvalidSetting("a share is kept with its bytes, its sharing id and its fingerprint")
-        with writing(self._database, connection) as joined:
-            state = self._round(round_digest, joined).state
-            known = joined.execute(select(tallier_shares).where(_this(round_digest, agent_id))).first()
-            if known is not None and known.fingerprint == fingerprint and known.state != "excluded":
-                return
-            if known is None and state == "open":
-                # Drawn here where a version without keys had opened the round.
-                key = self._keys.draw(_shares_key(round_digest))
-                locked = lock_away(key, _of_agent(round_digest, agent_id), (share,))
-                row = {"round_digest": round_digest, "agent_id": agent_id, "state": "held", "share": locked}
-                joined.execute(insert(tallier_shares), row | {"sharing_id": sharing_id, "fingerprint": fingerprint})
-                return
-            if known is not None and state == "open":
-                self._exclude(round_digest, agent_id, joined)
-        if known is None:
-            raise LateShare(
-                f"the share of agent {agent_id!r} came after round {round_digest[:12]!r} was summed or given up; it "
-                "can take part in the next"
-            )
-        raise DuplicateAgent(
-            f"agent {agent_id!r} sent two different shares in round {round_digest[:12]!r} and is excluded from it, "
-            "unless it was summed already; a retry must send the stored shares again, not new ones"
-        )
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
         """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
@@ -256,9 +184,6 @@ class TallierMemory:
             is_forgotten=row.state == "forgotten",
         )
 
-    # The same for what a caller knows from `load`, many rounds in one transaction, without looking again. Where it is
-    # mistaken, the rules of the tables refuse.
-
     def noise_key(self, round_digest: str) -> bytes:
         """What this tallier's noise in a round is drawn from, where talliers add it (labeler.tallier_noise).
 
@@ -279,7 +204,7 @@ class TallierMemory:
         *,
         connection: Connection,
     ) -> None:
-        """Keep rounds and shares that are new.
+        """Keep rounds and shares that are new; where a caller is mistaken about that, the rules of the tables refuse.
 
         Args:
             opened: by digest, rounds that were unknown.
@@ -297,75 +222,38 @@ class TallierMemory:
     def fix_open(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
     ) -> None:
-        """Fix the sums of open rounds; see `fix`.
+        """Fix whom the sums of open rounds are over and what they are, once for ever, and drop the single shares.
+
+        To be called before a sum leaves.
 
         Args:
             summed: by digest: agents summed, agents of whom a share is held and not summed, the sum.
             connection: the write transaction.
 
         Raises:
+            InvalidSetting: a sum of nobody, or an empty one.
             PrivacyRefusal: a round is not open.
+            ProtocolViolation: no share is held of one of the agents.
         """
         self._keys.draw_all([_sum_key(digest) for digest in summed])
         for digest, (contributors, others, aggregate) in summed.items():
+            if not contributors or not aggregate:
+                raise InvalidSetting("a sum is over at least one agent, and is not empty")
             locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
             names = json_text(sorted(contributors))
             if self._fix_round.run(connection, wanted=digest, names=names, locked=locked) != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
-            for agents, state in ((contributors, "summed"), (others, "dropped")):
-                for agent in sorted(agents):
-                    self._close_share.run(connection, wanted=digest, agent=agent, closed=state)
+            for agent in sorted(contributors):
+                if self._close_share.run(connection, wanted=digest, agent=agent, closed="summed") != 1:
+                    raise ProtocolViolation(
+                        f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree on "
+                        "the contributors again"
+                    )
+            for agent in sorted(others):
+                self._close_share.run(connection, wanted=digest, agent=agent, closed="dropped")
         if summed:
             # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
             self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
-
-    def fix(
-        self,
-        round_digest: str,
-        contributors: Collection[str],
-        aggregate: bytes,
-        *,
-        connection: Connection | None = None,
-    ) -> None:
-        """Fix whom the sum is over and what it is, once for ever, and drop the single shares.
-
-        To be called before the sum leaves. The same again changes nothing.
-
-        Raises:
-            NotFound: the round was never opened here.
-            PrivacyRefusal: it was summed over other agents, to another sum, or was forgotten.
-            ProtocolViolation: no share is held of one of the agents.
-        """
-        wanted = sorted(set(contributors))
-        if not wanted or len(wanted) != len(contributors) or not aggregate:
-            raise InvalidSetting("a sum is over at least one agent, each named once, and is not empty")
-        with writing(self._database, connection) as joined:
-            row = self._round(round_digest, joined)
-            if row.contributors is not None or row.state != "open":
-                _check_same(row, wanted, self._opened(_sum_key(round_digest), round_digest, row.aggregate), aggregate)
-                return
-            table = tallier_shares
-            of_round = (table.c.round_digest == round_digest) & (table.c.state == "held")
-            held = set(joined.execute(select(table.c.agent_id).where(of_round)).scalars())
-            missing = set(wanted) - held
-            if missing:
-                raise ProtocolViolation(
-                    f"no share is held of {len(missing)} of the {len(wanted)} agents to sum, among them "
-                    f"{min(missing)!r}; agree on the contributors again"
-                )
-            locked = lock_away(self._keys.draw(_sum_key(round_digest)), round_digest, (aggregate,))
-            fixed = joined.execute(
-                update(tallier_rounds)
-                .where(tallier_rounds.c.round_digest == round_digest, tallier_rounds.c.state == "open")
-                .values(state="fixed", contributors=wanted, aggregate=locked)
-            )
-            if fixed.rowcount != 1:
-                raise PrivacyRefusal(f"round {round_digest[:12]!r} was summed at the same time; ask again")
-            for agent_id in sorted(held):
-                state = "summed" if agent_id in wanted else "dropped"
-                joined.execute(update(table).where(_this(round_digest, agent_id)).values(state=state, share=None))
-            # Once the sum is durable: where the process dies in between, `sweep` finds the key.
-            self._database.after_commit(lambda: self._keys.erase(_shares_key(round_digest)))
 
     def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
         """Drop the sum and every share of a round; whom it was summed over stays. The round stays closed for ever.
@@ -466,16 +354,3 @@ def _sum_key(round_digest: str) -> str:
 
 def _of_agent(round_digest: str, agent_id: str) -> str:
     return f"{round_digest} {agent_id}"
-
-
-def _check_same(row: Any, wanted: list[str], summed: bytes | None, aggregate: bytes) -> None:
-    name = repr(row.round_digest[:12])
-    if row.contributors is not None and row.contributors != wanted:
-        raise PrivacyRefusal(
-            f"round {name} was summed over another set of agents ({len(row.contributors)}, now asked for "
-            f"{len(wanted)}); two sums of one round would differ by single ballots, so the second is refused for ever"
-        )
-    if row.state == "forgotten":
-        raise PrivacyRefusal(f"round {name} was given up and forgotten; it is not summed again. Submit a new job")
-    if summed != aggregate:
-        raise PrivacyRefusal(f"round {name} was summed to something else before; the first sum stands for ever")

@@ -17,7 +17,7 @@ from api.coordinator import submission
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import open_database
 from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.journal.tallier_memory import KeptShare, TallierMemory
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
@@ -116,9 +116,10 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
         for age_s in (2 * 86_400, 60):
             keys = {"east": secrets.token_hex(32), "west": secrets.token_hex(32)}
             one = Round(secrets.token_hex(32), secrets.token_hex(32), 2, 3, 2)
-            memory.open_round(OpenRound(one, 0, keys, now - age_s))
-            share = secrets.token_bytes(400_000)
-            memory.store_share(one.digest, "east", share, b"s" * 16, b"f" * 32)
+            share = KeptShare(secrets.token_bytes(400_000), b"s" * 16, b"f" * 32)
+            with database.write() as connection:
+                opened, held = {one.digest: OpenRound(one, 0, keys, now - age_s)}, {(one.digest, "east"): share}
+                memory.keep_open(opened, held, connection=connection)
             rounds.append(one.digest)
     before = (home / "journal.db").stat().st_size
     assert prune_home(home, DAY, dry_run=True, clock=clock)["rounds"] == 1

@@ -258,11 +258,10 @@ def test_agents_that_are_asked_again_learn_the_keys_that_talliers_have_now(desk:
     assert again.talliers[1].seal_key == desk.house.parties.get("t1").seal_key
 
 
-def test_a_round_opened_with_swapped_keys_is_refused_by_the_memory_of_a_tallier(desk: Desk, tmp_path: Path) -> None:
+def test_a_round_opened_with_swapped_keys_is_refused_by_a_tallier(desk: Desk) -> None:
     """What a coordinator would have to send to have its own shares taken under an agent's name."""
-    from feature_store.erasable import KeysInMemory
-    from feature_store.journal.database import open_database
-    from feature_store.journal.tallier_memory import TallierMemory
+    from labeler.rounds import tallier
+    from labeler.rounds.tallier import TallierRound
 
     job = desk.job()
     desk.conductor().advance(job.job_id)
@@ -273,12 +272,12 @@ def test_a_round_opened_with_swapped_keys_is_refused_by_the_memory_of_a_tallier(
         dict(opening.participants) | {"north": secrets.token_hex(32)},
         opening.expires_at,
     )
-    with open_database(tmp_path / "t0.db", allow_unsynced=True) as database:
-        memory = TallierMemory(database, KeysInMemory())
-        memory.open_round(opening)
-        with pytest.raises(WrongDigest, match="never changes"):
-            memory.open_round(swapped)
-        assert memory.open_rounds() == [opening]
+    opened, _ = tallier.step(TallierRound(opening.round.digest), tallier.Opened(opening, tallier.Site()), 0.0)
+    after, effects = tallier.step(opened, tallier.Opened(swapped, tallier.Site()), 0.0)
+    assert after == opened
+    (refused,) = [one.error for one in effects if isinstance(one, tallier.Refuse)]
+    assert isinstance(refused, WrongDigest)
+    assert "never changes" in str(refused)
 
 
 def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
