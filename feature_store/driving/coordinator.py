@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 from feature_store.clock import Clock
 from feature_store.driving.errands import Errand
+from feature_store.driving.gathering import Gatherer
 from feature_store.driving.inbox import Inbox
 from feature_store.driving.intake import Delivery
 from feature_store.driving.leaving import note_stored, send_off
@@ -105,6 +106,7 @@ class CoordinatorDriver:
         self.relays = Relays()
         self._live = LiveJobs()
         self._inbox = Inbox()
+        self.gatherer = Gatherer(self._inbox, self._live, self._now)
         self._stepper = Stepper(self._live, sender, questions, self.relays, patience)
         self._line = winner_line.Line()
         self._lanes = Lanes()
@@ -141,8 +143,9 @@ class CoordinatorDriver:
         self._inbox.close()
 
     def wait(self) -> None:
-        """Wait until there is something to do, or `ring`."""
+        """Wait until there is something to do, or `ring`; then for those who are about to say the same."""
         self._inbox.wait(lambda: 0.0 if self._live.stored else self._next_s() - self._steady())
+        self.gatherer.gather()
 
     # One turn.
 

@@ -7,6 +7,7 @@ A wake has nobody: a job that was changed is found by looking, too, only later.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from feature_store.driving.errands import Errand
@@ -102,6 +103,29 @@ class Inbox:
             if longest_s > 0:
                 self._bell.wait(longest_s)
             self._rung = False
+
+    def gather(self, is_worth: Callable[[list[Delivery]], bool], *, gap_s: float, longest_s: float) -> None:
+        """Wait for more messages of a step of which some are here.
+
+        Args:
+            is_worth: whether what is here waits for others; asked again whenever something comes.
+            gap_s: for how long nothing may come.
+            longest_s: for how long in all.
+        """
+        end_s = time.monotonic() + longest_s
+        with self._bell:
+            while not (self._rung or self._closed or self.errands or self.told or self.woken):
+                left_s = min(gap_s, end_s - time.monotonic())
+                known = len(self.deliveries)
+                if left_s <= 0 or not self.deliveries or not is_worth(self.deliveries):
+                    return
+                if not self._bell.wait_for(lambda known=known: self._is_changed(known), left_s):  # type: ignore[misc]
+                    return
+
+    def _is_changed(self, deliveries: int) -> bool:
+        return len(self.deliveries) != deliveries or bool(
+            self._rung or self._closed or self.errands or self.told or self.woken
+        )
 
 
 def _stopping() -> LabelerError:

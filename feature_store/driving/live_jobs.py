@@ -177,6 +177,7 @@ def _merged(fresh: JobRun, known: JobRun) -> JobRun:
     rounds = tuple(
         replace(
             one,
+            done=before[one.number].done,
             is_made=before[one.number].is_made,
             decided_at_s=before[one.number].decided_at_s,
             gone_at_s=before[one.number].gone_at_s,

@@ -79,16 +79,35 @@ redis.call('EXPIRE', KEYS[1], ARGV[4])
 return 1
 """
 _MAIL = """
-local found = {}
-local start, size = ARGV[1], 0
+local found, start, size, last = {}, ARGV[1], 0, '0-0'
+local about = redis.pcall('XINFO', 'STREAM', KEYS[1])
+if about.err then
+  if not string.find(about.err, 'no such key') then return about end
+else
+  for place = 1, #about, 2 do
+    if about[place] == 'last-generated-id' then last = about[place + 1] end
+  end
+end
+local function is_more(one, other)
+  if #one ~= #other then return #one > #other end
+  return one > other
+end
+local time, number = string.match(start, '(%d+)-(%d+)')
+local last_time, last_number = string.match(last, '(%d+)-(%d+)')
+if is_more(time, last_time) or (time == last_time and is_more(number, last_number)) then
+  start = '0-0'
+elseif ARGV[5] ~= '' and start ~= '0-0' then
+  redis.call('XTRIM', KEYS[1], 'MINID', ARGV[5])
+end
+local from = start
 while #found < tonumber(ARGV[2]) do
-  local entry = redis.call('XRANGE', KEYS[1], '(' .. start, '+', 'COUNT', 1)[1]
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. from, '+', 'COUNT', 1)[1]
   if not entry then break end
   for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
   if size > tonumber(ARGV[3]) and (#found > 0 or ARGV[4] == '0') then break end
-  found[#found + 1], start = entry, entry[1]
+  found[#found + 1], from = entry, entry[1]
 end
-return found
+return {start, found}
 """
 _ADD_WORK = """
 local known = redis.call('HGET', KEYS[2], ARGV[1])
@@ -325,18 +344,7 @@ class RedisMailbox:
         position = parse_position(after)
         with _reaching():
             async with asyncio.timeout(wait_s + 2 * _REPLY_GRACE_S):
-                try:
-                    last = _text((await self._waiting.xinfo_stream(key))["last-generated-id"])
-                except ResponseError as error:
-                    if "no such key" not in str(error):
-                        raise
-                    last = _START
-                if position > parse_position(last):
-                    position = (0, 0)
-                elif drop and position > (0, 0):
-                    await self._waiting.xtrim(key, minid=f"{position[0]}-{position[1] + 1}", approximate=False)
-                start = format_position(position)
-                found = await self._mail_after(key, start, count, max_bytes, is_first=True)
+                start, found = await self._mail_after(key, position, count, max_bytes, is_first=True, drop=drop)
                 if found or wait_s <= 0:
                     return found
                 # One comes alone out of the wait, and then whatever came with it. 0 would wait for ever.
@@ -344,14 +352,26 @@ class RedisMailbox:
                 found = [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
                 if found and count > 1:
                     left = max_bytes - sum(map(len, found[0][1].values()))
-                    found += await self._mail_after(key, found[0][0], count - 1, left, is_first=False)
+                    first = parse_position(found[0][0])
+                    found += (await self._mail_after(key, first, count - 1, left, is_first=False, drop=False))[1]
         return found
 
     async def _mail_after(
-        self, key: str, start: str, count: int, max_bytes: int, *, is_first: bool
-    ) -> list[tuple[str, dict[bytes, bytes]]]:
-        reply = await self._mail(keys=[key], args=[start, count, max_bytes, int(is_first)])
-        return [(_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in reply]
+        self, key: str, after: tuple[int, int], count: int, max_bytes: int, *, is_first: bool, drop: bool
+    ) -> tuple[str, list[tuple[str, dict[bytes, bytes]]]]:
+        """What is there after a position, in one step; and the position, or the start where the stream ends before it.
+
+        Args:
+            key: of the stream.
+            after: the position.
+            count, max_bytes: of entries, at most.
+            is_first: one entry is given however large it is.
+            drop: what lies up to the position is done with.
+        """
+        start, following = format_position(after), f"{after[0]}-{after[1] + 1}" if drop else ""
+        found_from, reply = await self._mail(keys=[key], args=[start, count, max_bytes, int(is_first), following])
+        entries = [(_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in reply]
+        return _text(found_from), entries
 
     def _take_over(self, key: str, consumer: str, lease_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
         cursor = _START

@@ -137,7 +137,7 @@ def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...
 
 def resume(job: JobRun, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
     """A job as the journal has it, after a restart: the effects that are still owed."""
-    rounds = tuple(replace(one, is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
+    rounds = tuple(replace(one, done=frozenset(), is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
     fresh = replace(job, rounds=rounds, is_admitted=False, is_storing=False, decided_at_s=None, asked_at_s={}, mail={})
     return step(fresh, Tick(), now)
 
@@ -202,7 +202,8 @@ class _Turn:
             case ShareCame():
                 self._share(event)
             case AgentDone():
-                self._open_round(event, event.agent_id)
+                one = self._open_round(event, event.agent_id)
+                self._change_round(one, done=one.done | {event.agent_id})
             case HoldingsCame():
                 one = self._open_round(event, None)
                 if one.holdings.get(event.tallier_id) != event.holdings:

@@ -36,6 +36,7 @@ class RoundRun:
         has_shares: a share of it was passed on, or was about to be.
         sums: tallier id -> its sum or winners; secret, and gone once it is opened.
         opened: what it has released, where later rounds are asked about it; None elsewhere.
+        done: memory: agents that have said that they sent all shares of it.
         is_made: memory: what it sends has been made and fits.
         decided_at_s: memory: since when its quorum is reached, or lost.
         gone_at_s: memory: agent id -> since when it is known to have other keys.
@@ -55,6 +56,7 @@ class RoundRun:
     has_shares: bool = False
     sums: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     opened: Release | None = None
+    done: frozenset[str] = frozenset()
     is_made: bool = False
     decided_at_s: float | None = None
     gone_at_s: Mapping[str, float] = field(default_factory=dict)

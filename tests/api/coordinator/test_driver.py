@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from threading import Event, Thread
 from time import sleep
 from typing import Any
 
@@ -17,6 +18,7 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
 from api.schema import JobRequest, JobView
 from feature_store.driving.errands import Errand
+from feature_store.driving.gathering import FEW_JOBS
 from feature_store.driving.intake import Delivery, incoming
 from feature_store.driving.sending import Sender
 from feature_store.journal.aggregates import AggregateStore
@@ -28,7 +30,7 @@ from feature_store.keys import PartyKeys
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
-from labeler.messages import COORDINATOR, Kind, Message
+from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.proposals import Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
@@ -134,6 +136,11 @@ class Site:
     def waiting(self, party: str) -> int:
         return self.mailbox.pending(party)
 
+    def mail(self, party: str) -> list[Message]:
+        """What waits for a party."""
+        found = asyncio.run(self.mailbox.receive(party, "", 0.0, 100))
+        return [message for _, frames in found for message in read_frames(frames, max_messages=1)]
+
 
 @pytest.fixture
 def site(house: House) -> Site:
@@ -169,6 +176,98 @@ def test_many_jobs_take_each_step_in_one_commit(site: Site, monkeypatch: pytest.
     assert len(commits) - asked - held == 1
     for job in jobs:
         assert site.house.ledger.state(f"{job.job_id}/0") == "posted"
+
+
+class Waiting(Thread):
+    """The driver's thread on its way to its next turn; patient, so that no clock decides what a test sees."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(daemon=True)
+        self.driver = site.conductor.driver
+        self.is_gathering = Event()
+        gatherer = self.driver.gatherer
+        gatherer.gap_s = gatherer.longest_s = 60.0
+        is_part_of_more = gatherer._is_part_of_more
+
+        def looked(deliveries: Sequence[Delivery]) -> bool:
+            self.is_gathering.set()
+            return is_part_of_more(deliveries)
+
+        monkeypatch.setattr(gatherer, "_is_part_of_more", looked)
+        self.start()
+
+    def run(self) -> None:
+        self.driver.wait()
+
+    def has_ended(self) -> bool:
+        self.join(30.0)
+        return not self.is_alive()
+
+
+def test_answers_of_one_step_are_one_turn_and_the_last_of_them_ends_the_wait(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    for party in (*AGENTS, *TALLIERS):  # a block of numbers is taken before it is counted
+        site.conductor.post_office._sequences.next(party)
+    waiting = Waiting(site, monkeypatch)
+    outcomes = [site.deliver(site.yes("east", job))]
+    assert waiting.is_gathering.wait(30.0), "two others are about to say the same"
+    outcomes.append(site.deliver(site.yes("north", job)))
+    assert waiting.is_alive()
+    outcomes.append(site.deliver(site.yes("west", job)))
+    assert waiting.has_ended()
+    commits: list[int] = []
+    write = type(site.house.database).write
+
+    def counted(database: Any) -> Any:
+        commits.append(1)
+        return write(database)
+
+    monkeypatch.setattr(type(site.house.database), "write", counted)
+    site.conductor.tick()
+    assert outcomes == [[1]] * 3
+    assert len(commits) == 1
+    assert site.state(job) == "collecting"
+
+
+def test_whoever_wants_something_else_ends_the_wait_for_answers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    enders: tuple[Callable[[], object], ...] = (
+        lambda: site.conductor.hand_in(Errand(lambda _: None, lambda _: None)),
+        lambda: site.conductor.wake(job.job_id),
+        site.conductor.ring,
+    )
+    for end in enders:
+        waiting = Waiting(site, monkeypatch)
+        outcome = site.deliver(site.yes("east", job))
+        assert waiting.is_gathering.wait(30.0)
+        end()
+        assert waiting.has_ended()
+        site.conductor.tick()
+        assert outcome == [1]
+
+
+def test_a_job_whose_others_are_silent_goes_on_after_the_wait(site: Site) -> None:
+    job = site.submit()
+    site.conductor.tick()
+    gatherer = site.conductor.driver.gatherer
+    gatherer.gap_s = 0.001
+    outcome = site.deliver(site.yes("east", job))
+    site.conductor.driver.wait()
+    site.conductor.tick()
+    assert outcome == [1]
+
+
+def test_with_many_jobs_under_way_no_turn_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [site.submit(by=f"tok-{number}") for number in range(FEW_JOBS + 1)]
+    site.conductor.tick()
+    site.deliver(site.yes("east", jobs[0]))
+    waiting = Waiting(site, monkeypatch)
+    assert waiting.has_ended()
+    assert not waiting.is_gathering.is_set()
 
 
 def test_who_delivers_is_told_when_its_effect_is_durable_and_not_before(site: Site) -> None:
@@ -286,7 +385,8 @@ def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Si
     site.conductor.tick()
     site.conductor.tick()
     assert site.house.jobs.rounds(good.job_id)[0].state == "asked"
-    assert site.waiting("t0") > 0
+    asked = {one.header.round_digest for one in site.mail("east") if one.header.kind == "ask"}
+    assert site.house.jobs.rounds(good.job_id)[0].round_digest in asked
     assert site.state(bad) == "failed"
     assert site.state(good) == "collecting"
 
