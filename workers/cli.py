@@ -49,6 +49,9 @@ def labeler(
 
 def main() -> None:
     """Run the command line and end with its exit code."""
+    # A package that extends pydantic is shown all that is validated, and some send it away as telemetry; and to find
+    # such packages, all that is installed is looked through at every start.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     try:
         app()
     except LabelerError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from feature_store.backbones.names import WEIGHTS_OF
+from feature_store.backbone_names import WEIGHTS_OF
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -57,7 +57,7 @@ _PACKAGES = {
 
 
 def package_of(name: str) -> Package:
-    """The package of a backbone in `feature_store.backbones.names.PACKAGED`."""
+    """The package of a backbone in `feature_store.backbone_names.PACKAGED`."""
     return _PACKAGES[name]
 
 

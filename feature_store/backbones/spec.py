@@ -33,7 +33,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from feature_store.backbones.names import PACKAGED
+from feature_store.backbone_names import PACKAGED
 from labeler.errors import BadData, InvalidSetting
 from labeler.settings_text import SettingsText
 from labeler.task import describe_validation

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from feature_store.backbone_names import DEFAULT_BACKBONE, PACKAGED
 from feature_store.backbones import Backbone, hub, load_backbone, packaged, parse_spec
-from feature_store.backbones.names import DEFAULT_BACKBONE, PACKAGED
 from feature_store.quantize import quantize
 from labeler.errors import BadData, InvalidSetting, TryAgain
 

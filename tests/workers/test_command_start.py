@@ -61,8 +61,8 @@ def modules_after(*arguments: str) -> set[str]:
     ("arguments", "also_absent"),
     [
         (("--help",), ("numpy", "pydantic", "httpx2", "scipy", "workers.commands.client", "workers.commands.console")),
-        (("status", "--help"), ("scipy",)),
-        (("status", "job_1", "--url", "nowhere", "--token", "x"), ("scipy",)),
+        (("status", "--help"), ("httpx2", "numpy", "scipy")),
+        (("status", "job_1", "--url", "nowhere", "--token", "x"), ("numpy", "scipy")),
         (("plan", "--sigma", "25"), ("httpx2", "numpy", "scipy")),
         (("plan", "--epsilon", "1", "--solve", "sigma", "--k", "50"), ("httpx2", "numpy", "scipy")),
     ],
@@ -72,6 +72,35 @@ def test_a_light_command_loads_no_heavy_library(arguments: tuple[str, ...], also
     loaded = modules_after(*arguments)
     assert "typer" in loaded
     assert loaded & {*HEAVY, *also_absent} == set()
+
+
+def test_the_help_of_no_command_loads_a_heavy_library() -> None:
+    """All rooms in one process: together they load no more than what one may."""
+    code = (
+        "import json, sys\n"
+        "from workers.commands.catalogue import load_commands\n"
+        "load_commands()\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(json.loads(told.stdout))
+    assert {f"workers.commands.{entry.module}" for entry in CATALOGUE.values()} <= loaded
+    assert loaded & {*HEAVY, "httpx2", "numpy", "scipy"} == set()
+
+
+def test_what_a_command_validates_is_shown_to_no_other_package(tmp_path: Path) -> None:
+    """Installed packages may extend pydantic, and are then told every value that is validated."""
+    (tmp_path / "nosy.py").write_text("import sys\nprint('nosy was asked', file=sys.stderr)\nplugin = None\n")
+    told = tmp_path / "nosy-1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: nosy\nVersion: 1\n")
+    (told / "entry_points.txt").write_text("[pydantic]\nnosy = nosy:plugin\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-m", "workers.cli", "plan", "--sigma", "25", "--json"]
+    environment = os.environ | {"PYTHONPATH": path}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert json.loads(ended.stdout)["sigma_votes"] == 25
+    assert "nosy" not in ended.stderr
 
 
 def test_a_command_loads_its_own_module_and_no_other() -> None:

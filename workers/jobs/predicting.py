@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.backbones.names import is_plain_name
+from feature_store.backbone_names import is_plain_name
 from feature_store.decode import Skipped
 from feature_store.job_files.attribute_labels import ON, attribute_label_table
 from feature_store.job_files.image_labels import ImageStamp, image_label_table

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbones.names import loadable_name
+from feature_store.backbone_names import loadable_name
 from feature_store.durable import replace_file, replacing
 from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbones.names import loadable_name
+from feature_store.backbone_names import loadable_name
 from feature_store.durable import replace_file
 from feature_store.job_files.answered import answers_of, task_of
 from feature_store.job_files.attribute_labels import ON

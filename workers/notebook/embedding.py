@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feature_store.backbones.names import DEFAULT_BACKBONE
+from feature_store.backbone_names import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
     from feature_store.embedding import Duplicates

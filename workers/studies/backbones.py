@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from feature_store.backbone_names import PACKAGED
 from feature_store.backbones import BackboneSpec
-from feature_store.backbones.names import PACKAGED
 from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from feature_store.students import NoisyAnswers, fit_student

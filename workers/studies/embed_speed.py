@@ -18,9 +18,9 @@ from typing import get_args
 import numpy as np
 import torch
 
+from feature_store.backbone_names import DEFAULT_BACKBONE
 from feature_store.backbones import Decoder, load_backbone
 from feature_store.backbones.backbone import Backbone, decode_for, prepare_image
-from feature_store.backbones.names import DEFAULT_BACKBONE
 from feature_store.backbones.spec import Transform
 from feature_store.embed_steps import load_image, loaded_batches
 from feature_store.embedding import all_cores, embed_source

@@ -67,6 +67,7 @@ def test_more_information_costs_more_and_a_larger_delta_costs_less(mu: float, de
 def test_known_points_of_the_curve() -> None:
     # At epsilon 0, delta is the total variation between N(0, 1) and N(mu, 1): 2 Phi(mu/2) - 1.
     assert delta_of_epsilon(0, 1.0) == pytest.approx(math.erf(0.5 / math.sqrt(2)), rel=1e-14)
+    assert delta_of_epsilon(0, 1e-7) == pytest.approx(math.erf(0.5e-7 / math.sqrt(2)), rel=1e-13)  # nothing cancels
     assert delta_of_epsilon(1.0, 0) == 0.0
     assert epsilon_of_delta(1e-9, 0) == 0.0
     assert delta_of_epsilon(1e6, 1e-6) == 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feature_store import backbones
-from feature_store.backbones.names import is_plain_name
+from feature_store.backbone_names import is_plain_name
 from feature_store.job_files.models import StoredModel
 from labeler.errors import InvalidSetting
 from workers.jobs.predicting import predict_images
