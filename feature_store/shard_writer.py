@@ -36,6 +36,7 @@ from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels
 from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import BadData, DamagedShard, InvalidSetting, LabelerError
+from labeler.task import can_name_a_class
 
 _PARTS = (
     "features", "labels", "sources", "skipped", "thumbnails", "thumbnail_sizes", "persons", "image_digests",
@@ -432,6 +433,13 @@ def begun_with(path: Path) -> str:
 def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
     if len(set(classes)) != len(classes) or any(not name for name in classes):
         raise InvalidSetting("class names must be different from each other and not empty")
+    # Said before anything is embedded: a task's classes are those of the shards that answer it.
+    unfit = [] if public else [name for name in classes if not can_name_a_class(name)]
+    if unfit:
+        raise InvalidSetting(
+            f"no task could ask about a class that is called {unfit[0][:100]!r}: names of classes are printable, and "
+            "begin and end with no space; rename it (its folder, or in the table or list that names it)"
+        )
     if not public and len(classes) < 2:
         raise InvalidSetting(
             f"a one-class shard labels nothing: a private shard needs a public list of at least 2 classes, "

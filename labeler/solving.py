@@ -134,7 +134,7 @@ def _changed(task: Task, **changes: Any) -> Task:
 
 
 def _check_target(epsilon: float) -> None:
-    if isinstance(epsilon, bool) or not 0 < epsilon < math.inf:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
         raise InvalidSetting(f"the target epsilon must be a positive finite number, found {epsilon!r}")
 
 

@@ -77,6 +77,11 @@ Printable = Annotated[str, AfterValidator(_check_printable)]
 """A text that people read in terminals and logs, where a control character could rewrite what stands around it."""
 
 
+def can_name_a_class(name: str) -> bool:
+    """Whether a task can ask about a class of this name: a task's names are printable, without space around them."""
+    return bool(name) and name.isprintable() and name == name.strip()
+
+
 def _method_by_any_name(name: object) -> object:
     return {"one-hot": "ensemble"}.get(name, name) if isinstance(name, str) else name
 

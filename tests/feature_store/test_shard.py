@@ -130,6 +130,14 @@ def test_a_one_class_private_shard_is_refused(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "s", classes=["cat"], fingerprint="f", dimension=4, public=False)
 
 
+@pytest.mark.parametrize("name", [" cat", "cat ", "c\nat", "c\tat", "\u202ecat", "\udcff", "\u00a0cat"])
+def test_a_class_that_no_task_could_name_is_refused_before_anything_is_embedded(tmp_path: Path, name: str) -> None:
+    """It was embedded, and every job of the shard then refused: a task's names are printable, and stripped."""
+    with pytest.raises(InvalidSetting, match="no task could ask about a class that is called"):
+        ShardWriter(tmp_path / "s", classes=(name, "owl"), fingerprint="f", dimension=4, public=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_private_label_outside_the_classes_is_refused_without_naming_it(tmp_path: Path, label: int) -> None:
     with ShardWriter(tmp_path / "s", classes=CLASSES, fingerprint="f", dimension=4, public=False) as writer:

@@ -211,8 +211,8 @@ def test_an_impossible_target_is_refused_with_the_way_out() -> None:
         solve_sigma(_task(grid_scale=16), 50.0)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, True])
-def test_a_malformed_target_is_refused(bad: float) -> None:
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, True, "1", None])
+def test_a_malformed_target_is_refused(bad: Any) -> None:
     for solve in (solve_sigma, solve_queries, solve_k):
         with pytest.raises(InvalidSetting, match="target epsilon must be"):
             solve(_task(), bad)

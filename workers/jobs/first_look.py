@@ -27,6 +27,8 @@ def look_first(job: LabellingJob, folder: JobFolder) -> None:
         InvalidSetting: a setting is out of bounds.
         BudgetExceeded: the job costs more than its budget.
     """
+    if not job.shards:
+        raise InvalidSetting("a job needs at least one private shard; name one for each agent")
     load_engine(job.engine)
     shards = [Shard.open(path, verify=False) for path in job.shards]
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None

@@ -73,7 +73,7 @@ def run(
     try:
         if method in METHODS and not METHODS[method].asks_for_a_model:
             count = clusters if clusters is not None else _clusters(fields, shards, images, Path(out))
-            tables["queries"] = {"strategy": strategy, "count": count} if count else {"strategy": "all"}
+            tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task")) from None

@@ -40,6 +40,7 @@ def mistakes(job: LabellingJob, make: Any) -> dict[str, tuple[dict[str, Any], ty
     other, strange = make("other", public=True, classes=("x", "y")).path, make("strange", fingerprint="f").path
     return {
         "an engine that is none": ({"engine": "fais"}, InvalidSetting, "fais"),
+        "no shard": ({"shards": ()}, InvalidSetting, "at least one private shard"),
         "public as private": ({"shards": (*job.shards, job.queries)}, InvalidSetting, "is a public shard"),
         "private as public": ({"queries": job.shards[0]}, InvalidSetting, "is a private shard"),
         "other classes": ({"test": other}, MixedShards, "class lists"),
