@@ -16,6 +16,7 @@ names the line that is wrong, and neither its image nor what it says.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,7 +170,7 @@ def read_attributes(path: Path, wanted: frozenset[str]) -> AttributeTable:
 
 def _celeba_lines(path: Path) -> Iterator[_Line]:
     """The names of the attributes, then a line per image, numbered as in the file."""
-    lines = ((number, line.split()) for number, line in enumerate(_text(path).splitlines(), start=1))
+    lines = ((number, line.split()) for number, line in enumerate(_text(path).split("\n"), start=1))
     _, stated = next(lines, (1, [""]))
     if len(stated) != 1 or not stated[0].isdecimal():
         raise BadData(f"{path.name!r}, line 1: the number of images is needed; a table of other kind ends in .csv")
@@ -187,7 +188,8 @@ def _celeba_lines(path: Path) -> Iterator[_Line]:
 
 
 def _csv_lines(path: Path) -> Iterator[_Line]:
-    rows = csv.reader(_text(path).splitlines(), strict=True)
+    # A quoted field may hold the end of a line, and a name whatever else some take for one.
+    rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         heading = [field.strip() for field in next(rows, [])]
         if not heading or heading[0] not in FILE_HEADINGS:
@@ -206,7 +208,7 @@ def _read_split(path: Path, split: str) -> set[str]:
         raise InvalidSetting(f"--split must be one of {', '.join(SPLITS)}; found {split!r}")
     number = str(SPLITS.index(split))
     found: set[str] = set()
-    for line, text in enumerate(_text(path).splitlines(), start=1):
+    for line, text in enumerate(_text(path).split("\n"), start=1):
         fields = text.split()
         if fields and (len(fields) != 2 or fields[1] not in ("0", "1", "2")):
             raise BadData(f"{path.name!r}, line {line}: the name of an image and 0, 1 or 2 are needed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,13 @@ from feature_store.embed_steps import (
 )
 from feature_store.images import ImageSource, open_source, source_digest
 from feature_store.persons import PersonColumn
+from feature_store.room import is_full
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, site_key
 from feature_store.twice import named, refusal, refuse_same_bytes
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, StorageFull
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """What becomes of private images that are there more than once."""
@@ -146,6 +147,7 @@ def embed_source(
             their features at the end, when the same call with another `duplicates` has nothing left to compute.
         InvalidSetting: a setting out of bounds, or `out` holds something else; there are more records than declared.
         OutputInUse: another process is writing it.
+        StorageFull: there is no room left; the same call goes on from the last checkpoint.
     """
     if (batch_size is not None and batch_size < 1) or (threads is not None and threads < 1):
         raise InvalidSetting(f"batch_size and threads must be at least 1, found {batch_size} and {threads}")
@@ -190,20 +192,23 @@ def embed_source(
     job = _job_digest(images, backbone, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
         return _report_finished(path, job, images, notes, policy, max_records)
-    with ShardWriter(
-        path,
-        classes=names,
-        fingerprint=backbone.fingerprint,
-        dimension=backbone.dimension,
-        public=public,
-        backbone=backbone.spec,
-        job=job,
-        site_key=None if public else digester.name,
-        part_records=part_size,
-        max_records=max_records,
-        attributes=isinstance(images, AttributeSource),
-        random_bytes=random_bytes,
-    ) as writer:
+    with (
+        _while_there_is_room(path),
+        ShardWriter(
+            path,
+            classes=names,
+            fingerprint=backbone.fingerprint,
+            dimension=backbone.dimension,
+            public=public,
+            backbone=backbone.spec,
+            job=job,
+            site_key=None if public else digester.name,
+            part_records=part_size,
+            max_records=max_records,
+            attributes=isinstance(images, AttributeSource),
+            random_bytes=random_bytes,
+        ) as writer,
+    ):
         resumed_from = writer.position
         total = len(images.names)
         if policy == "refuse" and not resumed_from:
@@ -262,7 +267,24 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
 
 
 def _site_key(out: Path, key: SiteKey | Path | None) -> SiteKey:
-    return key if isinstance(key, SiteKey) else site_key(out.parent / SITE_KEY_FILE if key is None else key)
+    if isinstance(key, SiteKey):
+        return key
+    with _while_there_is_room(out):
+        return site_key(out.parent / SITE_KEY_FILE if key is None else key)
+
+
+@contextmanager
+def _while_there_is_room(out: Path) -> Iterator[None]:
+    """Raise StorageFull where a disk has no room left for a shard; every other error passes."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise StorageFull(
+            f"there is no room left for {out.name!r}: the disk is full, or its quota is used up. What was embedded is "
+            "kept; make room and give the same command again"
+        ) from error
 
 
 def _job_digest(

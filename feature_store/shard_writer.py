@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.lib.format import open_memmap
+from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
@@ -310,13 +310,15 @@ class ShardWriter:
         for number, first in enumerate(range(0, len(order), most)):
             part = order[first : first + most]
             shape = (len(part), self._dimension)
-            if self._part_records is None:
-                features = open_memmap(final / FEATURES_NAME, mode="w+", dtype=np.int16, shape=shape)
-            else:
-                features = np.memmap(final / part_name(number), mode="w+", dtype="<i2", shape=shape)
-            for start in range(0, len(part), _ROWS_PER_BLOCK):
-                features[start : start + _ROWS_PER_BLOCK] = written[part[start : start + _ROWS_PER_BLOCK]]
-            features.flush()
+            whole = self._part_records is None
+            # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
+            with (final / (FEATURES_NAME if whole else part_name(number))).open("wb") as file:
+                if whole:
+                    write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
+                for start in range(0, len(part), _ROWS_PER_BLOCK):
+                    file.write(np.ascontiguousarray(written[part[start : start + _ROWS_PER_BLOCK]]).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
         np.save(final / "labels.npy", self._labels()[order])
         np.save(final / "record_ids.npy", ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -84,6 +85,21 @@ def test_a_csv_file_says_the_same_in_the_order_of_the_public_list(celeba: Path, 
     shard = _embedded(source, tmp_path / "two.shard", classes=("Young", "Bald"))
     assert shard.classes == ("Young", "Bald")
     assert _said(shard) == {name: (young, bald) for name, (bald, _, young) in TRUTH.items()}
+
+
+def test_names_of_images_may_hold_whatever_ends_a_line(tmp_path: Path) -> None:
+    """The table was cut into lines first, so that a quoted name was in two of them."""
+    rng = np.random.default_rng(3)
+    (tmp_path / "images").mkdir()
+    truth = {"a\nb.png": (1, 0, 0), "a\u2028b.png": (0, 1, 0), 'a"b,c.png': (0, 0, 1), "a\x0cb.png": (1, 1, 1)}
+    with (tmp_path / "table.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["file", *NAMES])
+        for name, row in truth.items():
+            Image.fromarray(rng.integers(0, 256, (11, 9, 3), dtype=np.uint8)).save(tmp_path / "images" / name)
+            table.writerow([name, *row])
+    shard = _embedded(AttributeSource(tmp_path / "images", tmp_path / "table.csv"), tmp_path / "s", classes=NAMES)
+    assert _said(shard) == truth
 
 
 def test_a_site_may_keep_the_whole_table_and_has_a_row_for_each_of_its_own_images(celeba: Path, tmp_path: Path) -> None:

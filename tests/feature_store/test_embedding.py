@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,57 @@ def test_doing_it_twice_equals_doing_it_once(photos: Path, tmp_path: Path) -> No
 def test_pictures_of_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="public shards only"):
         embed_source(photos, PixelBackbone(size=4), tmp_path / "out", thumbnails=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB in memory; skips where none may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        command = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)]
+        subprocess.run(command, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("a full disk needs the right to mount one")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True, capture_output=True, timeout=30)
+
+
+def test_a_disk_that_is_full_at_any_step_is_said_and_the_same_call_goes_on(photos: Path, small_disk: Path) -> None:
+    """The features were written through mapped memory, where the system ends a process that finds no room."""
+    code = textwrap.dedent("""
+        import os, shutil, sys
+        from pathlib import Path
+        from feature_store.backbones import load_backbone
+        from feature_store.embedding import embed_source
+        from feature_store.shard import Shard
+        from labeler.errors import StorageFull
+
+        photos, disk, backbone = Path(sys.argv[1]), Path(sys.argv[2]), load_backbone("pixels:16")
+        refused = 0
+        for left in range(0, 140, 4):
+            out = disk / f"folder {left}" / "s.shard"
+            out.parent.mkdir()
+            with (disk / "filler").open("wb", buffering=0) as filler:
+                filler.write(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - left * 1024))
+            try:
+                embed_source(photos, backbone, out, classes=["cat", "dog", "owl"], batch_size=10)
+            except StorageFull as error:
+                assert "make room" in str(error)
+                refused += 1
+            (disk / "filler").unlink()
+            assert embed_source(photos, backbone, out, classes=["cat", "dog", "owl"], batch_size=10).records == 30
+            Shard.open(out)
+            shutil.rmtree(out.parent)
+        print(refused)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(photos), str(small_disk)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 10 < int(done.stdout) < 35
