@@ -47,7 +47,7 @@ from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading
 from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
-from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
 
 agent_rounds = Table(
@@ -100,10 +100,6 @@ def _kept_round() -> ClauseElement:
     )
 
 
-def _state_of_round() -> ClauseElement:
-    return select(agent_rounds.c.state).where(agent_rounds.c.round_digest == bindparam("wanted"))
-
-
 def _open_round() -> ClauseElement:
     charged: ColumnElement[str] = literal_column("'charged'")
     return insert(agent_rounds).values(round_digest=bindparam("wanted"), state=charged, kept_until=bindparam("end"))
@@ -123,7 +119,7 @@ def _erase_round() -> ClauseElement:
 
 
 class JournalRounds:
-    """A `workers.agent.round_store.RoundStore` in an agent's journal.
+    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered).
 
     Args:
         database: the agent's journal.
@@ -135,7 +131,7 @@ class JournalRounds:
         self._keys = keys
         database.create(answered_rounds, agent_rounds)
         dialect = database.sql_dialect
-        self._known, self._state = prepared(_kept_round, dialect), prepared(_state_of_round, dialect)
+        self._known = prepared(_kept_round, dialect)
         self._open, self._store = prepared(_open_round, dialect), prepared(_store_answer, dialect)
         self._erase = prepared(_erase_round, dialect)
         self._first_end: tuple[int, str] | None = None
@@ -168,41 +164,18 @@ class JournalRounds:
         bodies = None if row[2] is None else take_out(key, round_digest, bytes(row[2]))
         return KeptAnswer("charged" if bodies is None else "stored", recipients, bodies)
 
-    def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
-        """See RoundStore."""
-        kept = self.kept(round_digest)
-        if kept is None:
-            return None
-        if kept.stage == "erased":
-            raise PrivacyRefusal(NOT_KEPT)
-        if kept.recipients != recipients:
-            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
-        return kept.bodies
-
-    def key(self, round_digest: str) -> bytes:
-        """See RoundStore."""
-        with self._database.read() as connection:
-            row = self._state.first(connection, wanted=round_digest)
-        key = self._keys.read(round_digest)
-        if key is None or row is None or row[0] not in ("charged", "stored"):
-            raise PrivacyRefusal(NOT_KEPT)
-        return key
-
     def key_of_charged(self, round_digest: str) -> bytes:
-        """`key`, of a round that the caller knows to be charged and not erased: without a look into the journal."""
+        """The round's own 32 secret bytes, the same until they are erased: of noise, masks, and what is stored.
+
+        Of a round that the caller knows to be charged: without a look into the journal.
+
+        Raises:
+            PrivacyRefusal: they are erased.
+        """
         key = self._keys.read(round_digest)
         if key is None:
             raise PrivacyRefusal(NOT_KEPT)
         return key
-
-    def store(self, round_digest: str, recipients: Recipients, bodies: Sequence[bytes]) -> tuple[bytes, ...]:
-        """See RoundStore."""
-        with self._database.write() as connection:
-            self.store_new(round_digest, bodies, connection=connection)
-        stored = self.stored(round_digest, recipients)
-        if stored is None:
-            raise PrivacyRefusal(NOT_KEPT)
-        return stored
 
     def store_new(self, round_digest: str, bodies: Sequence[bytes], *, connection: Connection) -> bool:
         """Keep an answer in a transaction of many; whether it was kept: what was stored first stands.
@@ -215,11 +188,6 @@ class JournalRounds:
             raise PrivacyRefusal(NOT_KEPT)
         locked = lock_away(key, round_digest, tuple(bodies))
         return self._store.run(connection, wanted=round_digest, locked=locked) == 1
-
-    def erase(self, round_digest: str) -> None:
-        """See RoundStore. A round that was never charged here is left alone."""
-        with self._database.write() as connection:
-            self.erase_in([round_digest], connection=connection)
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
         """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
@@ -246,14 +214,6 @@ class JournalRounds:
             first: datetime | None = connection.execute(rest).scalar()
         # Until these are erased they are found again.
         self._first_end = None if over else (self._database.undone, "" if first is None else time_text(first))
-        return over
-
-    def expire(self, now: datetime) -> list[str]:
-        """Erase every round that nobody may ask for any more; their digests."""
-        over = self.over(now)
-        if over:
-            with self._database.write() as connection:
-                self.erase_in(over, connection=connection)
         return over
 
     def sweep(self) -> None:

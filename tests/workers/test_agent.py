@@ -33,10 +33,10 @@ from labeler.randomness import seeded_source
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
+from workers.studies.answering import AnsweringAgent
 
 SECRET = seeded_source(b"agent under test").bytes(32)
 
@@ -59,8 +59,8 @@ def ledger_of(cap: int = 10**15) -> InMemoryLedger:
     return InMemoryLedger({"instance": Account("a", "instance", cap)})
 
 
-def agent_for(shard: Shard, *, ledger: InMemoryLedger | None = None, engine: str = "numpy") -> Agent:
-    return Agent("a", shard, noise_secret=SECRET, ledger=ledger or ledger_of(), is_seeded=True, engine=engine)
+def agent_for(shard: Shard, *, ledger: InMemoryLedger | None = None, engine: str = "numpy") -> AnsweringAgent:
+    return AnsweringAgent("a", shard, noise_secret=SECRET, ledger=ledger or ledger_of(), is_seeded=True, engine=engine)
 
 
 def opened(shares: tuple[InputShare, ...]) -> np.ndarray:
@@ -455,7 +455,7 @@ def test_an_agent_refuses_a_task_without_a_finite_price_where_that_level_is_limi
     durable.policy = policy_with(agent_epsilon=100.0)
     both: dict[Level, Account] = {one: Account("a", one, 10**18) for one in ("instance", "agent")}
     for ledger in (durable.ledger, InMemoryLedger(both)):
-        agent = Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True)
+        agent = AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True)
         with pytest.raises(PrivacyRefusal, match=f"no finite {level}-level price"):
             agent.answer(task, batch)
     assert durable.journal.balance("agent:a", "instance").spent == 0

@@ -31,12 +31,12 @@ from labeler.errors import LabelerError
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from tests.workers import test_agent_service
+from tests.workers.journal_store import JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
-from workers.agent.round_store import RoundsInMemory
+from workers.studies.answering import AnsweringAgent, RoundsInMemory
 
 site = test_agent_service.site
 
@@ -114,17 +114,18 @@ class World:
                 self.folder / "journal.db", anchor=self.folder / "journal.head", allow_unsynced=True
             )
             ledger = Ledger(self.database, clock=lambda: self.now)
-            self.rounds: Any = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
+            rounds = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
+            self.rounds: Any = JournalStore(self.database, rounds)
             site = DurableLedger(
-                self.database, AgentMemory(self.database, ledger), self.rounds, ledger,
+                self.database, AgentMemory(self.database, ledger), rounds, ledger,
                 PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
             )  # fmt: skip
             site.open_accounts()
-            self.rounds.sweep()
-            self.agent = Agent("a", self.shard, ledger=site, rounds=self.rounds, engine="numpy")
+            rounds.sweep()
+            self.agent = AnsweringAgent("a", self.shard, ledger=site, rounds=self.rounds, engine="numpy")
             return
         self.rounds = self.in_memory
-        self.agent = Agent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")
+        self.agent = AnsweringAgent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")
 
     @property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.erasable import SLOTS_FILE, KeyFolder, is_locked_away, lock_away, take_out
+from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.charges import Charge
@@ -19,7 +19,8 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import BadData, PrivacyRefusal
-from workers.agent.round_store import RoundsInMemory, RoundStore
+from tests.workers.journal_store import JournalStore
+from workers.studies.answering import RoundsInMemory, RoundStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROUND, OTHER = "a" * 64, "b" * 64
@@ -36,8 +37,13 @@ class Kept:
     reopen: Callable[[], RoundStore]
 
 
-def charged(database: Database, rounds: JournalRounds, round_digest: str, *, kept_until: datetime) -> None:
+def journal_store(database: Database, folder: Path, keys: ErasableKeys | None = None) -> JournalStore:
+    return JournalStore(database, JournalRounds(database, keys or KeyFolder(folder / "erasable")))
+
+
+def charged(store: JournalStore, round_digest: str, *, kept_until: datetime) -> None:
     """Take the price of a round and begin it, as workers.agent.durable_ledger does."""
+    database, rounds = store.database, store.rounds
     ledger = Ledger(database, clock=lambda: NOW)
     ledger.open_account("agent:a", "instance", 1000)
     memory = AgentMemory(database, ledger)
@@ -63,11 +69,11 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
         yield Kept(memory, lambda _: None, lambda: memory)
         return
     database = open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
-    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    store = journal_store(database, tmp_path)
     yield Kept(
-        rounds,
-        lambda one: charged(database, rounds, one, kept_until=NOW + timedelta(hours=1)),
-        lambda: JournalRounds(database, KeyFolder(tmp_path / "erasable")),
+        store,
+        lambda one: charged(store, one, kept_until=NOW + timedelta(hours=1)),
+        lambda: journal_store(database, tmp_path),
     )
     database.close()
 
@@ -138,20 +144,20 @@ def database(tmp_path: Path) -> Database:
 
 
 def test_a_round_that_was_not_charged_has_no_key(database: Database, tmp_path: Path) -> None:
-    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
+    rounds = journal_store(database, tmp_path)
     for step in (lambda: rounds.key(ROUND), lambda: rounds.store(ROUND, TALLIERS, BODIES)):
         with pytest.raises(PrivacyRefusal):
             step()
     rounds.erase(ROUND)
-    charged(database, rounds, ROUND, kept_until=NOW)
+    charged(rounds, ROUND, kept_until=NOW)
     assert rounds.store(ROUND, TALLIERS, BODIES) == BODIES
 
 
 def test_nothing_of_an_answer_lies_in_the_journal_and_of_a_key_nowhere_once_it_is_erased(
     database: Database, tmp_path: Path
 ) -> None:
-    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
-    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds = journal_store(database, tmp_path)
+    charged(rounds, ROUND, kept_until=NOW)
     key = rounds.key(ROUND)
     rounds.store(ROUND, TALLIERS, BODIES)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -163,9 +169,9 @@ def test_nothing_of_an_answer_lies_in_the_journal_and_of_a_key_nowhere_once_it_i
 
 def test_what_nobody_may_ask_for_any_more_expires_and_only_that(database: Database, tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "erasable")
-    rounds = JournalRounds(database, keys)
-    charged(database, rounds, ROUND, kept_until=NOW)
-    charged(database, rounds, OTHER, kept_until=NOW + timedelta(hours=1))
+    rounds = journal_store(database, tmp_path, keys)
+    charged(rounds, ROUND, kept_until=NOW)
+    charged(rounds, OTHER, kept_until=NOW + timedelta(hours=1))
     rounds.store(ROUND, TALLIERS, BODIES)
     assert rounds.expire(NOW) == []
     assert rounds.expire(NOW + timedelta(seconds=1)) == [ROUND]
@@ -177,14 +183,14 @@ def test_a_start_erases_keys_that_open_nothing_and_closes_rounds_whose_key_is_go
     database: Database, tmp_path: Path
 ) -> None:
     keys = KeyFolder(tmp_path / "erasable")
-    rounds = JournalRounds(database, keys)
-    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds = journal_store(database, tmp_path, keys)
+    charged(rounds, ROUND, kept_until=NOW)
     rounds.store(ROUND, TALLIERS, BODIES)
-    charged(database, rounds, OTHER, kept_until=NOW)
+    charged(rounds, OTHER, kept_until=NOW)
     keys.erase(ROUND)
     keys.draw("e" * 64)
     keys.draw("home")
-    rounds.sweep()
+    rounds.rounds.sweep()
     assert keys.names() == [OTHER, "home"]
     with database.read() as connection:
         rows = connection.execute(text("SELECT round_digest, state FROM agent_rounds")).all()
@@ -218,8 +224,8 @@ def test_an_answer_that_was_changed_or_moved_to_another_round_is_found_out(datab
     ],
 )
 def test_the_database_itself_keeps_what_was_stored(database: Database, tmp_path: Path, statement: str) -> None:
-    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
-    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds = journal_store(database, tmp_path)
+    charged(rounds, ROUND, kept_until=NOW)
     rounds.store(ROUND, TALLIERS, BODIES)
     with pytest.raises(IntegrityError), database.write() as connection:
         connection.execute(text(statement))
@@ -227,8 +233,8 @@ def test_the_database_itself_keeps_what_was_stored(database: Database, tmp_path:
 
 
 def test_the_database_itself_never_brings_an_erased_round_back(database: Database, tmp_path: Path) -> None:
-    rounds = JournalRounds(database, KeyFolder(tmp_path / "erasable"))
-    charged(database, rounds, ROUND, kept_until=NOW)
+    rounds = journal_store(database, tmp_path)
+    charged(rounds, ROUND, kept_until=NOW)
     rounds.erase(ROUND)
     with pytest.raises(IntegrityError), database.write() as connection:
         connection.execute(text("UPDATE agent_rounds SET state = 'stored', answer = x'00'"))

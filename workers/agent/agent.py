@@ -21,7 +21,7 @@ from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
-from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
@@ -29,7 +29,6 @@ from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
-from workers.agent.round_store import RoundsInMemory, RoundStore
 from workers.voting.aux_distill import check_negatives
 from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
@@ -73,17 +72,17 @@ class Agent:
 
     An answer is computed once, stored before it leaves, and sent again as it was stored, whatever the records are by
     then (labeler.answered): a retry tells nobody anything new, also not that a record came or went. Its noise comes
-    from a key of the round, which is erased with the stored answer once no tallier can miss it.
+    from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
+    happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
+    (workers.agent.desk, workers.jobs.parties), which also knows that a round is answered once.
 
-    Answering is two steps. What `charge` raises was decided from public things and may be told to whoever asked;
-    what `bodies` raises may depend on the records and may not.
+    What `charge` raises was decided from public things and may be told to whoever asked; what `computed` raises may
+    depend on the records and may not.
 
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
         ledger: what the agent itself allows, and remembers (workers.agent.ledger).
-        rounds: the keys of its rounds, and what it has answered (workers.agent.round_store).
-        noise_secret: instead of `rounds`, 32 bytes that serve every round while this object lives: for simulations.
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
@@ -100,20 +99,15 @@ class Agent:
         shard: Shard,
         *,
         ledger: AgentLedger,
-        rounds: RoundStore | None = None,
-        noise_secret: bytes | None = None,
         models: ModelStore | None = None,
         is_seeded: bool = False,
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
         spends: LifetimeSpends | None = None,
     ) -> None:
-        if (rounds is None) == (noise_secret is None):
-            raise InvalidSetting("an agent has either a store of rounds or a noise secret")
         self.agent_id = agent_id
         self._ledger = ledger
         self._shard = shard
-        self._rounds = RoundsInMemory(noise_secret) if rounds is None else rounds
         self.is_seeded = is_seeded
         self._answering = threading.Lock()
         self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
@@ -130,22 +124,7 @@ class Agent:
         self._neighbors.release()
 
     def __repr__(self) -> str:
-        return f"Agent({self.agent_id!r}, records=<private>, rounds=<secret>)"
-
-    def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
-        """Check the task, charge the own ledger, vote, add noise, split into one share per tallier.
-
-        Args:
-            task: the task.
-            batch: the public queries.
-            recipients: who gets the shares, in this order; the same at every answer to one round.
-
-        Raises:
-            LabelerError: see `charge` and `bodies`.
-        """
-        with self._answering:
-            self._charge(task, batch, recipients)
-            return shares_of(self.agent_id, round_of(task, batch), self._bodies(task, batch, recipients, as_it_is))
+        return f"Agent({self.agent_id!r}, records=<private>)"
 
     def charge(
         self,
@@ -160,7 +139,7 @@ class Agent:
         Args:
             task: the task.
             batch: the public queries.
-            recipients: see `answer`.
+            recipients: who gets the shares, in this order; the same at every answer to one round.
             expires_at: unix time in seconds after which nobody waits for the answer.
 
         Raises:
@@ -171,20 +150,6 @@ class Agent:
         with self._answering:
             self._charge(task, batch, recipients, expires_at)
 
-    def bodies(self, task: Task, batch: QueryBatch, *, recipients: Recipients, seal: Seal) -> tuple[bytes, ...]:
-        """The answer itself, sealed: one body per recipient, stored before this returns and the same ever after.
-
-        To be called of a batch that `charge` has accepted; a durable store of rounds has no key of any other.
-
-        Args:
-            task: the task.
-            batch: the public queries.
-            recipients: see `answer`.
-            seal: seals the body of one recipient, by its number; called once in the life of a round.
-        """
-        with self._answering:
-            return self._bodies(task, batch, recipients, seal)
-
     @property
     def shard_version(self) -> str:
         """Which records would answer; for the site's own ledger."""
@@ -193,7 +158,7 @@ class Agent:
     def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
         """The answer itself, sealed: one body per recipient, of which nothing is stored, and what it spends.
 
-        For who stores the answers of many rounds together (workers.agent.desk). The round is charged, its key is
+        For who stores the answers of many rounds together. The round is charged, its key is
         there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
         where it cannot be stored, nothing leaves.
 
@@ -201,7 +166,7 @@ class Agent:
             task: the task.
             batch: the public queries.
             key: of the round.
-            seal: see `bodies`.
+            seal: seals the body of one recipient, by its number.
         """
         with self._answering:
             return self._computed(task, batch, key, seal)
@@ -219,18 +184,6 @@ class Agent:
             recipients=recipients,
             expires_at=expires_at,
         )
-
-    def _bodies(self, task: Task, batch: QueryBatch, recipients: Recipients, seal: Seal) -> tuple[bytes, ...]:
-        round = round_of(task, batch)
-        stored = self._rounds.stored(round.digest, recipients)
-        if stored is not None:
-            return stored
-        if task.life is not None:
-            # A store of answers alone would forget what this one spends.
-            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
-        # Nothing of this round has left, so whatever the records are now, this is its first answer.
-        key = self._rounds.key(round.digest)
-        return self._rounds.store(round.digest, recipients, self._computed(task, batch, key, seal).bodies)
 
     def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
         cast: CastVotes | None = None
@@ -250,7 +203,7 @@ class Agent:
             task, batch, self._shard, self._spends.spent, engine=self._engine, memory_limit_bytes=limit
         )
 
-    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
@@ -258,13 +211,12 @@ class Agent:
         Args:
             task: the task.
             batch: the public queries.
-            key: of the round; as this agent keeps it where absent.
+            key: of the round.
         """
         records = self._records(task)
 
         def local_noise() -> ByteSource:
-            own = self._rounds.key(round_of(task, batch).digest) if key is None else key
-            return self._source(own, b"local noise", task, batch, records.version)
+            return self._source(key, b"local noise", task, batch, records.version)
 
         return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
 

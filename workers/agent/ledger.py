@@ -2,7 +2,7 @@
 
 Charging an answer is one step that either happens whole or not at all: the round was never charged for other
 recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
-once whatever becomes of the records; what is sent of it then says `workers.agent.round_store`.
+once whatever becomes of the records; what is sent of it then says `labeler.answered`.
 The ledger here and its durable twin (workers.agent.durable_ledger) keep the same rules and pass the same tests.
 """
 

@@ -102,7 +102,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, site, rounds, LifetimeSpends(database))
+        records = _Records(home, config, site, LifetimeSpends(database))
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -151,13 +151,10 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(
-        self, home: Path, config: AgentConfig, ledger: DurableLedger, rounds: JournalRounds, spends: LifetimeSpends
-    ) -> None:
+    def __init__(self, home: Path, config: AgentConfig, ledger: DurableLedger, spends: LifetimeSpends) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._ledger = ledger
-        self._rounds = rounds
         self._spends = spends
         # In memory only: of what is trained on private records, nothing without noise outlives its round.
         self._models = InMemoryModels()
@@ -191,7 +188,6 @@ class _Records:
             self._config.agent_id,
             shard,
             ledger=self._ledger,
-            rounds=self._rounds,
             models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,

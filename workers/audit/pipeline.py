@@ -37,7 +37,6 @@ from labeler.task import Task
 from labeler.wellformed import BallotShare
 from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
-from workers.agent.round_store import RoundsInMemory
 from workers.audit.worlds import World
 from workers.jobs.kept_rounds import KeptRounds
 from workers.jobs.parties import RunParties, tallier_names
@@ -67,7 +66,7 @@ class Seen:
 class Silenced(Agent):
     """An agent of which nothing is there but its noise: the neighbour that prices at agent level are about."""
 
-    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """Zeros."""
         return np.zeros_like(super().ballots(task, batch, key))
 
@@ -90,7 +89,7 @@ class Levelling(Agent):
         finally:
             self._key = None
 
-    def ballots(self, task: Task, batch: QueryBatch, key: bytes | None = None) -> NDArray[np.int64]:
+    def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """What it would cast without noise; in an answer, what keeps the first two classes level with it."""
         votes = super().ballots(task, batch, key)
         if self._key is None:
@@ -151,7 +150,6 @@ class Pipeline:
                 name,
                 shard,
                 ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
-                rounds=RoundsInMemory(),
                 is_seeded=is_seeded,
                 engine=self._engine,
             )

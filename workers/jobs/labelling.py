@@ -23,7 +23,6 @@ from labeler.rounds.job_state import JobRun
 from labeler.task import Level, Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.agent.round_store import RoundsInMemory
 from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
 from workers.jobs.parties import RunParties, tallier_names
@@ -93,7 +92,6 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
                 agent_id,
                 shard,
                 ledger=InMemoryLedger(_accounts(prepared, agent_id)),
-                rounds=RoundsInMemory(),  # the keys are given to it, and what it answers is kept, by `RunParties`
                 is_seeded=is_seeded,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,

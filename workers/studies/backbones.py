@@ -29,9 +29,9 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
 from labeler.task import parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.progress import ProgressCallback, silent
+from workers.studies.answering import AnsweringAgent
 from workers.studies.office_caltech import DELTA, DOMAINS, SPLITS, Arena, Setting, data_folder, embed_domains, mobilenet
 from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
@@ -99,7 +99,7 @@ def _first_job(backbone: str, shards: Mapping[str, Shard], *, draws: int) -> Ben
     public = shards["webcam"]
     questions = select_queries(public.features, strategy="clustered", count=2 * len(public.classes), seed=0)
     agents = [
-        Agent(
+        AnsweringAgent(
             name,
             shards[name],
             noise_secret=seeded_source(f"first job {name}".encode()).bytes(32),

@@ -42,9 +42,9 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.progress import ProgressCallback, silent
+from workers.studies.answering import AnsweringAgent
 from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
 
@@ -198,7 +198,7 @@ class Arena:
     def __init__(self, shards: dict[str, Shard]) -> None:
         self._shards = shards
         self._agents = {
-            domain: Agent(
+            domain: AnsweringAgent(
                 domain,
                 shard,
                 noise_secret=seeded_source(f"office-caltech10 {domain}".encode()).bytes(32),
@@ -315,7 +315,7 @@ class Arena:
             self._questions[key] = select_queries(features, strategy=strategy, count=setting.count, seed=split)
         return self._questions[key]
 
-    def _others(self, server: str) -> list[Agent]:
+    def _others(self, server: str) -> list[AnsweringAgent]:
         return [agent for domain, agent in self._agents.items() if domain != server]
 
     def task(

@@ -12,14 +12,14 @@ from labeler.batch import QueryBatch
 from labeler.release import Release, WinnerEngine, open_histogram, open_winner
 from labeler.tally import round_of
 from labeler.task import Task
-from workers.agent.agent import Agent
+from workers.studies.answering import AnsweringAgent
 from workers.studies.plain_tallier import Tallier, agree_on_contributors
 
 
 def run_round(
     task: Task,
     batch: QueryBatch,
-    agents: Sequence[Agent],
+    agents: Sequence[AnsweringAgent],
     *,
     post_charge: Callable[[frozenset[str]], object] = lambda _: None,
     winner_engine: WinnerEngine | None = None,

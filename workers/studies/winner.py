@@ -31,10 +31,10 @@ from labeler.release import InProcessWinner
 from labeler.sharing import split
 from labeler.task import Task
 from labeler.winner import WinnerTerms
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, silent
+from workers.studies.answering import AnsweringAgent
 from workers.studies.one_round import run_round
 from workers.studies.rows import BenchRow
 from workers.studies.winner_party import Took, measure, write_trio
@@ -242,7 +242,7 @@ def _quality_of(
             nonce=str(repetition),
         )
         agents = [
-            Agent(
+            AnsweringAgent(
                 f"agent-{number}",
                 shard,
                 noise_secret=os.urandom(32),

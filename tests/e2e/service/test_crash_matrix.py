@@ -22,8 +22,8 @@ from labeler.release import Release
 from labeler.tally import round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 from workers.studies.one_round import run_round
 
 QUERIES = 6
@@ -96,7 +96,7 @@ def expected_release(service: Service, thief: Thief, task_fields: dict[str, obje
         shard = Shard.open(next(home.glob("*.shard")))
         (key,) = thief.keys[home.name, round_of(task, batch).digest]
         agents.append(
-            Agent(
+            AnsweringAgent(
                 home.name,
                 shard,
                 noise_secret=key,

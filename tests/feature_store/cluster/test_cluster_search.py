@@ -25,8 +25,8 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.planning import price
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 
 CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128
@@ -129,9 +129,9 @@ def task_for(shard: Shard) -> Task:
     return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint})
 
 
-def agent_for(shard: Shard, engine: str) -> tuple[Agent, InMemoryLedger]:
+def agent_for(shard: Shard, engine: str) -> tuple[AnsweringAgent, InMemoryLedger]:
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine), ledger
+    return AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine), ledger
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def shared(two_workers: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return two_workers
 
 
-def answered(agent: Agent, task: Task, batch: QueryBatch) -> list[str]:
+def answered(agent: AnsweringAgent, task: Task, batch: QueryBatch) -> list[str]:
     return [message.share.fingerprint() for message in agent.answer(task, batch)]
 
 

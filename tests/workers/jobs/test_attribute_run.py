@@ -25,7 +25,6 @@ from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefu
 from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.agent.round_store import RoundsInMemory
 from workers.jobs.labelling import LabellingJob, run_job
 from workers.jobs.predicting import predict_images
 from workers.jobs.student import read_job, score_student
@@ -224,7 +223,7 @@ def _public(images: Path, folder: Path, classes: tuple[str, ...]) -> Path:
 
 def _agent(shard: Shard) -> Agent:
     account = Account("agent-0001", "instance", 10**12)
-    return Agent("agent-0001", shard, ledger=InMemoryLedger({"instance": account}), rounds=RoundsInMemory())
+    return Agent("agent-0001", shard, ledger=InMemoryLedger({"instance": account}))
 
 
 def test_an_agent_refuses_a_task_about_classes_with_attributes_before_any_charge(shapes: Path) -> None:
@@ -238,7 +237,7 @@ def test_an_agent_refuses_a_task_about_classes_with_attributes_before_any_charge
         _agent(shard).check(Task(**fields), batch)
     _agent(shard).check(Task(**fields, attributes_per_record=2), batch)
     with pytest.raises((MixedShards, PrivacyRefusal)):
-        _agent(shard).ballots(Task(**fields), batch)
+        _agent(shard).ballots(Task(**fields), batch, bytes(32))
 
 
 def test_heads_find_shares_and_shrink_where_noise_drowns_them() -> None:

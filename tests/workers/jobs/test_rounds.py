@@ -30,7 +30,6 @@ from labeler.task import Task
 from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.agent.round_store import RoundsInMemory
 from workers.jobs.folder import EARLIER_FORMAT, PLAN_FORMAT, open_job_folder
 from workers.jobs.kept_rounds import KeptRounds
 from workers.jobs.labelling import label
@@ -109,7 +108,7 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
 
 def agent_over(name: str, shard: Shard, task: Task, batches: tuple[QueryBatch, ...]) -> Agent:
     accounts = {level: Account(name, level, cap) for level, cap in job_charges(task, batches).items()}
-    return Agent(name, shard, ledger=InMemoryLedger(accounts), rounds=RoundsInMemory(), engine="numpy")
+    return Agent(name, shard, ledger=InMemoryLedger(accounts), engine="numpy")
 
 
 # Ballots on a ball.
@@ -125,7 +124,7 @@ def test_a_run_opens_the_sum_of_ballots_that_each_agent_drew_onto_the_ball(make:
     expected = np.zeros_like(release.noisy_votes)
     for shard in prepared.shards:
         agent = agent_over("agent", shard, prepared.task, prepared.batches)
-        ballots = agent.ballots(prepared.task, prepared.batches[0])
+        ballots = agent.ballots(prepared.task, prepared.batches[0], bytes(32))
         centred = ballots - ballots.mean(axis=1, keepdims=True)
         length = np.sqrt((centred**2).sum())
         assert length > 2.5

@@ -19,11 +19,11 @@ from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.release import open_histogram
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.simulated.ballots import SIMULATED, ballots_of, group_size
 from workers.simulated.federation import NOBODY, Federation
 from workers.simulated.sums import name_of, sum_group, total_of, traffic_of
+from workers.studies.answering import AnsweringAgent
 from workers.studies.plain_tallier import Tallier, agree_on_contributors
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes
@@ -84,7 +84,7 @@ def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
     task = task_of(method, len(shards), queries=len(batch), talliers=talliers, **fields)
     secrets = [bytes([number]) * 32 for number in range(len(shards))]
     agents = [
-        Agent(name_of(number), shard, ledger=unlimited(), noise_secret=secret, is_seeded=True)
+        AnsweringAgent(name_of(number), shard, ledger=unlimited(), noise_secret=secret, is_seeded=True)
         for number, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
     ]
     round = round_of(task, batch)

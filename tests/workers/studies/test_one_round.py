@@ -19,8 +19,8 @@ from labeler.tally import InputShare
 from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 from workers.studies.one_round import run_round
 from workers.studies.winner_reference import reference_winners
 
@@ -35,7 +35,7 @@ def task_for(classes: Sequence[str], fingerprint: str, **changes: object) -> Tas
     return parse_task(fields | changes)
 
 
-class Cheater(Agent):
+class Cheater(AnsweringAgent):
     """Adds a million votes for class 0 to its ballots, after its own program has checked them."""
 
     def answer(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> tuple[InputShare, ...]:
@@ -61,7 +61,7 @@ def batch(make_shard) -> QueryBatch:
 def make_agents(make_shard):
     shards = [make_shard(f"own-{number}", seed=number) for number in range(3)]
 
-    def make(kinds: Sequence[type[Agent]]) -> list[Agent]:
+    def make(kinds: Sequence[type[AnsweringAgent]]) -> list[AnsweringAgent]:
         return [
             kind(
                 f"agent-{number}",
@@ -97,7 +97,7 @@ def test_an_engine_that_computes_on_shares_gives_what_the_round_gives_without_on
             return reference_winners(shares, field=terms.field, threshold=terms.threshold)
 
     def run(**options):
-        return run_round(asked, batch, make_agents([Agent] * 3), post_charge=lambda _: None, **options)
+        return run_round(asked, batch, make_agents([AnsweringAgent] * 3), post_charge=lambda _: None, **options)
 
     plain, engine = run(), run(winner_engine=Engine())
     assert seen == [asked.winner_terms]
@@ -108,21 +108,21 @@ def test_an_engine_that_computes_on_shares_gives_what_the_round_gives_without_on
 
 def test_a_threshold_that_nobody_reaches_leaves_every_query_without_an_answer(make_agents, batch, task) -> None:
     asked = task.model_copy(update={"abstain_below": 10**6})
-    release = run_round(asked, batch, make_agents([Agent] * 3), post_charge=lambda _: None)
+    release = run_round(asked, batch, make_agents([AnsweringAgent] * 3), post_charge=lambda _: None)
     assert release.labels.tolist() == [-1] * QUERIES
 
 
 def test_a_ballot_that_is_too_large_voids_the_round_after_the_charge(make_agents, batch, task) -> None:
     posted: list[frozenset[str]] = []
     with pytest.raises(ProtocolViolation, match="'agent-1'; nothing is opened and the round is void"):
-        run_round(task, batch, make_agents([Agent, Cheater, Agent]), post_charge=posted.append)
+        run_round(task, batch, make_agents([AnsweringAgent, Cheater, AnsweringAgent]), post_charge=posted.append)
     assert posted == [frozenset({"agent-0", "agent-1", "agent-2"})]
 
 
 def test_below_the_quorum_nothing_is_charged_or_opened(make_agents, batch, task) -> None:
     posted: list[frozenset[str]] = []
     with pytest.raises(QuorumNotReached):
-        run_round(task, batch, make_agents([Agent]), post_charge=posted.append)
+        run_round(task, batch, make_agents([AnsweringAgent]), post_charge=posted.append)
     assert posted == []
-    two = run_round(task, batch, make_agents([Agent, Agent]), post_charge=posted.append)
+    two = run_round(task, batch, make_agents([AnsweringAgent, AnsweringAgent]), post_charge=posted.append)
     assert len(two.labels) == QUERIES

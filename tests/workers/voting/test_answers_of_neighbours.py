@@ -44,10 +44,11 @@ from labeler.methods import METHODS
 from labeler.randomness import seeded_source
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
+from tests.workers.journal_store import JournalStore
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
+from workers.studies.answering import AnsweringAgent
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import ensemble_ballots
@@ -152,7 +153,7 @@ def outcome(
 ) -> tuple[Any, ...]:
     """All that anybody outside can see of an agent's answer, but for the numbers; and that no refusal was charged."""
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**18)})
-    agent = Agent(
+    agent = AnsweringAgent(
         "a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine="numpy", memory_limit_bytes=limit,
     )  # fmt: skip
     try:
@@ -395,7 +396,8 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
             )  # fmt: skip
             ledger.open_accounts()
             largest = max(file.stat().st_size for file in (tmp_path / f"{number}").glob(f"{step}.db*"))
-            agent = Agent("a", shard, rounds=rounds, ledger=ledger, is_seeded=True, engine="numpy")
+            store = JournalStore(database, rounds)
+            agent = AnsweringAgent("a", shard, rounds=store, ledger=ledger, is_seeded=True, engine="numpy")
             batch = batch_of(task)
             try:
                 with files_of_at_most(largest + step):

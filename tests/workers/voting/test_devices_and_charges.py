@@ -15,8 +15,8 @@ from labeler.budget import Account
 from labeler.errors import BudgetExceeded, InvalidSetting
 from labeler.task import Task, parse_task
 from tests.feature_store.index.fake_devices import FakeCuda, cuda_of
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 
 
 class NotingLedger(InMemoryLedger):
@@ -47,8 +47,8 @@ def task_of(shard: Shard, **more: object) -> Task:
     return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
 
 
-def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> Agent:
-    return Agent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
+def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> AnsweringAgent:
+    return AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
 
 
 @pytest.fixture

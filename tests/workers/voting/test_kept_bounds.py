@@ -19,9 +19,9 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import weight_sum
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.embedder.shards import embed_images
+from workers.studies.answering import AnsweringAgent
 
 DIMENSION, CLASSES = 4, ("ill", "well")
 
@@ -47,9 +47,9 @@ def _task(method: str = "blind-average", **changes: Any) -> Task:
     return parse_task(fields | changes)
 
 
-def _agent(shard: Shard) -> tuple[Agent, InMemoryLedger]:
+def _agent(shard: Shard) -> tuple[AnsweringAgent, InMemoryLedger]:
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy"), ledger
+    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy"), ledger
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from labeler.own_loss import OwnLosses, least_chance_of_the_price
 from labeler.planning import price
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
 from workers.party.home import AGENT_FILE, read_agent_config, settings_toml
+from workers.studies.answering import AnsweringAgent
 from workers.voting.own_loss import own_losses
 from workers.voting.records import select_records
 
@@ -43,7 +43,7 @@ def shard_of(folder: Path) -> Shard:
 
 def ballots(task: Task, batch: QueryBatch, shard: Shard) -> np.ndarray:
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**18)})
-    return Agent("a", shard, ledger=ledger, noise_secret=bytes(range(32)), engine="numpy").ballots(task, batch)
+    return AnsweringAgent("a", shard, ledger=ledger, noise_secret=bytes(range(32)), engine="numpy").ballots(task, batch)
 
 
 def without(shard: Shard, record: int, folder: Path) -> Shard:

@@ -23,8 +23,8 @@ from labeler.planning import price
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 PUBLIC = quantize(np.random.default_rng(2).normal(size=(80, DIMENSION)) + 3)
@@ -39,7 +39,7 @@ def _task(**changes: Any) -> Task:
     return parse_task(fields | changes)
 
 
-def _agent(path: Path, count: int) -> Agent:
+def _agent(path: Path, count: int) -> AnsweringAgent:
     random = np.random.default_rng(1)
     labels = (np.arange(40) % 3).astype(np.int16)
     features = quantize(random.normal(size=(40, DIMENSION)) + 3 + 2 * np.eye(3, DIMENSION)[labels])
@@ -49,7 +49,7 @@ def _agent(path: Path, count: int) -> Agent:
         writer.append(features[:count], labels[:count], [str(row) for row in range(count)])
         writer.finish()
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return Agent("a", Shard.open(path), noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+    return AnsweringAgent("a", Shard.open(path), noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,9 +22,9 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
 from labeler.task import StatedLevel, Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads
+from workers.studies.answering import AnsweringAgent
 from workers.voting.records import first_of_each_person, select_records
 
 CLASSES = ("cat", "dog", "eel")
@@ -66,9 +66,9 @@ def _task(method: str, **changes: Any) -> Task:
     return parse_task(fields | changes)
 
 
-def _agent(shard: Shard) -> Agent:
+def _agent(shard: Shard) -> AnsweringAgent:
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-    return Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+    return AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
 
 
 def _batch(task: Task, tmp_path: Path) -> QueryBatch:
@@ -222,7 +222,7 @@ def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_
     for name, rows in (("one", list(range(40))), ("other", list(range(39)))):
         shard = _shard(tmp_path / name, None, rows=rows)
         ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
-        agent = Agent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
+        agent = AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
         task = _task("knn", records_per_person=2)
         batch = QueryBatch(shard.features[:12])
         with pytest.raises(PrivacyRefusal, match="was not told whose records") as refused:

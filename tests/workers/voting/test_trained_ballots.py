@@ -22,8 +22,8 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
-from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.studies.answering import AnsweringAgent
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import LARGEST_WEIGHT, ensemble_ballots, predict, train_head
@@ -144,9 +144,9 @@ def test_soft_votes_carry_noise_once_and_no_more_than_one_vote_per_query() -> No
     assert not np.array_equal(votes, other)
 
 
-def agent_for(shard: Any, models: InMemoryModels | None = None) -> Agent:
+def agent_for(shard: Any, models: InMemoryModels | None = None) -> AnsweringAgent:
     ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15), "agent": Account("a", "agent", 10**30)})
-    return Agent("a", shard, noise_secret=bytes(range(32)), ledger=ledger, models=models, is_seeded=True)
+    return AnsweringAgent("a", shard, noise_secret=bytes(range(32)), ledger=ledger, models=models, is_seeded=True)
 
 
 def asked_of(method: str, shard: Any) -> tuple[Task, QueryBatch]:
@@ -197,7 +197,9 @@ def test_a_model_of_another_dimension_is_refused_before_it_is_charged(make_shard
         (wide, QueryBatch(rows), "axes .training.dimension. of features that have 16 numbers"),
     ):
         account = Account("a", "instance", 10**15)
-        agent = Agent("a", shard, noise_secret=bytes(32), ledger=InMemoryLedger({"instance": account}), is_seeded=True)
+        agent = AnsweringAgent(
+            "a", shard, noise_secret=bytes(32), ledger=InMemoryLedger({"instance": account}), is_seeded=True
+        )
         with pytest.raises(PrivacyRefusal, match=because):
             agent.answer(asked, batch)
         assert account.spent == 0

@@ -172,7 +172,7 @@ def boot_agent(
         site.open_accounts()
         mark_home(database, erasable)
         rounds.sweep()
-        records = _Records(home, config, site, rounds, LifetimeSpends(database))
+        records = _Records(home, config, site, LifetimeSpends(database))
         link = PartyLink(
             url=URL,
             party_id=config.agent_id,

@@ -27,7 +27,7 @@ from feature_store.journal.jobs import JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
-from labeler.errors import LabelerError, NotFound, PrivacyRefusal
+from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
@@ -183,11 +183,10 @@ class Witness:
         if before != message.body:
             raise Violation("one split", f"{agent} sends {tallier} another share of a round than before")
         if before is message.body:
-            try:
-                stored = self._agents[agent].rounds.stored(digest, self._recipients)
-            except PrivacyRefusal:
-                raise Violation("erased is erased", f"{agent} answers a round of which it keeps nothing") from None
-            if stored is None or message.body not in stored:
+            kept = self._agents[agent].rounds.kept(digest)
+            if kept is not None and (kept.stage == "erased" or kept.recipients != self._recipients):
+                raise Violation("erased is erased", f"{agent} answers a round of which it keeps nothing")
+            if kept is None or kept.bodies is None or message.body not in kept.bodies:
                 raise Violation("stored before sent", f"a share of {agent} leaves before it is stored")
             self._opened.setdefault((agent, digest), {})[tallier] = message
 
@@ -196,9 +195,8 @@ class Witness:
         journal = self._agents[agent]
         if not journal.memory.is_charged(digest):
             return
-        try:
-            journal.rounds.stored(digest, self._recipients)
-        except PrivacyRefusal:
+        kept = journal.rounds.kept(digest)
+        if kept is not None and (kept.stage == "erased" or kept.recipients != self._recipients):
             return
         reason = Refusal.decode(message.body).reason
         if reason not in PUBLIC_REASONS:

@@ -1,0 +1,61 @@
+"""A site's journal of rounds, round by round: the steps of an agent's turn (workers.agent.desk), each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.database import Database
+from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.errors import PrivacyRefusal
+
+
+@dataclass(repr=False)
+class JournalStore:
+    """A `workers.studies.answering.RoundStore` over the journal; what is kept is judged as a machine does."""
+
+    database: Database
+    rounds: JournalRounds
+
+    def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
+        """See RoundStore."""
+        kept = self.rounds.kept(round_digest)
+        if kept is None:
+            return None
+        if kept.stage == "erased":
+            raise PrivacyRefusal(NOT_KEPT)
+        if kept.recipients != recipients:
+            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
+        return kept.bodies
+
+    def key(self, round_digest: str) -> bytes:
+        """See RoundStore."""
+        kept = self.rounds.kept(round_digest)
+        if kept is None or kept.stage == "erased":
+            raise PrivacyRefusal(NOT_KEPT)
+        return self.rounds.key_of_charged(round_digest)
+
+    def store(self, round_digest: str, recipients: Recipients, bodies: Sequence[bytes]) -> tuple[bytes, ...]:
+        """See RoundStore."""
+        with self.database.write() as connection:
+            self.rounds.store_new(round_digest, bodies, connection=connection)
+        stored = self.stored(round_digest, recipients)
+        assert stored is not None
+        return stored
+
+    def erase(self, round_digest: str) -> None:
+        """See RoundStore."""
+        with self.database.write() as connection:
+            self.rounds.erase_in([round_digest], connection=connection)
+
+    def expire(self, now: datetime) -> list[str]:
+        """Erase every round that nobody may ask for any more; their digests."""
+        over = self.rounds.over(now)
+        with self.database.write() as connection:
+            self.rounds.erase_in(over, connection=connection)
+        return over
+
+    def __repr__(self) -> str:
+        return repr(self.rounds)
