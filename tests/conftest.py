@@ -116,5 +116,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries complain about what is not freed when the process ends
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.getoption("--forks") is None:
+        gc.unfreeze()  # libraries complain about what is not freed when the process ends, unless it ends at once

@@ -33,7 +33,7 @@ def print_into(name):
 """
 
 
-def run(folder: Path, **files: str) -> tuple[str, list[list[str]]]:
+def run(folder: Path, ends_with: int = 0, **files: str) -> tuple[str, list[list[str]]]:
     """What pytest printed, and what the tests wrote: a word and the process that wrote it."""
     (folder / "conftest.py").write_text(CONFTEST)
     for name, text in files.items():
@@ -43,12 +43,14 @@ def run(folder: Path, **files: str) -> tuple[str, list[list[str]]]:
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", folder, folder]
     environment = os.environ | {"TOLD": str(told), "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+    assert done.returncode == ends_with
     return done.stdout + done.stderr, [line.split() for line in told.read_text().splitlines()]
 
 
 def test_every_test_runs_once_in_a_fork_and_a_failure_is_told_with_its_output(tmp_path: Path) -> None:
     printed, told = run(
         tmp_path,
+        ends_with=1,
         test_one="def test_a(tmp_path):\n    print_into(tmp_path.parent.name)\n",
         test_two="def test_b():\n    print_into('b')\n    print('seen by nobody else')\n    assert 1 == 2\n",
     )
@@ -61,6 +63,7 @@ def test_every_test_runs_once_in_a_fork_and_a_failure_is_told_with_its_output(tm
 def test_a_process_that_dies_fails_its_test_and_the_rest_of_the_file_runs(tmp_path: Path) -> None:
     printed, told = run(
         tmp_path,
+        ends_with=1,
         test_one=(
             "def test_a():\n    print_into('a')\n"
             "def test_dies():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -89,6 +92,6 @@ def test_files_that_ask_for_the_same_federation_share_a_process_and_what_was_set
 
 @pytest.mark.parametrize("text", ["assert False\n", "def test_a(:\n"])
 def test_what_cannot_be_collected_is_told_and_nothing_runs(tmp_path: Path, text: str) -> None:
-    printed, told = run(tmp_path, test_one=text, test_two="def test_b():\n    print_into('b')\n")
+    printed, told = run(tmp_path, ends_with=2, test_one=text, test_two="def test_b():\n    print_into('b')\n")
     assert "1 error" in printed
     assert told == []

@@ -44,6 +44,7 @@ journal_about = Table(
 
 _UPGRADING = "upgrading"
 _OWNER = "owner"
+_OWNER_OF = select(journal_about.c.value).where(journal_about.c.name == _OWNER)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def read_about(connection: Connection, what: str) -> About:
     Raises:
         JournalBroken: it says what no program wrote.
     """
-    if not inspect(connection).has_table(journal_about.name):
+    if not is_laid_out(connection):
         return About(0)
     rows = connection.execute(select(journal_about.c.name, journal_about.c.value))
     found: dict[str, str] = {row.name: row.value for row in rows}
@@ -148,20 +149,20 @@ def note_upgrade(connection: Connection, version: int, fields: Mapping[str, Any]
     _write(connection, f"upgraded_to_{version}", json_text(dict(fields)))
 
 
+def is_laid_out(connection: Connection) -> bool:
+    """Whether a journal has its first table. PostgreSQL asks its catalogue, which costs more than a small write."""
+    return inspect(connection).has_table(journal_about.name)
+
+
 def read_owner(connection: Connection) -> str | None:
-    """Who began to write this journal last; None where nobody is named, or nothing was ever written."""
-    if not inspect(connection).has_table(journal_about.name):
-        return None
-    found: str | None = connection.execute(select(journal_about.c.value).where(journal_about.c.name == _OWNER)).scalar()
+    """Who began to write this journal last, which is laid out; None where nobody is named."""
+    found: str | None = connection.execute(_OWNER_OF).scalar()
     return found
 
 
-def write_owner(connection: Connection, name: str) -> bool:
-    """Name who writes from now on; False where the journal has no tables yet."""
-    if not inspect(connection).has_table(journal_about.name):
-        return False
+def write_owner(connection: Connection, name: str) -> None:
+    """Name who writes from now on."""
     _write(connection, _OWNER, name)
-    return True
 
 
 def _write(connection: Connection, name: str, value: str) -> None:

@@ -235,21 +235,26 @@ class Database:
         wanted = [journal_about, *tables]
         if self._present.issuperset(table.name for table in wanted):
             return  # looked at when another store was opened, and nobody drops a table
+        if not self._present or self.is_read_only:
+            self._present = self._found()
+        missing = [table for table in wanted if table.name not in self._present]
+        if missing and self.is_read_only:
+            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0].name!r}")
+        if missing:
+            with self.write() as connection:
+                # One process owns a journal, so what was missing is missing still: nothing is asked again.
+                metadata.create_all(connection, tables=missing, checkfirst=False)
+                if journal_about in missing:
+                    write_version(connection, VERSION)
+            self._present |= {table.name for table in missing}
+
+    def _found(self) -> frozenset[str]:
         with self.read() as connection:
             about = read_about(connection, self.what)
             present = frozenset(inspect(connection).get_table_names())
         if not about.is_new:
             check_current(about, self.what)
-        self._present = present
-        missing = [table for table in wanted if table.name not in present]
-        if missing and self.is_read_only:
-            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0].name!r}")
-        if missing:
-            with self.write() as connection:
-                # One process owns a journal, so what was missing above is missing still: nothing is asked again.
-                metadata.create_all(connection, tables=missing, checkfirst=False)
-                if about.is_new:
-                    write_version(connection, VERSION)
+        return present
 
     def laid_out_with(self, *tables: Table) -> None:
         """Take it as known that these tables are there: whoever opened this journal has just laid it (`blank`)."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from feature_store.journal.about import read_owner, write_owner
+from feature_store.journal.about import is_laid_out, read_owner, write_owner
 from feature_store.journal.outages import translating
 from labeler.errors import JournalInUse
 
@@ -80,10 +80,11 @@ class Ownership:
         self._what = what
         self._name = secrets.token_hex(_NAME_BYTES)
         self._guard = threading.Lock()
+        self._is_laid_out = False
         self._session: _Session | None = self._take(patience_s=PATIENCE_S)
         # Read while nobody else can be the owner: whoever begins after this leaves another name.
         with translating(what):
-            self._before = read_owner(self._session.connection)
+            self._before = self._named(self._session.connection)
         self._is_written = False
         self._is_kept = False
 
@@ -98,7 +99,7 @@ class Ownership:
             if self._session is None or not _holds(connection, self._session):
                 self._let_go()
                 self._session = self._take(patience_s=0.0)
-            found = read_owner(connection)
+            found = self._named(connection)
             self._is_written = False
             if found == self._name:
                 return
@@ -107,8 +108,9 @@ class Ownership:
                     f"another process took {self._what} over when this one had lost its connection; one process at a "
                     "time may write it. Stop this one"
                 )
-            # A new journal has no tables yet: then the name comes with the next transaction.
-            self._is_written = write_owner(connection, self._name)
+            if self._is_laid_out:  # else the name comes with the next transaction
+                write_owner(connection, self._name)
+                self._is_written = True
 
     def kept(self) -> None:
         """The transaction that was confirmed last is durable."""
@@ -118,6 +120,14 @@ class Ownership:
         """Free the lock; may be called twice."""
         with self._guard:
             self._let_go()
+
+    def _named(self, connection: Connection) -> str | None:
+        """Who is named as the owner before anything of this transaction; None in a journal that has no tables yet.
+
+        Whether it has any is asked until it has: no owner ever drops them.
+        """
+        self._is_laid_out = self._is_laid_out or is_laid_out(connection)
+        return read_owner(connection) if self._is_laid_out else None
 
     def _take(self, *, patience_s: float) -> _Session:
         until = time.monotonic() + patience_s
