@@ -3,11 +3,15 @@
     caller   arguments, input, a line  ----->  its warm process: loads libraries once, forks for each call
              poll, wait, kill          <---->  by the line: "begun", then the exit code; closed, it kills the fork
 
-Loading what learns takes 1.5 s of a core, which was most of what labelling the images of a small job cost. All else is
-as `feature_store.own_process` has it: none of our environment, one thread, nobody hears what is complained of, and
-bounds that the module sets for itself. A fork begins with nothing that another left, and ends with who asked for it.
+Loading what learns takes 1.5 s of a core, which was most of what labelling the images of a small job cost; loading what
+reads Parquet 0.4 s. All else is as `feature_store.own_process` has it: none of our environment, one thread, nobody
+hears what is complained of, and bounds that the module sets for itself. A fork begins with nothing that another left,
+and ends with who asked for it.
 
-Only for work on files that we made ourselves: what meets the bytes of strangers begins from nothing, each time.
+What meets the bytes of strangers has a warm process of its own, which meets none: each file is read by a fork that has
+met no other. Forks lie at the same addresses in memory, which separate processes do not; so whoever has them read a
+stranger's file ends the warm process with a fork that did not come to a sound end (`Warm.forget`), and nobody can learn
+the addresses by trying.
 
 A warm process ends when nobody has called it for a minute, which gives its memory back, and with its caller.
 """
@@ -28,7 +32,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Final, NoReturn, Protocol, cast
 
@@ -76,12 +80,17 @@ class Ending(Protocol):
     def kill(self) -> None:
         """End it at once."""
 
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it answers; None where nobody wants to hear it."""
+
 
 class WarmProcess:
     """A fork as its caller sees it; see `Ending`."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, stdout: IO[bytes] | None = None) -> None:
         self._line = line
+        self.stdout = stdout
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -117,14 +126,65 @@ class WarmProcess:
         self._line.close()
 
 
-class _Caller:
-    """The warm process of this process."""
+class Warm:
+    """A warm process of this process; begun by the first call.
 
-    def __init__(self) -> None:
+    Args:
+        loaded: what it loads before its first fork.
+    """
+
+    def __init__(self, loaded: Callable[[], Sequence[str]]) -> None:
+        self._loaded = loaded
         self._lock = threading.Lock()
         self._of = 0
         self._control: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self, module: str, *arguments: str, stdin: IO[bytes] | None = None, answers: bool = False) -> Ending:
+        """Start a module as `python -m` does, in a fork of the process that has loaded what it needs.
+
+        The first call waits until that is loaded. Where processes cannot be forked safely, a new one is started.
+
+        Args:
+            module, arguments, stdin, answers: see `start_own_process`; who answers has an input.
+
+        Raises:
+            Unavailable: no process could be started; nothing was done.
+        """
+        if not sys.platform.startswith("linux"):
+            return start_own_process(module, *arguments, stdin=stdin, answers=answers)
+        order = json.dumps([module, *arguments]).encode()
+        heard, said = os.pipe() if answers else (None, None)
+        handles = [] if stdin is None else [stdin.fileno()]
+        try:
+            line = self._line_to(order, handles if said is None else [*handles, said])
+        except BaseException:
+            if heard is not None:
+                os.close(heard)
+            raise
+        finally:
+            if said is not None:
+                os.close(said)
+        return WarmProcess(line, None if heard is None else os.fdopen(heard, "rb"))
+
+    def _line_to(self, order: bytes, handles: list[int]) -> socket.socket:
+        """The line to a fork that has begun."""
+        for _ in range(_TRIES):
+            line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                asked = self.call(order, [theirs.fileno(), *handles])
+            if asked is not None:
+                line.settimeout(BEGINS_S)
+                with suppress(ConnectionResetError, TimeoutError):
+                    told = line.recv(16)
+                    if told == _BEGUN:
+                        return line
+                    if told == _NOT_BEGUN:  # others run in forks of it, so it stays
+                        line.close()
+                        break
+                self.forget(asked)
+            line.close()
+        raise Unavailable("a process of its own cannot be started for this: memory may be short; it is tried again")
 
     def call(self, order: bytes, handles: list[int]) -> socket.socket | None:
         """Hand an order over, and say to which; None where the warm process is gone, and another try is worth it."""
@@ -140,7 +200,11 @@ class _Caller:
             return self._control
 
     def forget(self, gone: socket.socket | None = None) -> None:
-        """It has gone without an answer; another that has taken its place since stays."""
+        """End it with its forks, or know that it has gone; the next call begins another.
+
+        Args:
+            gone: the way to the one that is meant: another that has taken its place since stays. Any where absent.
+        """
         with self._lock:
             if gone is None or gone is self._control:
                 self._forget()
@@ -148,12 +212,14 @@ class _Caller:
     def _begin(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = start_own_process(__name__, *LOADED, stdin=cast(IO[bytes], theirs))
+            self._server = start_own_process(__name__, *self._loaded(), stdin=cast(IO[bytes], theirs))
         self._of = os.getpid()
+        atexit.register(self.forget)
 
     def _forget(self) -> None:
         if self._control is not None:
             self._control.close()
+            atexit.unregister(self.forget)
         if self._server is not None and self._of == os.getpid():
             try:
                 self._server.wait(ENDS_S)
@@ -163,40 +229,16 @@ class _Caller:
         self._control = self._server = None
 
 
-_caller = _Caller()
-atexit.register(_caller.forget)
+_caller = Warm(lambda: LOADED)
 
 
 def start_warm_process(module: str, *arguments: str, stdin: IO[bytes] | None = None) -> Ending:
-    """Start a module as `python -m` does, in a fork of a process that has loaded `LOADED`.
-
-    The first call waits until that is loaded. Where processes cannot be forked safely, a new one is started.
-
-    Args:
-        module, arguments, stdin: see `start_own_process`.
+    """`Warm.start` in the process that has loaded what learns; only for files that we made ourselves.
 
     Raises:
-        Unavailable: no process could be started; nothing was done.
+        Unavailable: see there.
     """
-    if not sys.platform.startswith("linux"):
-        return start_own_process(module, *arguments, stdin=stdin)
-    order = json.dumps([module, *arguments]).encode()
-    for _ in range(_TRIES):
-        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            asked = _caller.call(order, [theirs.fileno(), *([] if stdin is None else [stdin.fileno()])])
-        if asked is not None:
-            line.settimeout(BEGINS_S)
-            with suppress(ConnectionResetError, TimeoutError):
-                told = line.recv(16)
-                if told == _BEGUN:
-                    return WarmProcess(line)
-                if told == _NOT_BEGUN:  # others run in forks of it, so it stays
-                    line.close()
-                    break
-            _caller.forget(asked)
-        line.close()
-    raise Unavailable("a process of its own cannot be started for this: memory may be short; it is tried again")
+    return _caller.start(module, *arguments, stdin=stdin)
 
 
 # The warm process's side.
@@ -219,7 +261,7 @@ def _serve(control: socket.socket, loaded: Sequence[str]) -> None:
         for key, _ in events:
             match key.data:
                 case "call":
-                    order, handles, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
+                    order, handles, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)
                     if not order:
                         return  # the caller is gone; forks end with this process
                     line = socket.socket(fileno=handles[0])
@@ -270,6 +312,8 @@ def _become(command: list[str], given: list[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(given[0] if given else nothing, 0)  # which was the way to the caller
+        if len(given) > 1:
+            os.dup2(given[1], 1)
         os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 4096)
         random.seed()
         sys.argv = list(command)

@@ -5,7 +5,8 @@
 
 Whatever the file does to the library, fill its memory or crash it, happens over there: the coordinator holds a few rows
 at most, and says that the file cannot be read. One file is read at a time, so that many are no way around the bound.
-On systems other than Linux the memory of the reader is not bounded.
+A reader is a fork of a process that has loaded the library and met no file (`feature_store.warm_process`); one that did
+not come to a sound end takes that process with it. On systems other than Linux the memory of the reader is not bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from api.coordinator.parquet_rows import FEATURE_ROWS, IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, read_rows
-from feature_store.own_process import start_own_process
+from feature_store.warm_process import Warm
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
 
 if TYPE_CHECKING:  # the reader does without all that a configuration needs
@@ -44,7 +45,15 @@ _DTYPES = ("<i2", "<f2", "<f4", "<f8")
 _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
 _GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
 
+
+class _Unsound(BadData):
+    """A reader that broke off, or said what no reader says."""
+
+
 _turn = threading.BoundedSemaphore(1)
+MODULE = "api.coordinator.parquet_process"
+readers = Warm(lambda: (MODULE,))
+"""What readers are forks of; of this process."""
 
 
 def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[Rows]:
@@ -78,11 +87,14 @@ def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
 
 def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows]:
     order = json.dumps([asdict(limits), name])
-    process = start_own_process("api.coordinator.parquet_process", order, stdin=file, answers=True)
+    process = readers.start(MODULE, order, stdin=file, answers=True)
     try:
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
         with process.stdout as pipe:
             yield from _taken(pipe, limits)
+    except _Unsound as error:
+        readers.forget()
+        raise BadData(str(error)) from None
     finally:
         process.kill()
         process.wait()
@@ -103,18 +115,18 @@ def _taken(pipe: IO[bytes], limits: RowLimits) -> Iterator[Rows]:
             case "features":
                 yield _features(pipe, head, limits)
             case _:
-                raise BadData(_GONE)
+                raise _Unsound(_GONE)
 
 
 def _head(pipe: IO[bytes]) -> dict[str, Any]:
     size = int.from_bytes(_exactly(pipe, _HEAD_BYTES), "big")
     if size > _MAX_HEAD_BYTES:
-        raise BadData(_GONE)
+        raise _Unsound(_GONE)
     with suppress(ValueError, RecursionError):
         head = json.loads(_exactly(pipe, size))
         if isinstance(head, dict):
             return head
-    raise BadData(_GONE)
+    raise _Unsound(_GONE)
 
 
 def _images(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> list[tuple[str, bytes]]:
@@ -124,14 +136,14 @@ def _images(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> list[tu
         or len(sizes) != len(names)
         or not all(type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes)
     ):
-        raise BadData(_GONE)
+        raise _Unsound(_GONE)
     return [(name, _exactly(pipe, size)) for name, size in zip(names, sizes, strict=True)]
 
 
 def _features(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> FeatureRows:
     names, dimension, kind = _texts(head.get("names"), FEATURE_ROWS), head.get("dimension"), head.get("dtype")
     if kind not in _DTYPES or type(dimension) is not int or not 0 <= dimension <= limits.max_feature_dimension:
-        raise BadData(_GONE)
+        raise _Unsound(_GONE)
     dtype = np.dtype(kind)
     data = _exactly(pipe, len(names) * dimension * dtype.itemsize)
     return FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
@@ -139,14 +151,14 @@ def _features(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> Featu
 
 def _texts(value: object, most: int) -> list[str]:
     if not isinstance(value, list) or len(value) > most or not all(isinstance(one, str) for one in value):
-        raise BadData(_GONE)
+        raise _Unsound(_GONE)
     return value
 
 
 def _exactly(pipe: IO[bytes], size: int) -> bytes:
     data = pipe.read(size)
     if len(data) != size:
-        raise BadData(_GONE)
+        raise _Unsound(_GONE)
     return data
 
 

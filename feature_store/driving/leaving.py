@@ -19,7 +19,9 @@ from labeler.rounds.effects import (
     AskForSums,
     Failed,
     FixContributors,
+    OpenAt,
     Post,
+    Send,
     SendAsks,
     SendProposals,
     StoreRelease,
@@ -40,22 +42,31 @@ def note_stored(plan: Plan) -> None:
             fault_point(name)
 
 
+def _is_no_opening(send: tuple[str, Send]) -> bool:
+    """A tallier learns of a round before it is given a share of it."""
+    return not isinstance(send[1], OpenAt)
+
+
 def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
     """Everything that leaves, in one pipeline; why it could not, where it could not: it is asked for again."""
-    letters: list[Letter] = [letter_of(incoming.message) for incoming in plan.relays]
+    letters: list[Letter] = []
     tell: dict[str, None] = {}
     head = EMPTY
     if any(isinstance(send, AskForSums) for _, send in plan.sends):
         head = ledger.known_head()
-    for job_id, send in plan.sends:
+    relayed = [letter_of(incoming.message) for incoming in plan.relays]
+    for job_id, send in sorted(plan.sends, key=_is_no_opening):
         if isinstance(send, Tell):
             tell[job_id] = None
             continue
+        if not isinstance(send, OpenAt):
+            letters, relayed = letters + relayed, []
         try:
             letters += sender.letters(plan.runs[job_id], send, head)
         except LabelerError as error:
             # Of this job alone; the others' messages leave. What the round to be opened sends comes before the next's.
             plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
+    letters += relayed
     try:
         if letters or tell:
             mailbox.send_all(letters, tell=tell)

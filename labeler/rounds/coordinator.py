@@ -252,7 +252,7 @@ class _Turn:
         if not one.has_shares:
             # Durable before it leaves: a charge is given back only where no share did.
             self._effects.append(StoreShareNote(one.number))
-            self._change_round(one, has_shares=True)
+            self._open_at(self._change_round(one, has_shares=True))
         self._effects.append(Relay())
 
     def _refusal(self, event: RefusalCame) -> None:
@@ -441,6 +441,14 @@ class _Turn:
                 return
         self._ask(current, talliers, missing)
 
+    def _open_at(self, current: RoundRun) -> None:
+        """The first share has come: whoever is to hold it learns of the round before it."""
+        unaware = tuple(one for one in self._talliers() or () if one not in current.holdings)
+        if unaware:
+            asked = {(one, current.round_digest): self._now.steady_s for one in unaware}
+            self.job = replace(self.job, asked_at_s={**self.job.asked_at_s, **asked})
+            self._effects.append(OpenAt(current.number, unaware))
+
     def _agree(self, current: RoundRun, answered: frozenset[str]) -> None:
         contributors = tuple(sorted(answered))
         self._change_round(current, state="agreed", contributors=contributors)
@@ -471,10 +479,16 @@ class _Turn:
         return frozenset(gone)
 
     def _ask(self, current: RoundRun, talliers: Sequence[str], agents: Sequence[str]) -> None:
-        """Open the round at every tallier that has not reported, then ask every agent that is missing."""
+        """Open the round at every tallier that has not reported, then ask every agent that is missing.
+
+        Talliers have nothing to do before the first share, so a round is opened to them together with it: one turn of
+        theirs instead of two. Where none comes they are told after a pause all the same, so that what is wrong with one
+        of them is known.
+        """
         digest = current.round_digest
         unaware = [one for one in talliers if one not in current.holdings]
-        opened = tuple(one for one in unaware if self._is_due((one, digest), through=[one]))
+        waits = {one for one in unaware if not current.has_shares and (one, digest) not in self.job.asked_at_s}
+        opened = tuple(one for one in unaware if self._is_due((one, digest), through=[one]) and one not in waits)
         if opened:
             self._effects.append(OpenAt(current.number, opened))
         # A share that lies in a tallier's mail is on its way, and its agent need not be asked for it again.

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ from api.coordinator.uploads import UploadWriter
 from labeler.errors import LabelerError
 def peak(who):
     return resource.getrusage(who).ru_maxrss * 1024
+from api.coordinator.parquet_process import readers
 before = peak(resource.RUSAGE_SELF)
 limits = LimitsTable(max_image_bytes=2**20)
 try:
@@ -101,6 +102,7 @@ try:
 except LabelerError as error:
     said = [type(error).__name__, str(error)]
 grown = peak(resource.RUSAGE_SELF) - before
+readers.forget()  # which is waited for then, and the readers with it
 print(json.dumps([*said, grown, peak(resource.RUSAGE_CHILDREN)]))
 """
     result = subprocess.run(
@@ -110,7 +112,7 @@ print(json.dumps([*said, grown, peak(resource.RUSAGE_CHILDREN)]))
     kind, sentence, grown, reader = json.loads(result.stdout)
     assert kind in ("BadData", "TooLarge"), sentence
     assert grown < 64 * MEBIBYTE
-    assert reader < parquet_process.ROOM_BYTES + 256 * MEBIBYTE
+    assert 16 * MEBIBYTE < reader < parquet_process.ROOM_BYTES + 256 * MEBIBYTE
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
@@ -157,6 +159,7 @@ def test_the_reader_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(options["env"])
         return real(*arguments, **options)  # type: ignore[call-overload,no-any-return]
 
+    parquet_process.readers.forget()
     monkeypatch.setenv("LABELER_TOKEN", "lab_secret")
     monkeypatch.setattr(subprocess, "Popen", start)
     list(parquet_rows(written(pa.table({"image": [b"x"]})), LIMITS, name="x"))
@@ -172,6 +175,51 @@ def test_one_file_is_read_at_a_time_and_a_reader_that_is_left_is_ended(monkeypat
         list(parquet_rows(written(table), LIMITS, name="x"))
     first.close()  # type: ignore[attr-defined]  # a generator
     assert len(list(parquet_rows(written(table), LIMITS, name="x"))) == 13
+
+
+def server() -> int | None:
+    found = parquet_process.readers._server
+    return None if found is None else found.pid
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere each reader is a new process")
+def test_every_file_is_read_by_another_fork_of_one_process_that_has_met_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_process, "MODULE", "tests.api.coordinator.reader_that_tells")
+    first, second = (next(_told(parquet_rows(io.BytesIO(b"file"), LIMITS, name="x"))) for _ in range(2))
+    warm = server()
+    assert first["parent"] == second["parent"] == warm
+    assert first["pid"] != second["pid"]
+    assert [first["files_met"], second["files_met"]] == [1, 1]
+
+
+def _told(rows: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    for one in rows:
+        assert isinstance(one, ImageRows)
+        yield json.loads(one.images[0][0])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere each reader is a new process")
+def test_a_reader_that_does_not_end_soundly_takes_the_process_that_it_is_a_fork_of_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its addresses could be found out by trying: each fork has the same."""
+    table = pa.table({"image": [b"x"] * 100})
+    list(parquet_rows(written(table), LIMITS, name="x"))
+    before = server()
+    with pytest.raises(BadData, match="cannot be read"):  # said by a reader that is well
+        list(parquet_rows(io.BytesIO(b"no Parquet"), LIMITS, name="x"))
+    assert server() == before
+    left = parquet_rows(written(table), LIMITS, name="x")
+    next(left)
+    left.close()  # type: ignore[attr-defined]  # a generator
+    assert server() == before
+    with monkeypatch.context() as broken:
+        broken.setattr(parquet_process, "MODULE", "tests.api.coordinator.reader_that_crashes")
+        with pytest.raises(BadData, match="more memory or time"):
+            list(parquet_rows(written(table), LIMITS, name="x"))
+    assert server() is None
+    assert len(list(parquet_rows(written(table), LIMITS, name="x"))) == 13
+    assert server() not in (None, before)
 
 
 def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,10 @@ def test_a_job_goes_its_way_in_the_order_that_keeps_the_promise() -> None:
     assert not of(table.effects, fx.Divide)
     asked = table.say(west="yes")
     assert names(asked) == ["StoreSaid", "Divide", "Begin"]
-    assert of(asked, fx.OpenAt, fx.SendAsks) == [fx.OpenAt(0, TALLIERS), fx.SendAsks(0, AGENTS)]
+    assert of(asked, fx.OpenAt, fx.SendAsks) == [fx.SendAsks(0, AGENTS)]
+    shared = table.message(fx.ShareCame, "east", "t0")
+    assert of(shared, fx.OpenAt, fx.Relay) == [fx.OpenAt(0, TALLIERS), fx.Relay()], "once there is something to hold"
+    assert not of(table.message(fx.ShareCame, "north", "t0"), fx.OpenAt)
     held = table.hold(*AGENTS)
     assert names(held) == ["StoreHoldings", "StoreHoldings", "StoreHoldings", "FixContributors", "Post"]
     assert of(held, fx.AskForSums) == [fx.AskForSums(0, TALLIERS)]
@@ -348,6 +351,24 @@ def test_who_is_missing_is_asked_again_after_a_pause_that_grows_with_the_mail_an
     assert not of(table.tick(after_s=AGAIN_S, mail={"t0": 2}), fx.SendAsks)
     assert of(table.tick(after_s=2 * AGAIN_S, mail={"t0": 2}), fx.SendAsks)
     assert of(table.tick(after_s=LONGEST_PAUSE_S, mail={"t0": 10_000}), fx.SendAsks)
+
+
+def test_talliers_that_get_no_share_learn_of_the_round_after_a_pause() -> None:
+    table = Table().asked()
+    assert not of(table.effects, fx.OpenAt)
+    assert not of(table.tick(after_s=AGAIN_S - 0.1), fx.OpenAt)
+    assert of(table.tick(after_s=0.1), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)]
+    again = Table().asked()
+    again.message(fx.ShareCame, "east", "t0")
+    assert not of(again.tick(after_s=AGAIN_S - 0.1), fx.OpenAt), "it was sent with the share"
+    assert of(again.tick(after_s=0.1), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)], "and may have been lost"
+
+
+def test_a_coordinator_that_died_behind_a_share_opens_the_round_at_once() -> None:
+    table = Table().asked()
+    table.message(fx.ShareCame, "east", "t0")
+    _, owed = resume(table.run, table.now)
+    assert of(list(owed), fx.OpenAt) == [fx.OpenAt(0, TALLIERS)]
 
 
 def test_messages_never_repeat_a_question_only_ticks_do() -> None:
