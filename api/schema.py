@@ -17,6 +17,7 @@ from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
 from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import AskedStrategy, check_selection
 from labeler.jobs import JobState as JobState
+from labeler.plain_numbers import PlainNumbers
 from labeler.task import Level, Printable
 from labeler.wanted_task import ClassName, WantedTask
 from labeler.wanted_task import LifeRequest as LifeRequest
@@ -27,11 +28,14 @@ LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
 LabelsOf = Literal["images", "questions"]
 """Every public image, asked about or not; or what was asked and what was released for it."""
 
+PlainFloat = Annotated[float, Field(strict=True)]
+"""A number, and no text that reads like one (labeler.plain_numbers)."""
+
 MAX_SYNCHRONOUS_QUERIES = 64
 MAX_THUMBNAILS = 48
 
 
-class Request(BaseModel):
+class Request(PlainNumbers):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
@@ -199,7 +203,7 @@ class JobRequest(Request):
     name: Annotated[Printable, Field(max_length=200)] = ""
     selection: Selection = Selection()
     deadline_s: Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)] | None = None
-    features: Annotated[list[list[float]], Field(max_length=100_000)] | None = None
+    features: Annotated[list[list[PlainFloat]], Field(max_length=100_000)] | None = None
     query_ids: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=100_000)] | None
     ) = None
@@ -287,7 +291,7 @@ class LabelsRequest(Request):
     """A small synchronous request: up to 64 feature vectors."""
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    features: Annotated[list[list[float]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)]
+    features: Annotated[list[list[PlainFloat]], Field(min_length=1, max_length=MAX_SYNCHRONOUS_QUERIES)]
     query_ids: (
         Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=MAX_SYNCHRONOUS_QUERIES)]
         | None

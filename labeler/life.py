@@ -9,14 +9,16 @@ import math
 from fractions import Fraction
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from labeler.plain_numbers import PlainNumbers
 
 MOST_LIFE_NANO: Final = 10**10
 """The largest B: mu^2 = 10, which promises little (epsilon 17 at delta 1e-5), and for which the corrections of integer
 noise are still far below any delta in use."""
 
 
-class Life(BaseModel):
+class Life(PlainNumbers):
     """Votes for life: each record carries a spend through all tasks, and votes only while it stays within B.
 
     Attributes:

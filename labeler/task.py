@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -42,6 +41,7 @@ from labeler.grid import (
 from labeler.life import Life as Life
 from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
 from labeler.methods.sensitivity import most_votes_in_a_sum
+from labeler.plain_numbers import PlainNumbers
 from labeler.refused_fields import describe_validation as describe_validation
 from labeler.setting import Level as Level
 from labeler.setting import StatedLevel as StatedLevel
@@ -86,7 +86,7 @@ def _method_by_any_name(name: object) -> object:
     return {"one-hot": "ensemble"}.get(name, name) if isinstance(name, str) else name
 
 
-class Task(BaseModel):
+class Task(PlainNumbers):
     """One labelling task.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from labeler.descent import MOST_RECORDS
+from labeler.plain_numbers import PlainNumbers
 
 NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
 """What a task with learner "means" has where others say how they train."""
@@ -19,7 +20,7 @@ MOST_STEPS: Final = 10_000
 """Of sampled training: each is a round, with a commit and a message of every party."""
 
 
-class Sampled(BaseModel):
+class Sampled(PlainNumbers):
     """How `federated` trains in steps, each over a secret sample (labeler.methods.federated): all of it public.
 
     Attributes:
@@ -50,7 +51,7 @@ class Sampled(BaseModel):
         return self
 
 
-class Training(BaseModel):
+class Training(PlainNumbers):
     """How an agent fits the model that it answers with, where the price depends on it: all of it public.
 
     Attributes:

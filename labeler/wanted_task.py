@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from labeler.life import MOST_LIFE_NANO
 from labeler.methods import Method, ReleaseKind
+from labeler.plain_numbers import PlainNumbers
 from labeler.task import PositiveFinite, Printable, Sigma, Task, Training, parse_task
 
 ClassName = Annotated[Printable, Field(max_length=200)]
 
 
-class LifeRequest(BaseModel):
+class LifeRequest(PlainNumbers):
     """Votes for life: what an image may ever spend, and how near a query has to be for it to vote."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -38,7 +39,7 @@ class LifeRequest(BaseModel):
         return self
 
 
-class WantedTask(BaseModel):
+class WantedTask(PlainNumbers):
     """What is asked, how it is answered and what it may cost; each field as `labeler.task.Task` explains it.
 
     Attributes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.jobs import AskedStrategy, StudentKind, check_selection
 from labeler.methods import METHODS
+from labeler.plain_numbers import PlainNumbers
 from labeler.refused_fields import Loc, problems_of
 from labeler.settings_text import SettingsText
 from labeler.task import PositiveFinite, Task
@@ -22,7 +23,7 @@ _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
 
-class _Table(BaseModel):
+class _Table(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
