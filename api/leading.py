@@ -37,8 +37,6 @@ log = logging.getLogger("labeler.leading")
 LOOKS = 3
 """In the time of one lease."""
 
-_READER_PAUSE_S = 1.0
-
 
 @dataclass
 class _Role:

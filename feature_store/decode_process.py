@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import struct
 import sys
@@ -23,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -39,7 +38,7 @@ from feature_store.backbones.turbo import least_side, region, resize_region
 from feature_store.decode import header_pixels
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
-from feature_store.own_process import start_own_process
+from feature_store.own_process import bound_process, start_own_process
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
 
 ROOM_BYTES = 512 * 2**20
@@ -236,9 +235,6 @@ def _main(arguments: str, out: BinaryIO) -> None:
     settings = json.loads(arguments)
     limits = PixelLimits(**settings["limits"])
     _bound(limits)
-    # The system shall end this process, not another one, where memory is short.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         source = ParquetSource(Path(settings["path"]), max_pixels=limits.max_pixels)
         rows = settings["rows"]
@@ -315,9 +311,7 @@ class _Decoder:
 def _bound(limits: PixelLimits) -> None:
     """Room for one of the largest images, and for small ones beside it."""
     most = max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS
-    room = ROOM_BYTES + BYTES_PER_PIXEL * most
-    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound_process(ROOM_BYTES + BYTES_PER_PIXEL * most)
     # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.
     Image.MAX_IMAGE_PIXELS = max(limits.max_pixels, 1)
 

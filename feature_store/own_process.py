@@ -1,14 +1,17 @@
 """A module of ours in a process of its own that meets what strangers sent, without our environment.
 
 Its environment may not hold what ours holds (passwords, tokens), and its libraries take one thread each, so that it
-costs the core it was given. What bounds its memory and its time is said by the module; whoever starts it ends it.
+costs the core it was given. Its module says how much memory and time it may take (`bound_process`); whoever starts it
+ends it.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -40,3 +43,21 @@ def start_own_process(
             "OPENBLAS_NUM_THREADS": "1",
         },
     )
+
+
+def bound_process(room_bytes: int, cpu_s: int | None = None) -> None:
+    """Bound this process, which meets what strangers sent: its memory, its time, and that it leaves no core behind.
+
+    Where memory of the machine is short the system shall end this process, and not another one. To be called again
+    where the room is another.
+
+    Args:
+        room_bytes: of data, beyond which an allocation fails.
+        cpu_s: seconds of processors after which it is ended; None for no limit.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (room_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    if cpu_s is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")

@@ -38,23 +38,6 @@ WHITENING = 0.7
 """Of public axes, as chosen for `labeler bench papers dp-helmet` on other users' records."""
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How well the questions cover the public set: similarities of images to the query that stands for them.
-
-    Attributes:
-        mean_similarity: mean cosine between an image and its query.
-        worst_similarity: the smallest of them.
-        largest_group: most images that share one query.
-        empty_groups: queries that stand for no image (duplicates of another query).
-    """
-
-    mean_similarity: float
-    worst_similarity: float
-    largest_group: int
-    empty_groups: int
-
-
 @dataclass(frozen=True, eq=False)
 class QuerySet:
     """Public questions, ready to be asked.
@@ -66,7 +49,6 @@ class QuerySet:
         assignment: int64, shape (num_images,), the answer that stands for each public image.
         strategy: how they were chosen.
         seed: the public seed they were chosen with.
-        coverage: how well they cover the public set.
     """
 
     features: NDArray[np.int16]
@@ -74,7 +56,6 @@ class QuerySet:
     assignment: NDArray[np.int64]
     strategy: Strategy
     seed: int
-    coverage: Coverage
 
     def __len__(self) -> int:
         return len(self.features)
@@ -109,10 +90,10 @@ def select_queries(
     if strategy == "weights":
         images = np.arange(num_images, dtype=np.int64)
         asked = model_rows(public_features.shape[1]) if count is None else axis_rows(public_features, count)
-        return QuerySet(asked, images, images, strategy, seed, Coverage(1.0, 1.0, 1, 0))
+        return QuerySet(asked, images, images, strategy, seed)
     if strategy == "all" or count == num_images:
         rows = np.arange(num_images, dtype=np.int64)
-        return _query_set(public_features, public_features, rows, rows, strategy, seed)
+        return QuerySet(np.ascontiguousarray(public_features), rows, rows, strategy, seed)
     if count is None or not 1 <= count < num_images:
         raise InvalidSetting(
             f"strategy {strategy!r} needs a count between 1 and the {num_images} public images, found {count}"
@@ -120,7 +101,7 @@ def select_queries(
     if strategy == "random":
         rows = np.sort(np.random.default_rng(seed).choice(num_images, size=count, replace=False)).astype(np.int64)
         features = public_features[rows]
-        return _query_set(public_features, features, rows, _nearest(public_features, features), strategy, seed)
+        return QuerySet(features, rows, _nearest(public_features, features), strategy, seed)
     if strategy == "spectral":
         assignment = _along_neighbors(public_features, count, seed, progress)
     else:
@@ -131,7 +112,7 @@ def select_queries(
         clusters = KMeans(count, n_init=10 if num_images <= 5000 else 2, random_state=seed).fit(directions)
         assignment = clusters.labels_.astype(np.int64)
     features = _centres(public_features, assignment, count)
-    return _query_set(public_features, features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
+    return QuerySet(features, np.full(count, -1, dtype=np.int64), assignment, strategy, seed)
 
 
 def model_rows(dimension: int) -> NDArray[np.int16]:
@@ -245,22 +226,3 @@ def _nearest(features: NDArray[np.int16], queries: NDArray[np.int16]) -> NDArray
         for start in range(0, len(features), _BLOCK_ROWS)
     ]
     return np.concatenate(blocks).astype(np.int64)
-
-
-def _query_set(
-    public_features: NDArray[np.int16],
-    features: NDArray[np.int16],
-    rows: NDArray[np.int64],
-    assignment: NDArray[np.int64],
-    strategy: Strategy,
-    seed: int,
-) -> QuerySet:
-    cosines = np.einsum("id,id->i", _unit(public_features), _unit(features)[assignment])
-    sizes = np.bincount(assignment, minlength=len(features))
-    coverage = Coverage(
-        mean_similarity=float(cosines.mean()),
-        worst_similarity=float(cosines.min()),
-        largest_group=int(sizes.max()),
-        empty_groups=int((sizes == 0).sum()),
-    )
-    return QuerySet(np.ascontiguousarray(features), rows, assignment, strategy, seed, coverage)

@@ -46,9 +46,6 @@ from labeler.errors import InvalidSetting
 FINE = 2**30
 """Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
 
-MEANS = "means"
-"""The learner's name in a task."""
-
 
 @dataclass(frozen=True)
 class MeanTerms:

@@ -19,7 +19,7 @@ another class than those it puts out), giving D' with f(D') = the price. D and D
 
     P[U(D) >= price] >= exp(-epsilon) (P[U(D') >= price] - delta) >= exp(-epsilon) (1 - beta - delta).
 
-(`least_chance_of_the_price`: 0.89 at epsilon 0.1 and beta 0.01.) Smooth sensitivity is no way round: what one step from
+((1 - beta) e^-epsilon: 0.89 at epsilon 0.1 and beta 0.01.) Smooth sensitivity is no way round: what one step from
 D changes of f is price - f(D), all of its distance to the price. So whoever may not see the number itself is told the
 price, which costs nothing more: the product has no other way out for it. `OwnLosses` refuses to be printed, formatted,
 pickled or written, and tells its owner alone.
@@ -138,13 +138,3 @@ class OwnLosses:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise PrivacyRefusal(FOR_THE_OWNER)
-
-
-def least_chance_of_the_price(epsilon: float, *, failure: float, delta: float = 0.0) -> float:
-    """The least probability with which a private upper bound on such a number is no lower than the price.
-
-    Args:
-        epsilon, delta: of whatever tells the bound.
-        failure: the probability with which it may be below the number.
-    """
-    return max(0.0, math.exp(-epsilon) * (1 - failure - delta))

@@ -12,7 +12,6 @@ not come to a sound end takes that process with it. On systems other than Linux 
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import sys
 import tempfile
@@ -20,12 +19,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from api.coordinator.parquet_rows import FEATURE_ROWS, IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, read_rows
+from feature_store.own_process import bound_process
 from feature_store.warm_process import Warm
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
 
@@ -169,9 +168,6 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
     settings, name = json.loads(arguments)
     limits = RowLimits(**settings)
     _bound(limits, 0)
-    # The system shall end this process, not another one, where memory is short.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         for rows in read_rows(file, limits, name=name, before_rows=lambda largest: _bound(limits, largest)):
             if isinstance(rows, ImageRows):
@@ -196,10 +192,7 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
 
 def _bound(limits: RowLimits, largest_group: int) -> None:
     """Room for some images twice over, and for a row group packed, unpacked, and as rows."""
-    room = ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group
-    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    bound_process(ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group, CPU_S)
 
 
 def _write(out: BinaryIO, head: dict[str, Any], *parts: bytes) -> None:

@@ -9,7 +9,6 @@ bounded by the system (`Room`). A few vectors are chosen from without it, by who
 
 from __future__ import annotations
 
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from feature_store.job_files.questions import (
     unasked,
     write_failure,
 )
+from feature_store.own_process import bound_process
 from feature_store.parquet_file import read_parquet
 from feature_store.query_selection import select_queries
 from feature_store.room import is_full
@@ -132,12 +132,7 @@ def _name_of(folder: Path, source: str) -> str:
 
 def main(folder: Path, request: str, feature_bytes: int) -> int:
     """Choose for one job; the exit code says whether there is an answer (0), or no room for one."""
-    room = ROOM_BYTES + COPIES * feature_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    bound_process(ROOM_BYTES + COPIES * feature_bytes, CPU_S)
     try:
         try:
             write_questions(folder, QuestionRequest.model_validate_json(request))

@@ -13,10 +13,8 @@ or released: what it makes is post-processing, and costs no privacy. The same fi
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -41,6 +39,7 @@ from feature_store.job_files.questions import (
     read_stored_questions,
     write_failure,
 )
+from feature_store.own_process import bound_process
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
@@ -174,12 +173,7 @@ def _features(folder: Path, source: str) -> NDArray[np.int16]:
 
 def main(most_feature_bytes: int, most_images: int) -> int:
     """Label every job that is ordered; the exit code says whether there was room on the disk."""
-    room = ROOM_BYTES + COPIES * most_feature_bytes + BYTES_PER_IMAGE * most_images
-    resource.setrlimit(resource.RLIMIT_DATA, (room, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    bound_process(ROOM_BYTES + COPIES * most_feature_bytes + BYTES_PER_IMAGE * most_images, CPU_S)
     for line in sys.stdin:
         order = LabellingOrder.model_validate(json.loads(line))
         try:

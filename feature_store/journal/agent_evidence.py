@@ -17,10 +17,9 @@ from feature_store.journal.agent_memory import answered_rounds, task_approvals
 from feature_store.journal.answer_history import answered_tasks
 from feature_store.journal.chain import Head, time_of
 from feature_store.journal.evidence import Wanted
-from feature_store.journal.evidence_chain import Chain, read_chain
+from feature_store.journal.evidence_chain import Chain, read_chain, without_contradiction
 from feature_store.journal.promises import promised_rounds, proposal_answers
 from labeler.errors import JournalBroken, NotFound
-from labeler.evidence.check import contradictions
 from labeler.evidence.derive import decimal
 from labeler.evidence.document import Facts, Job, Refusal, Round, TaskFacts
 
@@ -77,13 +76,7 @@ def agent_facts(
     )
     if wanted.task and not facts.tasks[0].jobs:
         raise NotFound(f"task {wanted.task[:64]!r} was never asked of this agent; see `labeler agent tasks`")
-    wrong = contradictions(facts)
-    if wrong:
-        raise JournalBroken(
-            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
-            "restore the newest backup, and find out who wrote to the journal"
-        )
-    return facts
+    return without_contradiction(facts)
 
 
 def _round(row: Mapping[str, Any], chain: Chain) -> Round:

@@ -17,13 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select
 
 from feature_store.journal.chain import Head, time_of, time_text
-from feature_store.journal.evidence_chain import Chain, Charged, read_chain
+from feature_store.journal.evidence_chain import Chain, Charged, read_chain, without_contradiction
 from feature_store.journal.forgotten import forgotten_jobs
 from feature_store.journal.job_tables import FINISHED, jobs, releases, round_refusals, rounds
 from feature_store.journal.tasks import tasks
 from feature_store.journal.willingness import job_answers, job_asked
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, TooLarge
-from labeler.evidence.check import contradictions
 from labeler.evidence.derive import decimal
 from labeler.evidence.document import Facts, Job, Refusal, Round, Scope, TaskFacts
 
@@ -113,13 +112,7 @@ def coordinator_facts(
         tasks=facts_of_tasks,
         accounts=tuple(one for one in chain.accounts if one.account in named),
     )
-    wrong = contradictions(facts)
-    if wrong:
-        raise JournalBroken(
-            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
-            "restore the newest backup, and find out who wrote to the journal"
-        )
-    return facts
+    return without_contradiction(facts)
 
 
 def forgotten(connection: Connection, facts: Facts) -> set[str]:

@@ -19,7 +19,8 @@ from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.unpriced import WRITTEN_OFF
 from feature_store.journal.verification import hash_at, verify_if_there
 from labeler.errors import JournalBehind, JournalBroken
-from labeler.evidence.document import AccountFacts, Charge, Journal
+from labeler.evidence.check import contradictions
+from labeler.evidence.document import AccountFacts, Charge, Facts, Journal
 from labeler.setting import LEVELS
 from labeler.task import Level
 
@@ -157,3 +158,18 @@ def _detail(row: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise JournalBroken(f"entry {row['seq']} has no readable detail. Restore the newest backup")
     return found
+
+
+def without_contradiction(facts: Facts) -> Facts:
+    """The same facts, where nothing in them contradicts the chain or another of them.
+
+    Raises:
+        JournalBroken: something does.
+    """
+    wrong = contradictions(facts)
+    if wrong:
+        raise JournalBroken(
+            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
+            "restore the newest backup, and find out who wrote to the journal"
+        )
+    return facts

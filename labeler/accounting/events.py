@@ -10,12 +10,11 @@ integers only. An event that nobody here knows is refused, never approximated.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.errors import InvalidSetting
 from labeler.setting import StatedLevel
 
 NANO = 10**9
@@ -136,26 +135,6 @@ def nano_units(mu_squared: Fraction | int) -> int:
     """
     _check_exact("mu_squared", mu_squared)
     return math.ceil(mu_squared * NANO)
-
-
-def total_mu_squared(events: Iterable[object]) -> Fraction:
-    """The mu^2 of a composition: exact, order-free, the same for one event of all queries as for many of some.
-
-    Raises:
-        PrivacyRefusal: an event is not one of this module's, or events of two levels are mixed.
-    """
-    total = Fraction(0)
-    levels: set[StatedLevel] = set()
-    for event in events:
-        if not isinstance(event, GaussianSum | IntegerSum):
-            raise PrivacyRefusal(
-                f"no accountant here knows the event {type(event).__name__}; it is refused rather than approximated"
-            )
-        total += event.mu_squared
-        levels.add(event.level)
-    if len(levels) > 1:
-        raise PrivacyRefusal("events of different levels do not compose; account for each level by itself")
-    return total
 
 
 def _check_exact(name: str, value: object) -> None:

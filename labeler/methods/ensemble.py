@@ -30,11 +30,6 @@ def largest(setting: Setting, level: StatedLevel) -> int:  # noqa: ARG001  # as 
     return 1
 
 
-def of_a_person(setting: Setting, records: int) -> int:  # noqa: ARG001  # as every method's
-    """One vote, whatever the model was trained on."""
-    return 1
-
-
 def per_cell(setting: Setting) -> int:  # noqa: ARG001  # as every method's
     """One vote per query."""
     return 1
@@ -44,5 +39,5 @@ TRAITS: Final = MethodTraits(
     "AE-DPFL",
     "one vote per question, of a model trained on its records",
     rows_have_a_total=True,
-    stated=CountedVotes(squared, largest, of_a_person, per_cell),
+    stated=CountedVotes(squared, largest, per_cell),
 )

@@ -49,7 +49,7 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
     votes = setting.votes_of_a_record
     if level == "agent":
         return queries * votes * setting.k**2
-    group = 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
+    group = 1 if level == "instance" else _of_a_person(setting)
     return min(2 * votes, setting.num_classes) * queries * group**2
 
 
@@ -61,12 +61,12 @@ def largest(setting: Setting, level: StatedLevel) -> int:
     """
     if level == "agent":
         return setting.k
-    return 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
+    return 1 if level == "instance" else _of_a_person(setting)
 
 
-def of_a_person(setting: Setting, records: int) -> int:
+def _of_a_person(setting: Setting) -> int:
     """At one query no more of a person's records vote than the k that are asked."""
-    return min(records, setting.k)
+    return min(records_of_a_person(setting), setting.k)
 
 
 def per_cell(setting: Setting) -> int:
@@ -80,5 +80,5 @@ TRAITS: Final = MethodTraits(
     rows_have_a_total=True,
     has_k=True,
     may_have_attributes=True,
-    stated=CountedVotes(squared, largest, of_a_person, per_cell),
+    stated=CountedVotes(squared, largest, per_cell),
 )

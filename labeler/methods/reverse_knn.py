@@ -74,7 +74,7 @@ def _squared_as_counted(setting: Setting, level: StatedLevel, places: int) -> in
     """The table of `squared`, whose proof it is, of ballots as they are counted; places is min(k, Q)."""
     if level == "agent":
         return None if setting.max_agent_records is None else setting.max_agent_records**2 * places
-    group = 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
+    group = 1 if level == "instance" else _of_a_person(setting)
     replaced = setting.a_record_may_be_replaced if level == "instance" else setting.max_agent_records is not None
     return group**2 * places * (2 if replaced else 1)
 
@@ -98,11 +98,12 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
         return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
         return setting.max_agent_records
-    return 1 if level == "instance" else of_a_person(setting, records_of_a_person(setting))
+    return 1 if level == "instance" else _of_a_person(setting)
 
 
-def of_a_person(setting: Setting, records: int) -> int:
+def _of_a_person(setting: Setting) -> int:
     """No more of a person's records vote than the n that vote at all."""
+    records = records_of_a_person(setting)
     return min(records, setting.max_agent_records or records)
 
 
@@ -117,5 +118,5 @@ TRAITS: Final = MethodTraits(
     asked_at_once=True,
     has_k=True,
     records_choose=True,
-    stated=CountedVotes(squared, largest, of_a_person, per_cell),
+    stated=CountedVotes(squared, largest, per_cell),
 )

@@ -120,11 +120,6 @@ def records_of_a_person(setting: Setting) -> int:
     return setting.records_per_person
 
 
-def votes_of_a_person(task: Asked) -> int:
-    """By how many votes one person's records can change one coordinate, for methods that count votes."""
-    return counted_votes(task).of_a_person(task, records_of_a_person(task))
-
-
 def most_votes_per_cell(task: Asked) -> int:
     """The most votes one agent may cast for one class at one query, before its count is clipped.
 

@@ -33,13 +33,11 @@ class CountedVotes:
         squared: (setting, level, queries): the squared L2 norm of the largest change of the sums of one batch of so
             many queries; None where there is no bound. The proof is the function's docstring.
         largest: (setting, level): the most whole votes by which one coordinate changes; None where there is no bound.
-        of_a_person: (setting, m): by how many votes m records of one person can change one coordinate.
         per_cell: (setting): the most votes that one agent may cast for one class at one query, before it is clipped.
     """
 
     squared: Callable[[Setting, StatedLevel, int], Fraction | int | None]
     largest: Callable[[Setting, StatedLevel], int | None]
-    of_a_person: Callable[[Setting, int], int]
     per_cell: Callable[[Setting], int]
 
 

@@ -20,7 +20,6 @@ from labeler.methods.sensitivity import (
     largest_distance,
     model_event,
     squared_sensitivity,
-    votes_of_a_person,
 )
 from labeler.planning import has_finite_price, integer_event, price
 from labeler.solving import solve_queries, solve_sigma
@@ -93,7 +92,7 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
 
 def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = sixth(monkeypatch, SIXTH["one that counts"])
-    for ask in (lambda: votes_of_a_person(counting), lambda: squared_sensitivity(counting, "instance", 5)):
+    for ask in (lambda: largest_change(counting, "instance"), lambda: squared_sensitivity(counting, "instance", 5)):
         with pytest.raises(PrivacyRefusal) as refusal:
             ask()
         assert str(refusal.value) == (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labeler.accounting.events import GaussianSum, IntegerSum, nano_units, total_mu_squared
+from labeler.accounting.events import GaussianSum, IntegerSum, nano_units
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, Account, budget_for
 from labeler.contribution import check_ballots
 from labeler.descent import MOST_WEIGHTS
@@ -18,10 +18,10 @@ from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
 from labeler.methods.blind_average import check_weights, linear_terms, longest_weights_grid, weight_sum
 from labeler.methods.sensitivity import (
     integer_event,
+    largest_change,
     most_votes_per_cell,
     squared_sensitivity,
     training_of,
-    votes_of_a_person,
 )
 from labeler.task import Task, parse_task
 
@@ -74,10 +74,6 @@ SMALL = (
         (lambda: event(share_sigma_grid=0.499, noise_contributors=1000), "1000 " + SMALL.format("0.499")),
         (lambda: event(share_sigma_grid=2.4, noise_contributors=1), "1 " + SMALL.format("2.4")),
         (lambda: event(share_sigma_grid=1.0, noise_contributors=5), "5 " + SMALL.format("1")),
-        (lambda: total_mu_squared([3.0]),
-         "no accountant here knows the event float; it is refused rather than approximated"),
-        (lambda: total_mu_squared([GaussianSum(1, 1.0), GaussianSum(1, 1.0, "agent")]),
-         "events of different levels do not compose; account for each level by itself"),
         (lambda: squared_sensitivity(of_a_model(), "instance", 5),
          "method blind-average does not count votes; its price is that of its `answer_sum`"),
         (lambda: squared_sensitivity(counting("knn"), "instance", 0),
@@ -132,10 +128,10 @@ def test_the_votes_of_a_person_and_of_a_cell_are_those_of_the_table(
     asked = counting(method, **fields)
     assert most_votes_per_cell(asked) == cell
     if person is not None:
-        assert votes_of_a_person(asked) == person
+        assert largest_change(asked, "person") == person
         return
     with pytest.raises(InvalidSetting, match="a price is stated for a person only where"):
-        votes_of_a_person(asked)
+        largest_change(asked, "person")
 
 
 @pytest.mark.parametrize("level", ["instance", "person", "agent"])

@@ -239,7 +239,6 @@ class JobReport:
         notes: more lines on the price, in plain words.
         warnings: what a reader must know before trusting the page.
         is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
-        in_one_process: True where agents and talliers ran on one machine.
         backbone: name of the backbone, for people.
         job_id, created_at: for people.
         downloads: (file name beside the page, what it holds).
@@ -260,7 +259,6 @@ class JobReport:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     is_seeded: bool = False
-    in_one_process: bool = True
     backbone: str = ""
     job_id: str = ""
     created_at: str = ""

