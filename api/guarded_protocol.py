@@ -12,6 +12,7 @@ uvicorn limits only the idle time between requests. A connection is in one of th
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +24,29 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from api.connections import Crowd, Place
+from api.problems import PROBLEMS, TYPE_PREFIX
+from api.refusals import MEDIA_TYPE
+from labeler.errors import Unavailable
 
 log = logging.getLogger("labeler.connections")
 
 HEALTH = ("/healthz", "/readyz")
 """What may be asked over the connections that are kept for it."""
 
-_TOO_LATE = (
-    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Content-Length: 29\r\n\r\nThe request came too slowly.\n"
+
+def _problem(status: int, slug: str, title: str, detail: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of what never reaches the application: a problem document as its refusals are."""
+    body = json.dumps({"type": TYPE_PREFIX + slug, "title": title, "status": status, "detail": detail}).encode()
+    length = str(len(body)).encode()
+    head = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", length), (b"connection", b"close")]
+    return head, body
+
+
+_NO_REQUEST = _problem(400, "malformed-request", "What came is no request", "what came is no request of HTTP/1.1")
+_TOO_LATE = _problem(408, "too-slow", "The request came too slowly", "the request came too slowly; send it again")
+_CROWDED = _problem(
+    *(PROBLEMS[Unavailable][0], Unavailable.problem_type, PROBLEMS[Unavailable][1]),
+    "the service has no room for another connection now; try again in a moment",
 )
 
 
@@ -151,7 +166,17 @@ class GuardedProtocol(H11Protocol):
             return
         log.warning("a connection was closed: its request came too slowly")
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_TOO_LATE)
+            head, body = _TOO_LATE
+            lines = b"".join(name + b": " + value + b"\r\n" for name, value in head)
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\n" + lines + b"\r\n" + body)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, of which ours take the place
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            head, body = _NO_REQUEST
+            response = h11.Response(status_code=400, headers=head, reason=b"Bad Request")
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 
@@ -172,6 +197,8 @@ class HealthOnly:
         if scope["type"] != "http" or scope["path"] in HEALTH:
             await self._app(scope, receive, once)
             return
-        headers = [(b"retry-after", b"5"), (b"content-length", b"0")]
+        head, body = _CROWDED
+        # Closing the connection is said for every answer (`once`).
+        headers = [(b"retry-after", b"5"), *head[:-1]]
         await once({"type": "http.response.start", "status": 503, "headers": headers})
-        await once({"type": "http.response.body", "body": b""})
+        await once({"type": "http.response.body", "body": body})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,42 @@ def test_headers_that_never_end_are_given_up(quick: Service, sent: bytes) -> Non
         said = answer(connection)
     assert said.count(b"HTTP/1.1 200") == sent.count(b"\r\n\r\n")
     assert b"HTTP/1.1 408" in said
+
+
+def problem(said: bytes) -> dict[str, Any]:
+    """The problem document of the last answer of a connection, as long as its head says."""
+    head, _, body = said[said.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
+    lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert lines[b"content-type"] == b"application/problem+json"
+    assert lines[b"connection"] == b"close"
+    assert int(lines[b"content-length"]) == len(body)
+    found: dict[str, Any] = json.loads(body)
+    assert found["status"] == int(head.split()[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00 a handshake of TLS\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_as_everything_else_is(service: Service, sent: bytes) -> None:
+    with connected(service) as connection:
+        connection.sendall(sent)
+        said = answer(connection)
+    assert problem(said)["type"] == "urn:labeler:problem:malformed-request"
+
+
+def test_what_comes_too_slowly_is_refused_as_everything_else_is(quick: Service) -> None:
+    with connected(quick) as connection:
+        connection.sendall(HALF)
+        assert problem(answer(connection))["type"] == "urn:labeler:problem:too-slow"
 
 
 def test_headers_that_come_drop_by_drop_have_no_more_time_than_others(quick: Service) -> None:
@@ -193,7 +231,10 @@ def test_when_every_connection_has_a_request_under_way_health_can_still_be_asked
             for path, begins in (("/healthz", b"HTTP/1.1 200"), ("/v1/whoami", b"HTTP/1.1 503")):
                 with connected(service) as connection:
                     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                    assert answer(connection).startswith(begins), path
+                    said = answer(connection)
+                    assert said.startswith(begins), path
+                    if path == "/v1/whoami":
+                        assert problem(said)["type"] == "urn:labeler:problem:unavailable"
         assert all(is_open(one) for one in held), "requests under way are not interrupted"
         for one in held:
             one.close()
