@@ -26,13 +26,13 @@ FOR_LIFE = audited_task(
 )
 
 
-def proved_mu(folder: Path) -> float:
+def proved_mu(folder: Path, canaries: int = CANARIES) -> float:
     features, labels = natural_records()
     around = Surroundings(FOR_LIFE, "instance", features, labels, "release", folder, 0, 1)
     attack = ADVERSARIES["many-jobs"].prepare(around)
-    scores = [attack.trial(number, present=bool(number % 2)) for number in range(CANARIES)]
+    scores = [attack.trial(number, present=bool(number % 2)) for number in range(canaries)]
     wrong = [sum(one > 0 for one in scores[::2]), sum(one <= 0 for one in scores[1::2])]
-    return many_runs_mu(Errors(wrong[0], CANARIES // 2, wrong[1], CANARIES // 2), 1 - FALSE_ALARM)
+    return many_runs_mu(Errors(wrong[0], canaries // 2, wrong[1], canaries // 2), 1 - FALSE_ALARM)
 
 
 def test_a_hundred_adaptive_jobs_prove_less_than_the_promise_and_not_much_less(tmp_path: Path) -> None:
@@ -41,7 +41,10 @@ def test_a_hundred_adaptive_jobs_prove_less_than_the_promise_and_not_much_less(t
     assert 0.5 * promised < proved_mu(tmp_path) <= promised
 
 
-def test_they_prove_more_where_the_count_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("canaries", "least"), [(400, 1.1), pytest.param(CANARIES, 1.5, marks=pytest.mark.long)])
+def test_they_prove_more_than_the_promise_where_the_count_is_forgotten(
+    canaries: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = LifetimeSpends.spent
 
     def forgotten(self: LifetimeSpends, digests: object, **settings: object) -> Spent:
@@ -49,7 +52,8 @@ def test_they_prove_more_where_the_count_is_forgotten(tmp_path: Path, monkeypatc
         return Spent(found.version, found.spent * 0)
 
     monkeypatch.setattr(LifetimeSpends, "spent", forgotten)
-    assert proved_mu(tmp_path) > 1.5
+    monkeypatch.setattr("workers.audit.life.CANARIES", canaries)
+    assert proved_mu(tmp_path, canaries) > least
 
 
 def test_only_an_adversary_of_many_jobs_attacks_votes_for_life() -> None:

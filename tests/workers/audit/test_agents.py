@@ -13,7 +13,7 @@ import workers.audit.surroundings
 import workers.voting.neighbors
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting
-from tests.workers.audit.conftest import audited_task
+from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import audit_of, findings
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.run import ONE_RUN, default_adversaries
@@ -65,9 +65,13 @@ def test_every_adversary_attacks_a_whole_agent(adversary: str, around: Callable[
     assert attack.trial(0, present=True) != attack.trial(0, present=False)
 
 
-def test_a_ball_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(25, runs=40)
+def test_a_ball_that_is_forgotten_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(labeler.contribution, "project", lambda ballots, radius, scale: ballots * scale)  # noqa: ARG005
-    assert findings(AGENTS["reverse-knn on a ball"], tmp_path / "audit", runs=40, level="agent").is_above
+    task = AGENTS["reverse-knn on a ball"]
+    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="agent").is_above
 
 
 def test_what_no_adversary_was_made_for_is_refused() -> None:
@@ -112,13 +116,16 @@ def test_a_record_with_other_attributes_than_it_puts_out_moves_all_that_is_charg
     assert 0.999 * least * promised < attack.moved_mu <= promised
 
 
-def test_attributes_beyond_those_that_may_vote_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(80, runs=140)
+def test_attributes_beyond_those_that_may_vote_are_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the check of what leaves an agent forgotten as well: it refuses them."""
     monkeypatch.setattr(labeler.contribution, "check_ballots", lambda *_: None)
     cast = workers.voting.neighbors.attribute_ballots
     monkeypatch.setattr(workers.voting.neighbors, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
     task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)
-    assert findings(task, tmp_path / "audit", runs=140).is_above
+    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
 def test_a_student_of_attributes_is_no_view_of_an_audit() -> None:

@@ -21,7 +21,7 @@ from labeler.auditing import AuditFacts, AuditFindings, findings_of, promised_mu
 from labeler.errors import BadData, InvalidSetting
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task, natural_records
+from tests.workers.audit.conftest import audited_task, natural_records, planted
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.observers import KnownVotes, log_winner_probability
 from workers.audit.run import ONE_RUN, Audit, default_adversaries, run_audit
@@ -121,12 +121,19 @@ def test_colluders_vote_so_that_noise_they_know_moves_no_winner(
     assert leads[0] <= 1.5 < leads[1]
 
 
-@pytest.mark.parametrize("task", [TASKS["knn"], pytest.param(WINNER, marks=pytest.mark.long)])
-def test_noise_that_is_halved_is_found(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(70, runs=120)
+def test_noise_that_is_halved_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
-    # A winner tells less of each vote, so its promise is refuted later and with less confidence.
-    runs, confidence = (120, 0.99) if task.release == "histogram" else (320, 0.9)
-    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
+    assert findings(TASKS["knn"], tmp_path / "audit", runs=runs, confidence=confidence).is_above
+
+
+@pytest.mark.long
+def test_noise_that_is_halved_is_found_in_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner tells less of each vote, so its promise is refuted later and with less confidence."""
+    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
+    assert findings(WINNER, tmp_path / "audit", runs=320, confidence=0.9).is_above
 
 
 @pytest.mark.long
@@ -150,11 +157,14 @@ def test_the_agents_answer_nothing_beyond_what_was_paid_for(
             assert len(attack.life("two", present=True).releases) == 5
 
 
-def test_a_cap_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(50, runs=100)
+def test_a_cap_that_is_forgotten_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All records of a person vote where two may: its canary has eight."""
     monkeypatch.setattr(workers.voting.records, "first_of_each_person", lambda persons, *_: np.ones(len(persons), bool))
     task = audited_task(method="reverse-knn", k=2, sigma_votes=1.4, records_per_person=2)
-    assert findings(task, tmp_path / "audit", runs=100, level="person").is_above
+    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="person").is_above
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ import workers.learning.linear
 from labeler.auditing import promised_mu
 from labeler.noise import noise_share
 from labeler.task import Task
-from tests.workers.audit.conftest import audited_task
+from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import findings
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, Attack
 from workers.audit.surroundings import Surroundings
@@ -106,12 +106,18 @@ def test_what_is_proved_of_a_model_lies_within_a_factor_of_two_of_what_is_promis
     assert not found.is_above
 
 
-def test_noise_of_weights_that_is_halved_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(80, runs=200)
+def test_noise_of_weights_that_is_halved_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
-    assert findings(SUMS, tmp_path / "audit", runs=200).is_above
+    assert findings(SUMS, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
-def test_noise_of_heads_that_is_halved_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(35, runs=100)
+def test_noise_of_heads_that_is_halved_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spoken = labeler.vector_sum.VectorSum.contribution
 
     def quieter(self: labeler.vector_sum.VectorSum, vector: NDArray[np.float64], **given: object) -> NDArray[np.int64]:
@@ -120,7 +126,7 @@ def test_noise_of_heads_that_is_halved_is_found(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(labeler.vector_sum.VectorSum, "contribution", quieter)
     task, _ = REACHED["aux-distill, records bounded"]
-    assert findings(task, tmp_path / "audit", runs=100).is_above
+    assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
 @pytest.mark.long
@@ -131,14 +137,17 @@ def test_colluders_whose_noise_is_counted_as_unknown_are_found(tmp_path: Path, m
     assert findings(task, tmp_path / "audit", runs=240).is_above
 
 
-def test_a_clip_of_features_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@planted(30, runs=50)
+def test_a_clip_of_features_that_is_forgotten_is_found(
+    runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unclipped(features: NDArray[np.float64], terms: workers.learning.linear.LinearTerms) -> NDArray[np.float64]:
         bias = np.full((*features.shape[:-1], 1), terms.bias_feature)
         return np.concatenate([features.astype(np.float64), bias], axis=-1)
 
     monkeypatch.setattr(workers.learning.linear, "_augmented", unclipped)
     task = model_task(**BOUNDED | {"regularisation": 0.03}, learner="svm", clip_norm=0.25)
-    found = findings(task, tmp_path / "audit", runs=50)
+    found = findings(task, tmp_path / "audit", runs=runs, confidence=confidence)
     assert found.is_above
     [one] = found.findings
     assert one.moved_epsilon is not None
