@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 
 from api.coordinator.config import CapsTable, CoordinatorConfig
 from feature_store.keys import PartyKeys
+from labeler import invitation
 from tests.api.routes.conftest import Service, running
 from workers.agent.policy import read_policy
 from workers.agent.service import run_agent
@@ -64,6 +67,14 @@ def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _phrases_are_stretched_once() -> Iterator[None]:
+    """Who invites and who joins are one process here, and each phrase is 16 MiB of scrypt."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(invitation, "phrase_of", cache(invitation.phrase_of))
+        yield
+
+
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
@@ -75,14 +86,18 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("authority") / "tls"
+    command = [ROOT / "deploy" / "make-certificate.sh", made, "localhost", "127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
 @pytest.fixture
-def service(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A coordinator behind TLS, with an authority of its own, at which nobody is enrolled."""
-    subprocess.run(
-        [ROOT / "deploy" / "make-certificate.sh", tmp_path / "tls", "localhost", "127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )
+    shutil.copytree(authority, tmp_path / "tls")
     port = free_port()
     home = tmp_path / "coordinator"
     home.mkdir(mode=0o700)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from feature_store.index import ENGINES
-from workers.doctor.devices import built_for
+from workers.doctor.devices import built_for, devices
 from workers.doctor.steps import steps
 
 ROOT = Path(__file__).parents[3]
@@ -58,14 +58,26 @@ def test_a_step_that_is_unknown_is_wrong_usage() -> None:
 
 
 def test_a_device_is_wrong_where_it_was_asked_for_and_is_not_there() -> None:
+    _no_device()
+    found = list(devices())
+    assert {one.what: one.state for one in found}["torch"] == "wrong"
+    assert all(one.to_do for one in found if one.state != "well")
+
+
+@pytest.mark.long
+def test_the_command_says_that_a_device_is_not_there() -> None:
+    _no_device()
+    done = doctor("--gpu", "--json", "--only", "devices")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["findings"]
+    assert [one | {"step": "devices"} for one in found] == found
+    assert "torch" in {one["what"] for one in found if one["state"] == "wrong"}
+
+
+def _no_device() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    done = doctor("--gpu", "--json", "--only", "devices")
-    document = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert {one["what"]: one["state"] for one in document["findings"]}["torch"] == "wrong"
-    assert all(one["to_do"] for one in document["findings"] if one["state"] != "well")
 
 
 @pytest.mark.long
