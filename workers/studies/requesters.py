@@ -301,7 +301,7 @@ class WellBehaved:
         Args:
             queries: how many; what it usually asks where absent.
             deadline_s: of the job.
-            labels: file that takes its labels, and then the seconds are those until it is written.
+            labels: file that takes its labels as Parquet, and then the seconds are those until it is written.
 
         Raises:
             BadData: it ended in another way than completed or expired.
@@ -319,7 +319,7 @@ class WellBehaved:
             why = job.problem.detail if job.problem is not None else "no reason given"
             raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
         if labels is not None and job.state == "completed":
-            self._client.labels(job.job_id, labels, format="jsonl", of="questions")
+            self._client.labels(job.job_id, labels, of="questions")
         return time.perf_counter() - started
 
 

@@ -236,7 +236,7 @@ def _less(after: float | None, before: float | None) -> float | None:
 
 def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) -> dict[int, list[float]]:
     """Seconds from submission to labels of jobs that have a service to themselves, by their queries."""
-    home, labels = folder / "quiet", folder / "alone.jsonl"
+    home, labels = folder / "quiet", folder / "alone.parquet"
     home.mkdir(mode=0o700)
     federation = make_federation(home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
     settings = federation.home / "coordinator" / COORDINATOR_FILE
