@@ -14,6 +14,7 @@ import asyncio
 import logging
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
@@ -83,6 +84,10 @@ log = logging.getLogger("labeler.coordinator")
 
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
+
+
+LEAST_BETWEEN_S = 0.25
+"""Between two changes that a watcher is told of, but for the end: a job of few questions has eight in less."""
 
 
 class Coordinator:
@@ -519,10 +524,25 @@ class Coordinator:
                 if view.state in FINISHED:
                     return
             try:
-                events = await self._mailbox.watch(job_id, position, WATCH_S)
-                position = events[-1][0] if events else position
+                position = await self._next_change(job_id, position)
             except TryAgain:
                 await asyncio.sleep(WATCH_S)
+
+    async def _next_change(self, job_id: str, position: str) -> str:
+        """Wait for a job to change, and a while for more changes of it unless it has ended; where its events are then.
+
+        Raises:
+            TryAgain: nobody tells now.
+        """
+        until_s = time.monotonic() + LEAST_BETWEEN_S
+        events = await self._mailbox.watch(job_id, position, WATCH_S)
+        while events:
+            position = events[-1][0]
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or any(event.get("ended") for _, event in events):
+                break
+            events = await self._mailbox.watch(job_id, position, left_s)
+        return position
 
     def _changed(self, job_id: str, seen: str, reader: Reader) -> tuple[bool, JobView | None]:
         """Whether the reader may watch on, and the job where it is another than was seen or has ended.

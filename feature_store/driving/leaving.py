@@ -16,6 +16,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.mailbox import Letter, Mailbox
 from labeler.errors import LabelerError
 from labeler.rounds.effects import (
+    UNFINISHED,
     AskForSums,
     Failed,
     FixContributors,
@@ -69,7 +70,8 @@ def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> La
     letters += relayed
     try:
         if letters or tell:
-            mailbox.send_all(letters, tell=tell)
+            ended = [job_id for job_id in tell if plan.runs[job_id].state not in UNFINISHED]
+            mailbox.send_all(letters, tell=tell, ended=ended)
     except LabelerError as error:
         log.warning("messages could not be sent", extra={"problem": error.problem_type, "letters": len(letters)})
         return error

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from feature_store.mailbox.protocol import (
     CHANGED,
+    ENDED,
     MAIL_SEEN_S,
     MAIL_UNUSED_S,
     MAX_EVENTS,
@@ -110,14 +111,14 @@ class MemoryMailbox:
                 self._seen = {key: until for key, until in self._seen.items() if until > now}
                 self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
 
-    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """See the protocol."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
         for letter in letters:
             self.send(letter.recipient, letter.data, message_id=letter.message_id)
         for job_id in tell:
-            self.publish(job_id, CHANGED)
+            self.publish(job_id, ENDED if job_id in ended else CHANGED)
 
     async def receive(
         self,

@@ -38,6 +38,9 @@ MAX_WAIT_S = 30.0
 CHANGED: Mapping[str, Any] = {"changed": True}
 """The event of a job that has changed: whoever watches looks for itself what."""
 
+ENDED: Mapping[str, Any] = {"changed": True, "ended": True}
+"""The event of a job that has changed and does not change any more: who watches looks at once."""
+
 MAX_MAIL_BYTES = MAX_MESSAGE_BYTES
 """Of the messages that one call hands out, unless the first alone is larger."""
 
@@ -107,10 +110,15 @@ class Mailbox(Protocol):
             Unavailable: it does not answer, or is full.
         """
 
-    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """Put messages into the mail of parties, in order, and tell whoever watches some jobs that they have changed.
 
         As many calls of `send` and `publish`, at the cost of about one.
+
+        Args:
+            letters: the messages.
+            tell: jobs that have changed.
+            ended: those of them that have ended.
 
         Raises:
             TooLarge: one has more bytes than a message may have; none was sent.

@@ -36,6 +36,7 @@ from redis.retry import Retry
 
 from feature_store.mailbox.protocol import (
     CHANGED,
+    ENDED,
     MAIL_SEEN_S,
     MAIL_UNUSED_S,
     MAX_EVENTS,
@@ -197,7 +198,7 @@ class RedisMailbox:
         """See the protocol: one script, so that no crash leaves the mark without the message."""
         self.send_all([Letter(recipient, data, message_id)])
 
-    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """See the protocol: one pipeline, in which each message is a step of its own for every other client."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
@@ -205,13 +206,13 @@ class RedisMailbox:
             return
         with _reaching():
             try:
-                self._pipe(letters, tell)
+                self._pipe(letters, tell, ended)
             except NoScriptError:
                 # A server that was started anew knows no script; what was sent before it said so is not sent twice.
                 self._redis.script_load(_SEND)
-                self._pipe(letters, tell)
+                self._pipe(letters, tell, ended)
 
-    def _pipe(self, letters: Sequence[Letter], tell: Collection[str]) -> None:
+    def _pipe(self, letters: Sequence[Letter], tell: Collection[str], ended: Collection[str]) -> None:
         with self._redis.pipeline(transaction=False) as steps:
             for letter in letters:
                 who = letter.recipient
@@ -221,7 +222,7 @@ class RedisMailbox:
                 # Not by way of the script's object, which asks the server each time whether it knows the script.
                 steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
             for job_id in tell:
-                _publish(steps, job_id, CHANGED)
+                _publish(steps, job_id, ENDED if job_id in ended else CHANGED)
             steps.execute()
 
     async def receive(

@@ -122,6 +122,11 @@ def test_many_messages_are_sent_in_order_each_once_and_watchers_are_told(box: Bo
     told = box.waiting(lambda mailbox: mailbox.watch("job-1", "", 0.0))
     assert [event for _, event in told] == [{"changed": True}]
     box.mailbox.send_all([])
+    box.mailbox.send_all([], tell=["job-1", "job-2"], ended=["job-2"])
+    told = box.waiting(lambda mailbox: mailbox.watch("job-1", told[-1][0], 0.0))
+    assert [event for _, event in told] == [{"changed": True}]
+    told = box.waiting(lambda mailbox: mailbox.watch("job-2", "", 0.0))
+    assert [event for _, event in told] == [{"changed": True, "ended": True}]
 
 
 def test_of_many_messages_none_is_sent_where_one_is_too_large(box: Box) -> None:

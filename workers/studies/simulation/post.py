@@ -95,7 +95,13 @@ class LossyMailbox:
                 self._memory.send(recipient, data, message_id=f"{message_id}#{self._copies}")
         self._moment("mailed")
 
-    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = ()) -> None:  # noqa: ARG002
+    def send_all(
+        self,
+        letters: Sequence[Letter],
+        *,
+        tell: Collection[str] = (),  # noqa: ARG002
+        ended: Collection[str] = (),  # noqa: ARG002
+    ) -> None:
         """See Mailbox; nobody watches."""
         for letter in letters:
             self.send(letter.recipient, letter.data, message_id=letter.message_id)
