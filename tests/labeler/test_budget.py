@@ -197,8 +197,7 @@ def exact_delta(epsilon: float, mu_squared: mpf) -> mpf:
         return upper - mp.exp(eps) * mp.erfc((eps / mu + mu / 2) / mp.sqrt(2)) / 2
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+CAPS = given(
     epsilon=st.one_of(
         st.floats(0, MOST_EPSILON),
         st.floats(-9, 3).map(lambda exponent: 10.0**exponent),
@@ -210,8 +209,24 @@ def exact_delta(epsilon: float, mu_squared: mpf) -> mpf:
         st.sampled_from([LEAST_DELTA, 1e-12, 1e-5, 0.5, MOST_DELTA]),
     ),
 )
+"""The whole accepted range."""
+
+
+@settings(max_examples=100, deadline=None)
+@CAPS
 def test_a_cap_is_worth_no_more_than_its_epsilon_and_delta_in_sixty_digits(epsilon: float, delta: float) -> None:
-    """The whole accepted range, against an oracle that shares no code with the one that makes caps."""
+    compare_a_cap(epsilon, delta)
+
+
+@pytest.mark.long
+@settings(max_examples=1_000, deadline=None)
+@CAPS
+def test_many_caps_are_worth_no_more_than_their_epsilon_and_delta_in_sixty_digits(epsilon: float, delta: float) -> None:
+    compare_a_cap(epsilon, delta)
+
+
+def compare_a_cap(epsilon: float, delta: float) -> None:
+    """Against an oracle that shares no code with the one that makes caps."""
     cap = budget_for(epsilon, delta)
     if cap:
         assert exact_delta(epsilon, mpf(cap) / NANO) <= mpf(delta)

@@ -381,9 +381,12 @@ def test_an_offset_is_found_out_where_the_histogram_leaves_its_range_and_is_post
 
 
 def test_winners_are_those_of_the_noisy_sums_and_cost_what_those_cost() -> None:
-    task, sums = task_of(release="winner", abstain_below=1), task_of()
+    task, sums = task_of(release="winner", abstain_below=1, max_queries=40), task_of(max_queries=40)
     assert price(task).instance == price(sums).instance
-    assert price(parse_task(fields(release="winner"))).instance.charge_nano < price(sums).instance.charge_nano
+    assert (
+        price(parse_task(fields(release="winner", max_queries=40))).instance.charge_nano
+        < price(sums).instance.charge_nano
+    )
     ballots = {name: ballots_for(task, 40, number) for number, name in enumerate("xyz")}
     shares = sums_of(task, ballots)
     terms = task.winner_terms
@@ -440,7 +443,7 @@ def test_who_costs_less_accuracy_under_the_stated_trust_adds_the_noise(
 
 def test_a_winners_lower_price_counts_for_the_agents() -> None:
     """With N = 5 and two colluding the agents' noise is larger, and still the winner is clearer at one price."""
-    stated = fields(agents=5, colluding_agents=2)
+    stated = fields(agents=5, colluding_agents=2, max_queries=40)
     assert [one.by for one in noise_choices(stated, 1)] == ["talliers", "agents"]
     assert [one.by for one in noise_choices(stated | {"release": "winner"}, 1)] == ["agents", "talliers"]
 
