@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -93,6 +94,20 @@ BUDGET_REFUSAL = {
 def body(model: type[BaseModel], example: Any) -> dict[str, Any]:
     """The content of a JSON request body with its example, for routes that read their body themselves."""
     return {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}, "example": example}
+
+
+def once(app: FastAPI, name: str, make: Callable[[], bytes | memoryview]) -> bytes:
+    """What a stranger may ask for again and again, and the app's routes alone decide: made for the first who asks.
+
+    Args:
+        app: the app with all its routes.
+        name: of it, among all such.
+        make: writes it, in milliseconds of a processor.
+    """
+    kept: dict[str, bytes] = app.state.made_once
+    if name not in kept:
+        kept[name] = bytes(make())
+    return kept[name]
 
 
 def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 
 from api import dashboard, examples
-from api.documentation import answers, document, problem
+from api.documentation import answers, document, once, problem
 from api.metrics import Metrics
 from api.reference import reference_page
 from api.schema import JobRequest, Problem, ReadinessView
@@ -96,7 +96,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         response_class=Response,
     )
     def openapi(request: Request) -> Response:
-        return JSONResponse(document(request.app, JobRequest, Problem))
+        app = request.app
+        made = once(app, "openapi", lambda: JSONResponse(document(app, JobRequest, Problem)).body)
+        return Response(made, media_type="application/json")
 
     @router.get(
         "/api",
@@ -106,7 +108,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
         responses=_page("text/html", "<!doctype html>..."),
     )
     def reference(request: Request) -> Response:
-        return HTMLResponse(reference_page(document(request.app, JobRequest, Problem)), headers=dashboard.HEADERS)
+        app = request.app
+        made = once(app, "reference", lambda: reference_page(document(app, JobRequest, Problem)).encode())
+        return HTMLResponse(made, headers=dashboard.HEADERS)
 
     @router.get(
         "/",

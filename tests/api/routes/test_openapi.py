@@ -12,6 +12,7 @@ import pytest
 from api import examples, schema
 from api.access import ACCESS
 from api.refusals import MEDIA_TYPE
+from api.routes import operations as operations_module
 from tests.api.routes.conftest import Service
 
 JsonObject = dict[str, Any]
@@ -66,6 +67,24 @@ def resolved(document: JsonObject, node: JsonObject) -> JsonObject:
     found: JsonObject = {"$schema": "https://json-schema.org/draft/2020-12/schema", **node}
     found["components"] = document["components"]
     return found
+
+
+def test_a_stranger_who_asks_again_and_again_has_nothing_made_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service.http(None) as http:
+        first = {path: http.get(path) for path in ("/openapi.json", "/api")}
+
+        def made_again(*_: object) -> None:
+            raise AssertionError("it was made for the first who asked")
+
+        monkeypatch.setattr(operations_module, "document", made_again)
+        monkeypatch.setattr(operations_module, "reference_page", made_again)
+        for path, before in first.items():
+            again = http.get(path)
+            assert (again.status_code, again.content) == (200, before.content)
+            assert again.headers["content-type"] == before.headers["content-type"]
+    assert first["/openapi.json"].headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -31,7 +31,7 @@ def test_who_looks_does_not_wait_for_the_prices_that_another_has_worked_out(
                 "release": "winner",
                 "sigma_votes": 20 + number / 100,
                 "delta": 1e-5,
-                "max_queries": 100,
+                "max_queries": 40,  # a quarter of a second of a core each
                 "backbone_fingerprint": FINGERPRINT,
             }
             with service.http("requester") as http:
