@@ -13,11 +13,17 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("SECURITY.md", "docs/upgrades.md", "docs/dpia-template.md")
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_what_a_page_names_exists(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`((?:labeler|feature_store|workers|api|tests|docs)/[a-z][\w./-]*)`", text):
-        assert (ROOT / path).exists(), path
+        assert "NAME" in path or (ROOT / path).exists(), path
+    for module in re.findall(r"`((?:labeler|feature_store|workers|api)(?:\.\w+)+)`", text):
+        *folders, last = module.split(".")
+        inside = ROOT.joinpath(*folders)
+        source = inside.with_suffix(".py") if inside.with_suffix(".py").exists() else inside / "__init__.py"
+        is_there = inside.joinpath(last).exists() or inside.joinpath(f"{last}.py").exists()
+        assert is_there or re.search(rf"\b{last}\b", source.read_text()), module
     for command in re.findall(r"`labeler ([a-z]+)", text):
         from workers.commands.catalogue import CATALOGUE
 

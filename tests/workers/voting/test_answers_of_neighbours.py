@@ -11,7 +11,7 @@ import itertools
 import resource
 import signal
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -51,13 +51,11 @@ from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
 from workers.studies.answering import AnsweringAgent
-from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
-from workers.voting.ensemble import ensemble_ballots
-from workers.voting.federated import step_ballots
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import Records
+from workers.voting.ways import WAYS, Means
 
 DIMENSION, QUERIES = 4, 30
 CLASSES = ("a", "b", "c")
@@ -234,35 +232,20 @@ def test_nobody_and_one_record_answer_alike(way: str) -> None:
     batch = batch_of(task)
     answers = []
     for count in (0, 1):
+        neighbors = NeighborVotes(dimension=DIMENSION, engine="numpy", memory_limit_bytes=LIMIT)
+        means = Means(neighbors, InMemoryModels(), lambda: seeded_source(b"local"))
         features, labels = records_of("any", count)
         records = Records(features, np.arange(count), labels, f"version {count}")
-        ballots = CAST[task.method](task, batch, records)
+        ballots = WAYS[task.method](task, batch, records, means)
         source = seeded_source(b"noise")
         shares = input_shares(ballots, task, round_of(task, batch), agent_id="a", source=source)
         answers.append([seen(share.share) for share in shares])
     assert answers[0] == answers[1]
 
 
-def _neighbors() -> NeighborVotes:
-    return NeighborVotes(dimension=DIMENSION, engine="numpy", memory_limit_bytes=LIMIT)
-
-
-CAST: dict[str, Callable[[Task, QueryBatch, Records], NDArray[np.int64]]] = {
-    "knn": lambda task, batch, records: _neighbors().knn(task, batch, records),
-    "reverse-knn": lambda task, batch, records: _neighbors().reverse_knn(task, batch, records),
-    "ensemble": lambda task, batch, records: ensemble_ballots(task, batch, records, InMemoryModels()),
-    "blind-average": lambda task, batch, records: weight_ballots(task, batch, records, InMemoryModels()),
-    "aux-distill": lambda task, batch, records: soft_ballots(
-        task, batch, records, InMemoryModels(), source=seeded_source(b"local")
-    ),
-    "federated": lambda task, batch, records: step_ballots(task, batch, records, source=seeded_source(b"local")),
-}
-
-
 def test_no_way_to_answer_is_forgotten_here() -> None:
     driven = {(fields["method"], fields.get("release", "histogram")) for fields in SETTINGS.values()}
     assert driven == {(name, release) for name, traits in METHODS.items() for release in traits.releases}
-    assert CAST.keys() == METHODS.keys()
 
 
 @pytest.mark.parametrize("way", SETTINGS)
