@@ -22,6 +22,7 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ class Crowd:
 
 
 class Listener(socket.socket):
-    """A listening TCP socket that counts what it accepts. asyncio sees a connection only where there is room for it.
+    """A listening TCP socket that counts what it accepts; an event loop sees a connection only where it has room.
 
     It is made with its protocol named, because asyncio switches Nagle's algorithm off (TCP_NODELAY) only where a
     socket says that it is TCP; a small answer would else wait for the peer's delayed acknowledgement, 40 ms.
@@ -254,6 +255,65 @@ class _Counted(socket.socket):
         super().close()
         if self.crowd is not None:
             self.crowd.leave(self.peer, self)
+
+    def detach(self) -> int:
+        """As `close`: uvloop closes the descriptor by itself, and says so with this."""
+        if self.crowd is not None:
+            self.crowd.leave(self.peer, self)
+        return super().detach()
+
+
+class Accepting:
+    """Accepts for a server of uvicorn, which asks of it what it asks of asyncio's own servers.
+
+    An event loop's own server accepts by itself, uvloop's without asking the socket. Here the loop only says that
+    somebody waits, and is handed connections that were counted, which every loop can.
+
+    Args:
+        listening: where they come.
+        protocol: makes the protocol of one.
+        tls: None where it is spoken in clear.
+    """
+
+    def __init__(
+        self, listening: Listener, protocol: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None
+    ) -> None:
+        self._listening = listening
+        self._protocol = protocol
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._begun: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+        self._loop.add_reader(listening.fileno(), self._accept)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Accept nobody any more; may be called twice."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listening.fileno())
+
+    async def wait_closed(self) -> None:
+        """Whoever was accepted goes on; there is nothing to wait for."""
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            task = self._loop.create_task(self._begin(connection))
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
+        except (OSError, TimeoutError):
+            connection.close()  # went away, or never spoke TLS
+        except BaseException:
+            connection.close()
+            raise
 
 
 def networks(written: Sequence[str]) -> tuple[Network, ...]:

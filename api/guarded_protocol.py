@@ -7,6 +7,9 @@ uvicorn limits only the idle time between requests. A connection is in one of th
     body        at least `body_bytes` in every `body_window_s`, unless it is we who do not read, or told it to wait
     answer      what was written is taken within `stalled_s`, buffer by buffer
     idle        uvicorn's own `timeout_keep_alive`
+
+Two parsers are guarded in the same way: h11 here, and where it is installed httptools (`api.quick_protocol`), which is
+several times as fast.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -42,7 +46,13 @@ def _problem(status: int, slug: str, title: str, detail: str) -> tuple[list[tupl
     return head, body
 
 
-_NO_REQUEST = _problem(400, "malformed-request", "What came is no request", "what came is no request of HTTP/1.1")
+def as_bytes(status: bytes, refusal: tuple[list[tuple[bytes, bytes]], bytes]) -> bytes:
+    """A refusal as it is sent where no library spells it."""
+    head, body = refusal
+    return b"HTTP/1.1 " + status + b"\r\n" + b"".join(b"%s: %s\r\n" % one for one in head) + b"\r\n" + body
+
+
+NO_REQUEST = _problem(400, "malformed-request", "What came is no request", "what came is no request of HTTP/1.1")
 _TOO_LATE = _problem(408, "too-slow", "The request came too slowly", "the request came too slowly; send it again")
 _CROWDED = _problem(
     *(PROBLEMS[Unavailable][0], Unavailable.problem_type, PROBLEMS[Unavailable][1]),
@@ -68,8 +78,113 @@ class Times:
     keep_alive_s: int = 75
 
 
+@dataclass(eq=False)
+class Guard:
+    """The clocks of one connection; its protocol tells it what happens, and what the peer owes.
+
+    Attributes:
+        crowd: where the connection is counted.
+        times: its limits.
+        loop: whose clocks these are.
+        place: its place in the crowd; None where it was given to another before the protocol began.
+        received: bytes of the peer since the last look at its pace.
+    """
+
+    crowd: Crowd
+    times: Times
+    loop: asyncio.AbstractEventLoop
+    place: Place | None = None
+    received: int = 0
+    _pace: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def begin(self, protocol: Guarded) -> None:
+        """Its connection was made: take its place, or let it go where it has none."""
+        self.place = self.crowd.place_of(protocol.client)
+        if self.place is None:
+            protocol.transport.abort()
+            return
+        self.place.on_late = lambda: self.too_late(protocol)
+        if self.place.is_reserved:
+            protocol.app = HealthOnly(protocol.app)
+
+    def end(self) -> None:
+        """Its connection is lost: no clock runs any more."""
+        for timer in (self._pace, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._pace = self._stall = None
+
+    def look(self, protocol: Guarded, *, in_body: bool, in_head: bool) -> None:
+        """Start and stop clocks by what the peer owes us now.
+
+        Args:
+            protocol: the connection's.
+            in_body: of a request whose head is whole, more is to come.
+            in_head: a head has begun to come and is not whole.
+        """
+        if self.place is None or protocol.transport.is_closing():
+            return
+        if in_body:
+            if self._pace is None:
+                self._keep_pace(protocol)
+        elif self._pace is not None:
+            self._pace.cancel()
+            self._pace = None
+        if protocol.cycle is not None and not protocol.cycle.response_complete:
+            self.crowd.asked(self.place)
+        elif in_head:
+            self.crowd.waits(self.place, self.times.headers_s, self.loop)
+        elif self.place.has_asked:
+            self.crowd.rests(self.place, self.loop)
+
+    def stalls(self, transport: asyncio.Transport) -> None:
+        """What was written is not taken."""
+        if self._stall is None:
+            self._stall = self.loop.call_later(self.times.stalled_s, transport.abort)
+
+    def goes_on(self) -> None:
+        """What was written was taken."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def too_late(self, protocol: Guarded) -> None:
+        """Close the connection of a peer whose time is up."""
+        if protocol.transport.is_closing():
+            return
+        log.warning("a connection was closed: its request came too slowly")
+        cycle = protocol.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            protocol.transport.write(as_bytes(b"408 Request Timeout", _TOO_LATE))
+        protocol.transport.close()
+
+    def _keep_pace(self, protocol: Guarded) -> None:
+        self.received = 0
+        self._pace = self.loop.call_later(self.times.body_window_s, self._check_pace, protocol)
+
+    def _check_pace(self, protocol: Guarded) -> None:
+        cycle = protocol.cycle
+        is_ours = protocol.flow.read_paused or cycle.waiting_for_100_continue or bool(cycle.body)
+        if is_ours or self.received >= self.times.body_bytes:
+            self._keep_pace(protocol)
+        else:
+            self._pace = None
+            self.too_late(protocol)
+
+
+class Guarded(Protocol):
+    """What a guard needs of a connection's protocol: what both of uvicorn's have."""
+
+    app: Any
+    client: tuple[str, int] | None
+    cycle: Any
+    flow: FlowControl
+    transport: asyncio.Transport
+
+
 class GuardedProtocol(H11Protocol):
-    """One connection; see the module.
+    """One connection, read by h11; see the module.
 
     Args:
         config, server_state, app_state, _loop: uvicorn's.
@@ -88,32 +203,19 @@ class GuardedProtocol(H11Protocol):
         times: Times,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._crowd = crowd
-        self._times = times
-        self._place: Place | None = None
-        self._pace: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
-        self._received = 0
+        self.conn = _OneLength(h11.SERVER)
+        self._guard = Guard(crowd, times, self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        self._place = self._crowd.place_of(self.client)
-        if self._place is None:
-            transport.abort()
-            return
-        self._place.on_late = self._too_late
-        if self._place.is_reserved:
-            self.app = HealthOnly(self.app)
+        self._guard.begin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._pace, self._stall):
-            if timer is not None:
-                timer.cancel()
-        self._pace = self._stall = None
+        self._guard.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._received += len(data)
+        self._guard.received += len(data)
         super().data_received(data)
         self._look()
 
@@ -123,61 +225,36 @@ class GuardedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stall is None:
-            self._stall = self.loop.call_later(self._times.stalled_s, self.transport.abort)
+        self._guard.stalls(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _look(self) -> None:
-        """Start and stop clocks by what the peer owes us now."""
-        if self._place is None or self.transport.is_closing():
-            return
-        if self.conn.their_state is h11.SEND_BODY:
-            if self._pace is None:
-                self._keep_pace()
-        elif self._pace is not None:
-            self._pace.cancel()
-            self._pace = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._crowd.asked(self._place)
-        elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._crowd.waits(self._place, self._times.headers_s, self.loop)
-        elif self._place.has_asked:
-            self._crowd.rests(self._place, self.loop)
-
-    def _keep_pace(self) -> None:
-        self._received = 0
-        self._pace = self.loop.call_later(self._times.body_window_s, self._check_pace)
-
-    def _check_pace(self) -> None:
-        is_ours = self.flow.read_paused or self.cycle.waiting_for_100_continue or bool(self.cycle.body)
-        if is_ours or self._received >= self._times.body_bytes:
-            self._keep_pace()
-        else:
-            self._pace = None
-            self._too_late()
-
-    def _too_late(self) -> None:
-        if self.transport.is_closing():
-            return
-        log.warning("a connection was closed: its request came too slowly")
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            head, body = _TOO_LATE
-            lines = b"".join(name + b": " + value + b"\r\n" for name, value in head)
-            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\n" + lines + b"\r\n" + body)
-        self.transport.close()
+        self._guard.goes_on()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, of which ours take the place
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            head, body = _NO_REQUEST
+            head, body = NO_REQUEST
             response = h11.Response(status_code=400, headers=head, reason=b"Bad Request")
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _look(self) -> None:
+        in_head = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        self._guard.look(self, in_body=self.conn.their_state is h11.SEND_BODY, in_head=in_head)
+
+
+class _OneLength(h11.Connection):
+    """A request says in one way how long its body is: where it says it in two, whoever stands before us may have
+    believed the other one, and what we take for the next request would be what it took for a body."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("a body of two lengths")
+        return event
 
 
 class HealthOnly:

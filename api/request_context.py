@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,6 +40,7 @@ SECURITY_HEADERS = {
         "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
     ),
 }
+_PROTECTING = tuple((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 
 
 class RequestContext:
@@ -53,12 +54,13 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = Headers(scope=scope).get("x-request-id", "")
+        sent: dict[bytes, bytes] = dict(scope["headers"])
+        asked = sent.get(b"x-request-id", b"").decode("latin-1")
         identity = asked if _ID.fullmatch(asked) else secrets.token_hex(8)
         reset = request_id.set(identity)
         started = time.perf_counter()
         status = 0
-        is_read = not _has_body(scope)
+        is_read = b"transfer-encoding" not in sent and sent.get(b"content-length", b"0") == b"0"
 
         async def counted() -> Message:
             nonlocal is_read
@@ -70,17 +72,21 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
+                # Of an answer that was passed on, the id is another coordinator's.
+                headers = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
                 if status >= 400 and not is_read:
                     await _discard(scope, counted, lambda: is_read)
                     if not is_read:
                         # Else the rest of a body nobody wants would be taken to its end, if it has one.
-                        headers["Connection"] = "close"
-                headers["X-Request-ID"] = identity
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                if scope["path"].startswith("/v1/"):
-                    headers.setdefault("Cache-Control", "no-store")
+                        headers = [header for header in headers if header[0].lower() != b"connection"]
+                        headers.append((b"connection", b"close"))
+                # As bytes, since this is done for every answer; what the answer says itself stays as it is.
+                names = {name.lower() for name, _ in headers}
+                headers.append((b"x-request-id", identity.encode()))
+                headers += [header for header in _PROTECTING if header[0] not in names]
+                if scope["path"].startswith("/v1/") and b"cache-control" not in names:
+                    headers.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
@@ -110,11 +116,6 @@ class RequestContext:
             "token_id": "" if token is None else token.token_id,
         }
         _log.info("request", extra=fields)
-
-
-def _has_body(scope: Scope) -> bool:
-    headers = Headers(scope=scope)
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 async def _discard(scope: Scope, receive: Receive, is_read: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ A stop is gentle: no new connection is taken, long polls and event streams end a
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import logging
 import resource
 import signal
@@ -18,7 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +26,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from api.app import create_app
-from api.connections import BACKLOG, ConnectionLimits, Crowd, Listener, networks
-from api.guarded_protocol import GuardedProtocol, Times
+from api.connections import BACKLOG, Accepting, ConnectionLimits, Crowd, Listener, networks
+from api.guarded_protocol import Times
+from api.wire import Wire
 from labeler.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with three changes: it says when it listens, ends streams when it stops, and returns after a signal.
+    """uvicorn, with four changes: it accepts what was counted, says when it listens, ends streams when it stops, and
+    returns after a signal.
 
     uvicorn raises the signal again once it has stopped, which would end the process before the coordinator could.
     """
@@ -59,9 +61,22 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()
+        await super().startup([])
+        if not self.started:
+            return
+        config = self.config
+
+        def protocol() -> asyncio.BaseProtocol:
+            return cast(
+                "asyncio.BaseProtocol",
+                config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+            )
+
+        for one in sockets or ():
+            self.servers.append(cast("Any", Accepting(cast("Listener", one), protocol, config.ssl)))
+        self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._end_streams()
@@ -89,6 +104,7 @@ class Door:
         crowd: who is let in.
         times: how long a peer may take.
         host, port: its address.
+        wire: what speaks to them.
     """
 
     listening: Listener
@@ -96,6 +112,7 @@ class Door:
     times: Times
     host: str
     port: int
+    wire: Wire = field(default_factory=Wire.present)
 
     def __enter__(self) -> Door:
         return self
@@ -104,8 +121,16 @@ class Door:
         self.listening.close()
 
 
-def open_door(settings: CoordinatorConfig, *, host: str, port: int, times: Times | None = None) -> Door:
+def open_door(
+    settings: CoordinatorConfig, *, host: str, port: int, times: Times | None = None, wire: Wire | None = None
+) -> Door:
     """Listen for a coordinator that is about to be opened; port 0 takes a free one.
+
+    Args:
+        settings: of the coordinator.
+        host, port: where.
+        times: how long a peer may take.
+        wire: what speaks to them; the fastest that is installed where absent.
 
     Raises:
         Unavailable: the address is taken.
@@ -120,7 +145,7 @@ def open_door(settings: CoordinatorConfig, *, host: str, port: int, times: Times
         )
     )
     listening = _listen(host, port, crowd)
-    return Door(listening, crowd, times, host, listening.getsockname()[1])
+    return Door(listening, crowd, times, host, listening.getsockname()[1], wire or Wire.present())
 
 
 def serve(
@@ -133,9 +158,10 @@ def serve(
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
     times: Times | None = None,
+    wire: Wire | None = None,
 ) -> None:
     """Listen, and serve as `serve_at` does."""
-    with open_door(coordinator.config, host=host, port=port, times=times) as door:
+    with open_door(coordinator.config, host=host, port=port, times=times, wire=wire) as door:
         serve_at(door, coordinator, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready, on_server=on_server)
 
 
@@ -200,11 +226,10 @@ def serve_app(
     if (tls_cert is None) != (tls_key is None):
         raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     times = door.times
-    protocol = functools.partial(GuardedProtocol, crowd=door.crowd, times=times)
     config = uvicorn.Config(
         app,
-        http=cast("type[Any]", protocol),
-        loop="asyncio",
+        http=cast("type[Any]", door.wire.protocol(door.crowd, times)),
+        loop=door.wire.loop,
         backlog=BACKLOG,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),

@@ -47,6 +47,8 @@ WARMED: Final = (
     "anyio._backends._asyncio",
     "httpcore2",
     "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "api.quick_protocol",
     # Last.
     "workers.federation.warmed",
 )

@@ -20,6 +20,7 @@ from api.coordinator.service import Coordinator
 from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import serve
+from api.wire import Wire
 from feature_store.certificates import certificates_for
 from feature_store.journal.willingness import AgentAnswer
 from feature_store.keys import PartyKeys
@@ -31,6 +32,15 @@ AGENTS = ("agent-a", "agent-b", "agent-c")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 DIMENSION = 8
 NOBODY = certificates_for("http", None)
+WIRES = [
+    pytest.param(Wire("asyncio", "h11"), id="plain"),
+    pytest.param(
+        Wire("uvloop", "httptools"),
+        id="quick",
+        marks=pytest.mark.skipif(Wire.present() != Wire("uvloop", "httptools"), reason="uvloop, httptools are absent"),
+    ),
+]
+"""Whatever is promised about connections holds with each."""
 ROLES: tuple[Role, ...] = ("viewer", "requester", "admin")
 
 
@@ -95,6 +105,7 @@ def running(
     *,
     tls: tuple[Path, Path] | None = None,
     times: Times | None = None,
+    wire: Wire | None = None,
     is_filled: bool = True,
     port: int = 0,
 ) -> Iterator[Service]:
@@ -132,6 +143,7 @@ def running(
             on_ready=on_ready,
             on_server=servers.append,
             times=times,
+            wire=wire,
         )
 
     thread = threading.Thread(target=run, name="server")

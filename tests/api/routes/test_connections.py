@@ -14,14 +14,15 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from api.connections import Crowd, Listener, address_group
-from api.guarded_protocol import GuardedProtocol, Times
+from api.guarded_protocol import Guard, Guarded, Times
 from api.rate_limit import RateLimits
-from tests.api.routes.conftest import ConfigOf, ServeIn, Service
+from api.wire import Wire
+from tests.api.routes.conftest import WIRES, ConfigOf, ServeIn, Service
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -57,6 +58,16 @@ def held() -> Iterator[list[socket.socket]]:
         one.close()
 
 
+@pytest.fixture(scope="module", params=WIRES)
+def wire(request: pytest.FixtureRequest) -> Wire:
+    return cast("Wire", request.param)
+
+
+@pytest.fixture(scope="module")
+def serve_in(serve_in: ServeIn, wire: Wire) -> ServeIn:
+    return partial(serve_in, wire=wire)
+
+
 @pytest.fixture(scope="module")
 def quick(serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service of little patience."""
@@ -65,18 +76,18 @@ def quick(serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempP
 
 
 def test_a_small_answer_does_not_wait_for_the_acknowledgement_of_its_head(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    quick: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
-    made = GuardedProtocol.connection_made
+    made = Guard.begin
 
-    def look(self: GuardedProtocol, transport: object) -> None:
-        accepted = transport.get_extra_info("socket")  # type: ignore[attr-defined]
+    def look(self: Guard, protocol: Guarded) -> None:
+        accepted = protocol.transport.get_extra_info("socket")
         found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        made(self, transport)  # type: ignore[arg-type]
+        made(self, protocol)
 
-    monkeypatch.setattr(GuardedProtocol, "connection_made", look)
-    with connected(service) as connection:
+    monkeypatch.setattr(Guard, "begin", look)
+    with connected(quick) as connection:
         connection.sendall(ASK)
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     assert found
@@ -115,8 +126,8 @@ def problem(said: bytes) -> dict[str, Any]:
         b"\x16\x03\x01\x02\x00 a handshake of TLS\r\n\r\n",
     ],
 )
-def test_what_is_no_request_is_refused_as_everything_else_is(service: Service, sent: bytes) -> None:
-    with connected(service) as connection:
+def test_what_is_no_request_is_refused_as_everything_else_is(quick: Service, sent: bytes) -> None:
+    with connected(quick) as connection:
         connection.sendall(sent)
         said = answer(connection)
     assert problem(said)["type"] == "urn:labeler:problem:malformed-request"
@@ -253,8 +264,8 @@ def test_a_peer_that_never_begins_tls_is_given_up(
 
 
 OUT_OF_FILES = """
-import asyncio, logging, os, resource, socket
-from api.connections import ConnectionLimits, Crowd, Listener
+import asyncio, logging, os, resource, socket, sys
+from api.connections import Accepting, ConnectionLimits, Crowd, Listener
 
 lines = []
 class Kept(logging.Handler):
@@ -266,7 +277,8 @@ async def main():
     crowd = Crowd(ConnectionLimits())
     listening = Listener(socket.AF_INET, crowd)
     listening.bind(("127.0.0.1", 0))
-    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listening, backlog=100)
+    listening.listen(100)
+    server = Accepting(listening, asyncio.Protocol, None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     clients = [socket.socket() for _ in range(20)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
@@ -291,13 +303,19 @@ async def main():
         assert len(crowd) == before + 1
     server.close()
 
-asyncio.run(main())
+if sys.argv[1] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
 print("once each")
 """
 
 
-def test_without_file_descriptors_newcomers_are_closed_and_nothing_spins() -> None:
-    done = subprocess.run([sys.executable, "-c", OUT_OF_FILES], capture_output=True, text=True, check=False, timeout=60)
+def test_without_file_descriptors_newcomers_are_closed_and_nothing_spins(wire: Wire) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_FILES, wire.loop], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.stdout == "once each\n", done.stderr
 
 
