@@ -199,7 +199,7 @@ class RedisMailbox:
         self.send_all([Letter(recipient, data, message_id)])
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
-        """See the protocol: one pipeline, in which each message is a step of its own for every other client."""
+        """See the protocol: one transaction, so that who waits is handed all of its messages, not the first alone."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
         if not letters and not tell:
@@ -213,7 +213,7 @@ class RedisMailbox:
                 self._pipe(letters, tell, ended)
 
     def _pipe(self, letters: Sequence[Letter], tell: Collection[str], ended: Collection[str]) -> None:
-        with self._redis.pipeline(transaction=False) as steps:
+        with self._redis.pipeline(transaction=True) as steps:
             for letter in letters:
                 who = letter.recipient
                 # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".

@@ -91,6 +91,19 @@ def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bo
     assert waiting(server, wait) == [400, 500]
 
 
+def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_alone(server: RedisServer) -> None:
+    """Else a tallier takes one share, says so, and begins again with the others."""
+    letters = [Letter("site-1", b"x" * 5000, f"coordinator:{number}") for number in range(200)]
+
+    async def wait(mailbox: RedisMailbox) -> int:
+        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_messages=256))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(mailbox.send_all, letters)
+        return len(await task)
+
+    assert waiting(server, wait) == len(letters)
+
+
 def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_once(
     mailbox: RedisMailbox, admin: redis.Redis
 ) -> None:
