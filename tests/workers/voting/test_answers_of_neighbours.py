@@ -80,6 +80,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "knn": {"method": "knn", "k": 5},
     "knn, winner": {"method": "knn", "k": 5, "release": "winner"},
     "knn, more neighbours than records": {"method": "knn", "k": 10_000, "sigma_votes": 1e4},
+    "knn, attributes": {"method": "knn", "k": 5, "attributes_per_record": 2},
+    "knn, attributes of all records": {
+        "method": "knn", "k": 10_000, "attributes_per_record": 3, "sigma_votes": 1e4, "dishonest_talliers": 1,
+    },
     "ensemble": {"method": "ensemble"},
     "ensemble, winner": {"method": "ensemble", "release": "winner", "abstain_below": 1},
     "reverse-knn": {"method": "reverse-knn", "k": 5},
@@ -143,11 +147,22 @@ def batch_of(task: Task) -> QueryBatch:
     return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
 
 
-def shard_of(path: Path, features: Feature, labels: NDArray[np.int16]) -> Shard:
-    """A real private shard; ids are the same in both of a pair, and random."""
+def labels_for(task: Task, labels: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Classes, or where the task asks about attributes a row for each record: those of its class and of the next."""
+    if task.attributes_per_record is None:
+        return labels
+    places = np.arange(len(CLASSES))
+    return np.isin((places[None, :] - labels[:, None]) % len(CLASSES), (0, 1)).astype(np.int16)
+
+
+def shard_of(path: Path, features: Feature, labels: NDArray[np.int16], task: Task | None = None) -> Shard:
+    """A real private shard; ids are the same in both of a pair, and random. Of attributes where a task has them."""
+    of_attributes = task is not None and task.attributes_per_record is not None
+    labels = labels if task is None else labels_for(task, labels)
     with ShardWriter(
         path, classes=CLASSES, fingerprint="backbone", dimension=features.shape[1], public=False,
         max_records=3_000 if len(labels) <= 3_000 else 400_000, random_bytes=seeded_source(b"ids").bytes,
+        attributes=of_attributes,
     ) as writer:  # fmt: skip
         writer.append(features, labels, [f"{number}.png" for number in range(len(labels))])
         writer.finish()
@@ -217,7 +232,7 @@ def test_neighbouring_shards_answer_alike(tmp_path: Path, way: str, kind: str) -
     """Each pair: some records, and the same less one, which its owner deleted."""
     task = task_of(**SETTINGS[way])
     for name, count in SIZES.items():
-        whole = shard_of(tmp_path / name, *records_of(kind, count))
+        whole = shard_of(tmp_path / name, *records_of(kind, count), task)
         one = outcome(whole, task)
         whole.delete(whole.record_ids[:1])
         other = outcome(Shard.open(whole.path), task)
@@ -235,7 +250,7 @@ def test_nobody_and_one_record_answer_alike(way: str) -> None:
         neighbors = NeighborVotes(dimension=DIMENSION, engine="numpy", memory_limit_bytes=LIMIT)
         means = Means(neighbors, InMemoryModels(), lambda: seeded_source(b"local"))
         features, labels = records_of("any", count)
-        records = Records(features, np.arange(count), labels, f"version {count}")
+        records = Records(features, np.arange(count), labels_for(task, labels), f"version {count}")
         ballots = WAYS[task.method](task, batch, records, means)
         source = seeded_source(b"noise")
         shares = input_shares(ballots, task, round_of(task, batch), agent_id="a", source=source)
@@ -254,7 +269,7 @@ def test_a_tiny_memory_limit_tells_no_number_of_records(tmp_path: Path, way: str
     most, task = rows_at_once(LIMIT), task_of(**SETTINGS[way])
     outcomes = set()
     for count in (most, most + 1):
-        shard = shard_of(tmp_path / str(count), *records_of("any", count))
+        shard = shard_of(tmp_path / str(count), *records_of("any", count), task)
         outcomes.add(outcome(shard, task, limit=LIMIT))
     assert len(outcomes) == 1
     assert outcomes.pop()[0] == "answered"
@@ -288,18 +303,30 @@ def test_a_capped_learner_uses_the_records_of_the_smallest_ids_wherever_they_lie
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", SETTINGS)
-def test_three_hundred_thousand_records_and_one_more_answer_alike(large: list[Shard], way: str) -> None:
+def test_three_hundred_thousand_records_and_one_more_answer_alike(
+    large: Callable[[Task], list[Shard]], way: str
+) -> None:
     """261,494 were answered and 261,495 refused."""
-    one, other = (outcome(shard, task_of(**SETTINGS[way]), limit=LIMIT) for shard in large)
+    task = task_of(**SETTINGS[way])
+    one, other = (outcome(shard, task, limit=LIMIT) for shard in large(task))
     assert one == other
     # These were declared to keep a bound of 400,000, which is more than such a task counts on.
     assert one[0] == ("refused" if "max_records" in SETTINGS[way].get("training", {}) else "answered")
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> list[Shard]:
+def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Task], list[Shard]]:
     folder = tmp_path_factory.mktemp("large")
-    return [shard_of(folder / str(count), *records_of("any", count)) for count in (300_000, 300_001)]
+    made: dict[bool, list[Shard]] = {}
+
+    def pair_for(task: Task) -> list[Shard]:
+        kind = task.attributes_per_record is not None
+        if kind not in made:
+            counts = (300_000, 300_001)
+            made[kind] = [shard_of(folder / f"{kind} {n}", *records_of("any", n), task) for n in counts]
+        return made[kind]
+
+    return pair_for
 
 
 def whatever_a_requester_may_ask(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
