@@ -177,7 +177,7 @@ function ofJob(job, now) {
   if (!isRecent || job.forgotten_at) return [];
   if (STOPPED.has(job.state)) {
     const why = job.problem?.title ?? "";
-    return [{ kind: job.state === "failed" ? "bad" : "low", title: `${quoted(job)} ${{ failed: "failed", refused: "was refused", expired: "ran out of time" }[job.state]}${why ? `: ${why}` : ""}`, at: job.updated_at, detail: declinedWords(job), means: ledgerWords(job), todo: job.problem ? nextStep(job.problem) : "Submit it again with a later deadline.", ...link }];
+    return [{ kind: job.state === "failed" ? "bad" : "low", title: `${quoted(job)} ${{ failed: "failed", refused: "was refused", expired: "ran out of time" }[job.state]}${why ? `: ${why}` : ""}`, at: job.updated_at, detail: declinedWords(job), means: ledgerWords(job), todo: job.problem ? nextStep(job.problem, job.refusals) : "Submit it again with a later deadline.", ...link }];
   }
   const said = [...new Set(job.refusals.map((one) => one.party_id))];
   if (job.state !== "completed" || said.length === 0) return [];

@@ -102,7 +102,7 @@ export class JobPage {
     const stage = FINISHED.has(job.state) ? (job.state === "completed" ? "" : `${sentence(job.ledger)}.`) : `${sentence(job.stage)}.`;
     setText(byId("job-stage"), `${whole(job.queries_done)} of ${count(job.queries, "question")} answered, for ${worth(job.price.instance_epsilon)} about one image. ${stage}`);
     const problem = job.problem;
-    fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta)) : null));
+    fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta, job.refusals)) : null));
     fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
     this.#evidence.ofJob(job);
     this.#renderEnding(job);

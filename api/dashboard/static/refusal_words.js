@@ -19,17 +19,21 @@ const OTHERWISE = "Open the job to see what each agent said; submit it again whe
 
 export const slug = (problem) => String(problem?.type ?? "").replace(/^urn:labeler:problem:/, "");
 
-export const nextStep = (problem) => NEXT[slug(problem)] ?? OTHERWISE;
+/** What to do about a problem; where agents are there and refuse, bringing back more of them would not help. */
+export function nextStep(problem, refusals = []) {
+  if (slug(problem) === "quorum-not-reached" && refusals.length > 0) return "The agents that refused say why in the job: change what they refuse, then submit it again.";
+  return NEXT[slug(problem)] ?? OTHERWISE;
+}
 
 /** The whole story of one refusal: in plain words first; the service's own sentence, with its units, one click away. */
-export function explain(problem, at) {
+export function explain(problem, at, refusals = []) {
   const plain = inShares(problem);
   const said = sentence(problem.detail || problem.title);
   return el(
     "div",
     { class: "refusal" },
     el("p", { class: "reason" }, plain || said),
-    el("p", {}, el("strong", {}, "What to do: "), nextStep(problem)),
+    el("p", {}, el("strong", {}, "What to do: "), nextStep(problem, refusals)),
     plain ? el("details", { class: "quiet" }, el("summary", {}, "In nano-units, and who spent last"), el("p", { class: "small" }, said), facts(problem, problem.delta ?? at), spenders(problem, problem.delta ?? at)) : null,
   );
 }

@@ -264,13 +264,20 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
         ],
     }
     problem = {"type": "urn:labeler:problem:quorum-not-reached", "title": "Too few agents answered"}
+    refusals = [{"party_id": "clinic", "reason": "no", "rounds": [0]}]
     jobs = [
         job(state="failed", problem=problem),
         job(name="old", state="failed", updated_at="2027-02-01T00:00Z"),
         job(name="deleted", state="failed", forgotten_at="2027-03-01T01:00Z"),
         job(name="slow", state="queued", waiting_for=[{"agent_id": "clinic", "reason": "approval"}]),
-        job(name="partly", refusals=[{"party_id": "clinic", "reason": "no", "rounds": [0]}]),
+        job(name="partly", refusals=refusals),
         job(name="well"),
+        job(
+            name="odd",
+            state="failed",
+            problem=problem,
+            refusals=[{"party_id": "clinic", "reason": "no", "rounds": [0]}],
+        ),
     ]
     found = called(page, "alerts.js", "alertsOf", ready, parties, budget, jobs, now)
     assert [(one["kind"], one["title"]) for one in found] == [
@@ -280,6 +287,7 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
         ("bad", "counter is away"),
         ("bad", "doubter has seen entries that are missing here"),
         ("bad", "“photos” failed: Too few agents answered"),
+        ("bad", "“odd” failed: Too few agents answered"),
         ("low", "The budget for one image is nearly spent: short (5.0 % left)"),
         ("low", "clinic is away"),
         ("low", "New keys: lab"),
@@ -291,8 +299,9 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
     for one in found:
         assert len(one["means"]) > 20, one
         assert len(one["todo"]) > 20, one
-    assert found[10]["detail"] == "The invitation may be used until 5 Mar 2027, 10:30 UTC."
+    assert found[11]["detail"] == "The invitation may be used until 5 Mar 2027, 10:30 UTC."
     assert "Bring enough agents back" in found[5]["todo"]
+    assert "change what they refuse" in found[6]["todo"]
     assert called(page, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
 
 
