@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.ledger import Ledger
 from tests.feature_store.journal.conftest import Clock, Place
+from tests.warm_python import WarmProgram
 
 CHARGING = """
 import sys
@@ -36,19 +35,17 @@ with open_database(sys.argv[1], anchor=Path(sys.argv[2])) as database:
 def test_a_killed_process_loses_no_acknowledged_entry(place: Place, clock: Clock, seed: int) -> None:
     acknowledged: dict[str, tuple[int, str]] = {}
     for number in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHARGING, place.target, str(place.anchor)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
+        process = WarmProgram(CHARGING, place.target, place.anchor)
         lines = [process.stdout.readline()]  # it is charging now
         time.sleep(random.Random(10 * seed + number).uniform(0.0, 0.15))
         process.kill()
-        rest, _ = process.communicate()
+        rest = process.stdout.read()
         for line in (lines[0] + rest).splitlines(keepends=True):
             if line.endswith("\n"):
                 name, seq, entry = line.split()
                 acknowledged[name] = (int(seq), entry)
-        assert process.returncode == -9
+        assert process.wait() == -9
+        process.close()
     remembered = Anchor(place.anchor).read()
     ledger = Ledger(place.open(), clock=clock)
     head = ledger.verify()

@@ -7,8 +7,6 @@ import pkgutil
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -38,6 +36,7 @@ from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, PrivacyRefusal, Replayed, Unavailable
 from tests.homes import VERSIONS, KeptHome, unpack, unpack_dump
 from tests.postgres_server import PostgresServer
+from tests.warm_python import WarmProgram
 
 ROLES = (
     "coordinator", "agents/agent-1", "agents/agent-2", "agents/agent-3",
@@ -332,8 +331,8 @@ open_upgraded(sys.argv[1], anchor=Path(sys.argv[1]).with_name("journal.head"))
 @pytest.mark.parametrize("number", range(len(STEPS)))
 def test_a_process_killed_within_a_step_leaves_the_version_before_it(first: KeptHome, number: int) -> None:
     journal = first.journal("coordinator")
-    died = subprocess.run([sys.executable, "-c", KILLED, str(journal), str(number)], check=False, timeout=60)
-    assert died.returncode == -9
+    with closing(WarmProgram(KILLED, journal, number)) as dying:
+        assert dying.wait() == -9
     with closing(open_database(journal, read_only=True)) as database:
         about = database.about()
     assert (about.version, about.upgrading is not None) == (STEPS[number].source, True)

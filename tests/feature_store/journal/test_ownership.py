@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +20,7 @@ from feature_store.journal.tasks import TaskStore
 from labeler.errors import JournalInUse, Unavailable
 from tests.feature_store.journal.conftest import Clock, Place
 from tests.postgres_server import PostgresServer
+from tests.warm_python import WarmProgram
 
 RIVAL = """
 import sys
@@ -60,23 +59,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "PATIENCE_S", 0.0)
 
 
-def rival(target: str, name: str = "rival") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", RIVAL, target, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def rival(target: str, name: str = "rival") -> WarmProgram:
+    return WarmProgram(RIVAL, target, name)
 
 
-def told(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def told(process: WarmProgram) -> str:
     return process.stdout.readline().strip()
-
-
-def ended(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait(30)
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def cut(stranger: psycopg.Connection) -> None:
@@ -101,7 +89,7 @@ def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_fir
         ledger = filled(database, clock)
         second = rival(place.target)
         assert "another process holds the journal" in told(second)
-        ended(second)
+        second.close()
         with closing(open_database(place.target, read_only=True)) as looking:
             assert Ledger(looking, clock=clock, anchored=False).verify() == ledger.head()
         ledger.reserve("ours", [Charge("federation", "instance", 1)])
@@ -110,7 +98,7 @@ def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_fir
     with pytest.raises(JournalInUse, match=r"another process holds the journal .*one process at a time may write it"):
         place.open(with_anchor=False)
     third.kill()
-    ended(third)
+    third.close()
     assert Ledger(place.open(with_anchor=False), clock=clock).state("rival") == "reserved"
 
 
@@ -121,8 +109,8 @@ def test_a_first_process_that_is_killed_leaves_the_journal_to_the_next_at_once(p
         process = rival(place.target, f"rival-{number}")
         assert told(process) == "owns it"
         process.kill()
-        process.wait(30)
-        ended(process)
+        assert process.wait() == -9
+        process.close()
     assert Ledger(place.open(with_anchor=False), clock=clock).head().seq == 4
 
 
@@ -181,7 +169,7 @@ def test_an_owner_that_was_cut_off_writes_nothing_while_another_holds_the_journa
         with pytest.raises(JournalInUse, match="another process holds"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
         assert ledger.state("late") is None
-        ended(second)
+        second.close()
         # It has ended, and the lock is free; what it did is not what this process remembers.
         with pytest.raises(JournalInUse, match=r"took .* over"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
@@ -205,7 +193,7 @@ def test_an_owner_that_was_cut_off_in_the_middle_of_a_transaction_keeps_nothing_
         assert told(second) == "owns it"
         with pytest.raises(JournalInUse):
             ledger.reserve("second", [Charge("federation", "instance", 1)])
-        ended(second)
+        second.close()
         with closing(open_database(url, read_only=True)) as looking:
             entries = Ledger(looking, clock=clock, anchored=False).entries()
         assert [entry.reservation_id for entry in entries] == ["", "first", "rival"]
@@ -221,7 +209,7 @@ def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_anoth
         cut(stranger)
         second = rival(url)
         assert told(second) == "owns it"
-        ended(second)
+        second.close()
         with pytest.raises(JournalInUse, match=r"took .* over"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
 
@@ -233,7 +221,7 @@ def test_of_many_processes_that_open_one_new_journal_one_gets_it(url: str, clock
     answers = [told(process) for process in rivals]
     assert sorted(answer == "owns it" for answer in answers) == [False, False, False, True]
     for process in rivals:
-        ended(process)
+        process.close()
     with open_database(url) as database:
         assert Ledger(database, clock=clock, anchored=False).verify().seq == 2
 
