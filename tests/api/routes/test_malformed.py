@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
 
+from api.connections import ConnectionLimits, Crowd
+from api.guarded_protocol import Times
 from api.wire import Wire
 from tests.api.routes.conftest import WIRES, ConfigOf, ServeIn, Service
 from tests.api.routes.test_connections import QUICK, answer, connected
@@ -182,3 +188,58 @@ def test_an_answer_that_needs_no_body_leaves_the_rest_of_it_unread_as_the_next_r
     said = say(wired[1], POST + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled + LAST)
     assert said.startswith(b"HTTP/1.1 401")
     assert said.count(b"HTTP/1.1 200") <= 1, "its body is no request"
+
+
+BEHIND_EACH_OTHER = {
+    "no body": GET + b"\r\n",
+    "a length": POST + b"Content-Length: 5\r\n\r\n\r\n\r\nx",
+    "chunks": CHUNKED + b"6;a=b\r\n\r\n\r\nxx\r\n0\r\nX: y\r\n\r\n",
+}
+
+
+@pytest.mark.skipif(Wire.present().parser != "httptools", reason="httptools is absent")
+@pytest.mark.parametrize("name", BEHIND_EACH_OTHER)
+def test_wherever_a_read_ends_the_next_request_waits_for_the_answer_to_this_one(name: str) -> None:
+    sent = BEHIND_EACH_OTHER[name] + GET + b"\r\n"
+    begun: list[str] = []
+
+    async def main() -> None:
+        loop, may_answer = asyncio.get_running_loop(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.append(scope["path"])
+            while (await receive()).get("more_body"):
+                pass
+            await may_answer.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        config = Config(app, lifespan="off", log_config=None)
+        config.load()
+        listening = socket.create_server(("127.0.0.1", 0))
+        for split in range(1, len(sent)):
+            begun.clear()
+            may_answer.clear()
+            crowd = Crowd(ConnectionLimits())
+            make = Wire("asyncio", "httptools").protocol(crowd, Times())
+            with socket.create_connection(listening.getsockname()) as peer:
+                accepted, place = listening.accept()
+                assert crowd.enter(accepted, place, loop)
+                protocol = make(config, ServerState(), {}, loop)
+                transport, _ = await loop.connect_accepted_socket(lambda made=protocol: made, accepted)
+                for part in (sent[:split], sent[split:]):
+                    protocol.data_received(part)
+                    await asyncio.sleep(0)
+                assert len(begun) == 1, f"{split}: the next was begun beside it"
+                assert not protocol.pipeline, f"{split}: the next was parsed before this one was answered"
+                may_answer.set()
+                answers = b""
+                peer.setblocking(False)
+                while answers.count(b"HTTP/1.1 200") < 2:
+                    answers += await asyncio.wait_for(loop.sock_recv(peer, 65536), 60)
+                assert len(begun) == 2
+                transport.close()
+                await asyncio.sleep(0)
+        listening.close()
+
+    asyncio.run(main())
