@@ -104,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         fields = json.loads(path.read_bytes())
         stated = fields.pop("sha256")
         manifest = Manifest.model_validate(fields)
-    except (ValueError, KeyError, AttributeError, ValidationError):
+    except (ValueError, KeyError, AttributeError, RecursionError, ValidationError):
         raise DamagedShard(f"the manifest of shard {folder.name!r} is damaged; embed the images again") from None
     if stated != manifest.version:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not match its checksum; embed the images again")

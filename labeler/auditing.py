@@ -167,7 +167,7 @@ def read_audit(document: bytes) -> AuditFacts:
     try:
         found = json.loads(document)
         return AuditFacts.model_validate_json(json.dumps(found["facts"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData("this is no audit.json of labeler audit; name the file it wrote") from None
 
 

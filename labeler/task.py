@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -62,6 +62,8 @@ SOFT_VOTE_SCALE = 2**24
 
 MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
 """Between the smallest and the largest noisy sum of a winner task, in grid units: what fits into a field of 64 bits."""
+
+MOST_CLASSES: Final = 32_000
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -133,7 +135,7 @@ class Task(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, hide_input_in_errors=True)
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=32_000)]
+    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
     method: Annotated[Method, BeforeValidator(_method_by_any_name)] = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
@@ -391,6 +393,12 @@ class Task(PlainNumbers):
                 f"Leave grid_scale out, or set it to {math.ceil(MIN_SHARE_SIGMA_GRID / per_share)} or more."
             )
         if per_share * scale > MAX_SHARE_SIGMA_GRID:
+            if self.grid_scale is None:
+                raise UnsafeGrid(
+                    f"the noise is too large: sigma {self.sigma_votes:g} gives a noise share a standard deviation of "
+                    f"{per_share * scale:.3g} grid units on the coarsest grid there is, and the exact sampler reaches "
+                    f"{MAX_SHARE_SIGMA_GRID:g}. Take less noise, or a larger epsilon."
+                )
             raise UnsafeGrid(
                 f"with grid_scale {scale} a noise share has a standard deviation of {per_share * scale:.3g} grid "
                 f"units; the exact sampler reaches {MAX_SHARE_SIGMA_GRID:g}. Leave grid_scale out, or lower it."

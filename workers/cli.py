@@ -7,13 +7,14 @@ setting, 75 try again (an interrupted run continues).
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Final
 
 import typer
 
-from labeler.errors import Interrupted, LabelerError
+from labeler.errors import Interrupted, InvalidSetting, LabelerError
 from workers.commands.catalogue import Catalogued
 
 COMPLETION: Final = "_LABELER_COMPLETE"
@@ -52,6 +53,12 @@ def main() -> None:
     # A package that extends pydantic is shown all that is validated, and some send it away as telemetry; and to find
     # such packages, all that is installed is looked through at every start.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else nobody listens
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is still told the rest
+    if not all(map(_is_unicode, sys.argv)):
+        _complain("an argument is not UTF-8; give what it names a name in UTF-8, since tables and manifests hold names")
+        sys.exit(InvalidSetting.exit_code)
     try:
         app()
     except LabelerError as error:
@@ -63,6 +70,11 @@ def main() -> None:
     except KeyboardInterrupt:
         _complain("interrupted")
         sys.exit(Interrupted.exit_code)
+
+
+def _is_unicode(argument: str) -> bool:
+    """Whether it is text; bytes that are none come as halves of surrogate pairs, which no library writes."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in argument)
 
 
 def _complain(sentence: str) -> None:

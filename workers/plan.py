@@ -19,7 +19,7 @@ from labeler.methods.sensitivity import unit_in_words
 from labeler.noise_choice import hint, noise_choices
 from labeler.planning import price
 from labeler.solving import solve_k, solve_queries, solve_sigma
-from labeler.task import Life, StatedLevel, Task, Training, describe_validation, parse_task
+from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, describe_validation, parse_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,6 +218,8 @@ def solve_request(request: PlanRequest) -> Task:
         raise InvalidSetting("--solve sigma finds the noise, so do not give --sigma as well")
     if request.solve != "sigma" and request.sigma is None:
         raise InvalidSetting("give the noise as --sigma, or a price as --epsilon together with --solve sigma")
+    if request.classes > MOST_CLASSES:  # before so many names are made
+        raise InvalidSetting(f"plan refused: classes: at most {MOST_CLASSES:,} are allowed, found {request.classes:,}")
     fields: dict[str, Any] = {
         "name": "plan",
         "classes": [f"class {number}" for number in range(request.classes)],

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from feature_store.named_files import read_named
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
 from labeler.settings_text import SettingsText
@@ -213,7 +214,7 @@ def read_config(path: Path) -> CoordinatorConfig:
         InvalidSetting: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
     """
     try:
-        text = SettingsText.of(path.read_bytes(), f"settings file {path.name}")
+        text = SettingsText.of(read_named(path), f"settings file {path.name}")
     except OSError as error:
         raise InvalidSetting(f"cannot read settings file {path.name}: {error.strerror}") from None
     home = path.parent.resolve()

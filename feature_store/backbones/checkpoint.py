@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             _under("network.", tensors),
             _under("moments.", tensors),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise BadData(
             f"{path.name!r} holds weights but no SimCLR checkpoint of this project; "
             'to use weights of another origin, write a backbone file with kind = "timm"'

@@ -34,6 +34,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.backbone_names import PACKAGED
+from feature_store.named_files import read_named
 from labeler.errors import BadData, InvalidSetting
 from labeler.settings_text import SettingsText
 from labeler.task import describe_validation
@@ -182,7 +183,7 @@ def parse_spec(fields: object) -> BackboneSpec:
 
 def _read_toml(path: Path) -> BackboneSpec:
     try:
-        text = SettingsText.of(path.read_bytes(), f"backbone file {path.name!r}")
+        text = SettingsText.of(read_named(path), f"backbone file {path.name!r}")
     except FileNotFoundError:
         raise InvalidSetting(f"no backbone file {path.name!r} in the folder named; check the path") from None
     except OSError as error:

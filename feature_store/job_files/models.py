@@ -162,7 +162,7 @@ def read_model(path: Path | str) -> StoredModel:
             arrays=load(data),
         )
         _check(model)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise BadData(
             f"{where.name} is no model of a job ({type(error).__name__}); name the student.safetensors or "
             "model.safetensors that a job gave"

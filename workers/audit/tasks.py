@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from feature_store.named_files import read_named
 from labeler.errors import InvalidTask
 from labeler.methods import METHODS
 from labeler.task import Task, parse_task
@@ -53,8 +54,8 @@ def _stored(path: Path, what: str, agents: int | None, queries: int | None) -> T
     if agents is not None or queries is not None:
         raise InvalidTask("a stored task says how many agents and queries it has; leave --agents and --queries out")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_named(path))
+    except (OSError, ValueError, RecursionError):
         raise InvalidTask(
             f"{path} cannot be read as {what}; name a task file, a run's folder or a task as JSON"
         ) from None

@@ -6,6 +6,7 @@ that may import the service's client.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
 FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
+_TASK_ID = re.compile("[0-9a-f]{64}")
 
 
 def register(app: typer.Typer) -> None:
@@ -300,7 +302,10 @@ def _task(service: Client, task: str, images: Path, changes: dict[str, Any], *, 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)
     if not path.suffix and not path.exists():
-        return task, _selection(given)
+        selection = _selection(given)
+        if _TASK_ID.fullmatch(task) is None:
+            raise InvalidSetting(f"--task {task!r} is no file here, and no task's id, which has 64 hexadecimal digits")
+        return task, selection
     file = read_task_file(path)
     selection = _selection(file.queries.model_dump() | given)
     ours = file.task.model_fields_set & {"talliers", "grid_scale"}

@@ -91,10 +91,11 @@ def verify(
 
     Example: `labeler evidence verify evidence.json --key 9d61b19d...`
     """
-    from feature_store.evidence_file import read_signed
+    from feature_store.evidence_file import MAX_BYTES, read_signed
+    from feature_store.named_files import read_named
     from workers.homes.evidence import check_evidence
 
-    signed = read_signed(file.read_bytes())
+    signed = read_signed(read_named(file, most_bytes=MAX_BYTES + 1))
     checked = check_evidence(signed, verify_key=key, home=home)
     if as_json:
         print_json({"holds": not checked.wrong, "wrong": list(checked.wrong), "confirmed": list(checked.confirmed)})
@@ -111,10 +112,11 @@ def verify(
 
 def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> SignedEvidence:
     from feature_store.journal.evidence import Wanted
+    from feature_store.named_files import read_named
     from labeler.auditing import read_audit
     from workers.homes.evidence import make_evidence
 
-    counted = [read_audit(path.read_bytes()) for path in audits]
+    counted = [read_audit(read_named(path)) for path in audits]
     return make_evidence(home, Wanted(task, _moment("since", since), _moment("until", until)), counted)
 
 

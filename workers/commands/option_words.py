@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Final
 
-from labeler.errors import LabelerError
+from labeler.errors import InvalidSetting, LabelerError
 
 ALIASES: Final[Mapping[str, str]] = {
     "sigma_votes": "sigma",
@@ -53,6 +53,15 @@ def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable
         except LabelerError as error:
             error.args = (in_option_words(str(error), options), *error.args[1:])
             raise
+        except ValueError as error:
+            from pydantic import ValidationError
+
+            if not isinstance(error, ValidationError):
+                raise
+            # What is sent to a service is checked here, too, and an argument may not be what it takes.
+            from labeler.refused_fields import describe_validation
+
+            raise InvalidSetting(in_option_words(describe_validation(error, "what was typed"), options)) from None
 
     return run
 

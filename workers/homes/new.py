@@ -231,7 +231,7 @@ def read_public(path: Path) -> dict[str, Any]:
             raise BadData(f"{path.name}: the fingerprint is not that of the keys; ask for the file again")
     except OSError as error:
         raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, ProtocolViolation):
+    except (ValueError, KeyError, TypeError, RecursionError, ProtocolViolation):
         raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
     return dict(document)
 

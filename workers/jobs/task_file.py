@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from feature_store.named_files import read_named
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.jobs import AskedStrategy, StudentKind, check_selection
 from labeler.methods import METHODS
@@ -161,7 +162,7 @@ def read_task_file(path: Path) -> TaskFile:
         InvalidTask: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
     """
     try:
-        data = path.read_bytes()
+        data = read_named(path)
     except OSError as error:
         raise InvalidTask(f"cannot read task file {path}: {error.strerror}") from None
     try:

@@ -1,0 +1,176 @@
+"""What strangers, people in a hurry and mistyped names give the command line: a sentence and an exit code, always."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.coordinator.config import read_config
+from api.schema import EstimateRequest
+from feature_store.backbones import read_spec
+from feature_store.job_files.models import read_model
+from feature_store.manifest import read_manifest
+from feature_store.named_files import read_named
+from labeler.auditing import read_audit
+from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
+from workers import cli
+from workers.audit.tasks import _stored
+from workers.commands.option_words import worded
+from workers.homes.new import read_public
+from workers.jobs.task_file import read_task_file
+
+ROOT = Path(__file__).parents[2]
+DEEP = b"[" * 100_000 + b"]" * 100_000
+SERVICE = ("--url", "http://127.0.0.1:9", "--token", "tok_secret")
+
+
+def run(*arguments: bytes | str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The program itself, since its arguments and its streams are what is looked at."""
+    command = [sys.executable, "-P", "-m", "workers.cli", *arguments]
+    paths = {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, check=False, env=os.environ | paths | environment)
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a command in this process."""
+    monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    monkeypatch.setattr(sys, "argv", ["labeler", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    code = stopped.value.code
+    assert isinstance(code, int)
+    return code
+
+
+# Names of files
+
+
+def test_a_task_file_that_is_not_there_is_told_before_a_service_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert ended(monkeypatch, "submit", str(tmp_path), "--task", "digitz", *SERVICE) == 2
+    said = capsys.readouterr().err
+    assert "--task 'digitz' is no file here, and no task's id" in " ".join(said.split())
+    assert "tok_secret" not in said
+
+
+def test_an_argument_that_a_request_does_not_take_is_a_sentence_in_words_of_the_command() -> None:
+    def command() -> None:
+        EstimateRequest(task_id="x", queries=3)
+
+    with pytest.raises(InvalidSetting, match="--task") as refused:
+        worded(command, {"task_id": "--task"})()
+    assert refused.value.exit_code == 2
+
+    def broken() -> None:
+        raise ValueError("a defect of ours, and no argument")
+
+    with pytest.raises(ValueError, match="a defect of ours"):
+        worded(broken, {})()
+
+
+def test_an_argument_that_is_not_utf8_is_refused_at_the_door() -> None:
+    done = run("student", b"n\xff\xfe.job")
+    assert done.returncode == 2
+    assert b"not UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("read", [read_task_file, read_config, read_spec])
+def test_a_settings_file_that_never_ends_is_read_no_further_than_one_can_be_long(read: Any, tmp_path: Path) -> None:
+    endless = tmp_path / "endless.toml"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(LabelerError, match="more than 16,777,216 bytes; is it the right file"):
+        read(endless)
+
+
+def test_a_named_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_named(file, most_bytes=5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_named(file, most_bytes=4)
+
+
+# What stands in them
+
+
+def _model(path: Path) -> Path:
+    path.write_bytes(len(DEEP).to_bytes(8, "little") + DEEP)
+    return path
+
+
+def _manifest(path: Path) -> Path:
+    path.mkdir()
+    (path / "manifest.json").write_bytes(DEEP)
+    return path
+
+
+def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_bytes(DEEP)
+    with pytest.raises(BadData, match="no file of public keys"):
+        read_public(deep)
+    with pytest.raises(InvalidTask, match="cannot be read as a task"):
+        _stored(deep, "a task", None, None)
+    with pytest.raises(BadData, match=r"no audit\.json"):
+        read_audit(DEEP)
+    with pytest.raises(BadData, match="no model of a job"):
+        read_model(_model(tmp_path / "model"))
+    with pytest.raises(BadData, match="is damaged"):
+        read_manifest(_manifest(tmp_path / "shard"))
+
+
+# Numbers
+
+
+def test_a_price_of_more_classes_than_there_may_be_is_refused_before_they_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, "plan", "--sigma", "25", "--classes", "1000000") == 2
+    assert "--classes: at most 32,000 are allowed, found 1,000,000" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("asked", [("--epsilon", "1e-300", "--solve", "sigma"), ("--sigma", "1e9")])
+def test_noise_beyond_the_sampler_is_named_as_noise_and_not_as_a_setting_nobody_gave(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
+) -> None:
+    assert ended(monkeypatch, "plan", *asked) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the noise is too large" in said
+    assert "grid_scale" not in said
+
+
+# Terminals
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_letters_is_told_the_rest(encoding: str) -> None:
+    done = run("plan", "--help", PYTHONIOENCODING=encoding, COLUMNS="40")
+    assert done.returncode == 0, done.stderr
+    assert b"--sigma" in done.stdout
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_disk_that_is_full_is_one_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = [sys.executable, "-P", "-m", "workers.cli", "plan", "--sigma", "25", "--json"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[0].startswith("labeler: cannot read or write")
+    assert b"Traceback" not in done.stderr
+
+
+def test_json_is_ascii_whatever_the_terminal_takes() -> None:
+    done = run("plan", "--sigma", "25", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(done.stdout)["sigma_votes"] == 25
