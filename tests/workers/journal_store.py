@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Database
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
+from workers.agent.durable_ledger import DurableLedger
 
 
 @dataclass(repr=False)
@@ -59,3 +61,19 @@ class JournalStore:
 
     def __repr__(self) -> str:
         return repr(self.rounds)
+
+
+@dataclass(repr=False)
+class ChargingLedger:
+    """A `workers.agent.ledger.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
+
+    database: Database
+    rounds: JournalRounds
+    ledger: DurableLedger
+
+    def charge(self, *, round_digest: str, expires_at: float | None = None, **given: Any) -> None:
+        """See AgentLedger."""
+        policy = self.ledger.open_accounts()
+        with self.database.write() as connection:
+            if self.ledger.charge_in(connection, policy, round_digest=round_digest, **given):
+                self.rounds.open({round_digest: self.ledger.kept_until(expires_at)}, connection=connection)

@@ -33,6 +33,8 @@ from labeler.randomness import seeded_source
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task
+from tests.workers.journal_store import ChargingLedger
+from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
@@ -246,6 +248,12 @@ def test_nothing_private_prints(make_shard, batch) -> None:
     assert repr(SECRET) not in shown
 
 
+def test_an_agent_without_a_ledger_charges_nothing_and_says_who_does(make_shard, batch) -> None:
+    shard = make_shard("a", records=60)
+    with pytest.raises(InvalidSetting, match="its desk charges"):
+        Agent("a", shard, engine="numpy").charge(task_for(shard), batch)
+
+
 # One suite for both ledgers.
 
 CAPS = {"instance_epsilon": 2.0, "agent_epsilon": "unlimited", "delta": 1e-5}
@@ -287,17 +295,17 @@ class DurableParts:
         self.database = open_database(path, anchor=path.with_suffix(".head"), allow_unsynced=True)
         self.journal = Ledger(self.database, clock=self.clock)
         memory = AgentMemory(self.database, self.journal)
-        self.ledger = DurableLedger(
+        durable = DurableLedger(
             self.database,
             memory,
-            JournalRounds(self.database, KeysInMemory()),
             self.journal,
             PromiseStore(self.database, self.journal),
             account="agent:a",
             read_policy=lambda: self.policy,
             clock=self.clock,
         )
-        self.ledger.open_accounts()
+        durable.open_accounts()
+        self.ledger = ChargingLedger(self.database, JournalRounds(self.database, KeysInMemory()), durable)
 
 
 @pytest.fixture

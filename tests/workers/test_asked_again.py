@@ -31,7 +31,7 @@ from labeler.errors import LabelerError
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from tests.workers import test_agent_service
-from tests.workers.journal_store import JournalStore
+from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
@@ -117,12 +117,14 @@ class World:
             rounds = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
             self.rounds: Any = JournalStore(self.database, rounds)
             site = DurableLedger(
-                self.database, AgentMemory(self.database, ledger), rounds, ledger,
+                self.database, AgentMemory(self.database, ledger), ledger,
                 PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
             )  # fmt: skip
             site.open_accounts()
             rounds.sweep()
-            self.agent = AnsweringAgent("a", self.shard, ledger=site, rounds=self.rounds, engine="numpy")
+            self.agent = AnsweringAgent(
+                "a", self.shard, ledger=ChargingLedger(self.database, rounds, site), rounds=self.rounds, engine="numpy"
+            )
             return
         self.rounds = self.in_memory
         self.agent = AnsweringAgent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")

@@ -31,6 +31,7 @@ from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.tally import round_of
 from labeler.task import Level, Task, parse_task
+from tests.workers.journal_store import ChargingLedger
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
@@ -98,7 +99,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
         journal = Ledger(database, clock=lambda: NOW)
         rounds = JournalRounds(database, KeysInMemory())
         durable = DurableLedger(
-            database, AgentMemory(database, journal), rounds, journal, PromiseStore(database, journal),
+            database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
             account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
         )  # fmt: skip
         durable.open_accounts()
@@ -107,7 +108,9 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
             with database.write() as connection:
                 durable.promise_in(connection, POLICY, proposal)
 
-        yield Paid(durable, lambda: journal.balance("agent:a", "instance").spent, promise)
+        yield Paid(
+            ChargingLedger(database, rounds, durable), lambda: journal.balance("agent:a", "instance").spent, promise
+        )
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])

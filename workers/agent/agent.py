@@ -21,7 +21,7 @@ from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
-from labeler.errors import MixedShards, PrivacyRefusal
+from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
@@ -82,7 +82,8 @@ class Agent:
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent.ledger).
+        ledger: what the agent itself allows, and remembers (workers.agent.ledger); None where whoever carries out
+            its machine charges for many rounds together (workers.agent.desk).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
@@ -98,7 +99,7 @@ class Agent:
         agent_id: str,
         shard: Shard,
         *,
-        ledger: AgentLedger,
+        ledger: AgentLedger | None = None,
         models: ModelStore | None = None,
         is_seeded: bool = False,
         engine: str = "auto",
@@ -146,9 +147,23 @@ class Agent:
             MixedShards: see `check`.
             PrivacyRefusal: see `check`; the shares went to other recipients, or the price is not covered.
             BudgetExceeded: an account has too little left; nothing was computed.
+            InvalidSetting: it has no ledger.
         """
+        if self._ledger is None:
+            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its desk charges what it answers")
         with self._answering:
-            self._charge(task, batch, recipients, expires_at)
+            self.check(task, batch)
+            round_digest = round_of(task, batch).digest
+            self._ledger.charge(
+                round_digest=round_digest,
+                shard_version=self._shard.version,
+                reservation_id=round_digest,
+                charges=round_charges(task, len(batch)),
+                task=task,
+                num_queries=len(batch),
+                recipients=recipients,
+                expires_at=expires_at,
+            )
 
     @property
     def shard_version(self) -> str:
@@ -158,9 +173,8 @@ class Agent:
     def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
         """The answer itself, sealed: one body per recipient, of which nothing is stored, and what it spends.
 
-        For who stores the answers of many rounds together. The round is charged, its key is
-        there, and nothing of it was stored: what is computed now must be stored before a byte of it leaves, and
-        where it cannot be stored, nothing leaves.
+        The round is charged, its key is there, and nothing of it was stored: what is computed now must be stored before
+        a byte of it leaves, and where it cannot be stored, nothing leaves.
 
         Args:
             task: the task.
@@ -170,20 +184,6 @@ class Agent:
         """
         with self._answering:
             return self._computed(task, batch, key, seal)
-
-    def _charge(self, task: Task, batch: QueryBatch, recipients: Recipients, expires_at: float | None = None) -> None:
-        self.check(task, batch)
-        round_digest = round_of(task, batch).digest
-        self._ledger.charge(
-            round_digest=round_digest,
-            shard_version=self._shard.version,
-            reservation_id=round_digest,
-            charges=round_charges(task, len(batch)),
-            task=task,
-            num_queries=len(batch),
-            recipients=recipients,
-            expires_at=expires_at,
-        )
 
     def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:
         cast: CastVotes | None = None

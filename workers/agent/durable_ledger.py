@@ -1,7 +1,7 @@
 """The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
 
-The twin of workers.agent.ledger.InMemoryLedger for what has to survive crashes: what was charged, and the key and the
-deadline of the round, are durable before anything is computed.
+The twin of workers.agent.ledger.InMemoryLedger for what has to survive crashes, of many rounds in one transaction: what
+was charged, and the key and the deadline of the round, are durable before anything is computed (workers.agent.desk).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.answer_history import AnsweredTasks
 from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.charges import Charge
@@ -55,7 +54,6 @@ class DurableLedger:
     Args:
         database: the site's journal.
         memory: what the agent was charged for.
-        rounds: where a round that is charged begins.
         ledger, promises: of the same journal.
         account: the agent's account.
         read_policy: reads the site's policy; whatever it raises refuses the charge.
@@ -66,7 +64,6 @@ class DurableLedger:
         self,
         database: Database,
         memory: AgentMemory,
-        rounds: JournalRounds,
         ledger: Ledger,
         promises: PromiseStore,
         *,
@@ -76,7 +73,6 @@ class DurableLedger:
     ) -> None:
         self._database = database
         self._memory = memory
-        self._rounds = rounds
         self._promises = promises
         self._ledger = ledger
         self._account = account
@@ -112,35 +108,6 @@ class DurableLedger:
             self._opened = policy
         return policy
 
-    def charge(
-        self,
-        *,
-        round_digest: str,
-        shard_version: str,
-        reservation_id: str,
-        charges: Mapping[Level, int],
-        task: Task,
-        num_queries: int,
-        recipients: Recipients,
-        expires_at: float | None = None,
-    ) -> None:
-        """See AgentLedger. The round begins in the same transaction (feature_store.journal.agent_rounds)."""
-        policy = self.open_accounts()
-        with self._database.write() as connection:
-            is_new = self.charge_in(
-                connection,
-                policy,
-                round_digest=round_digest,
-                shard_version=shard_version,
-                reservation_id=reservation_id,
-                charges=charges,
-                task=task,
-                num_queries=num_queries,
-                recipients=recipients,
-            )
-            if is_new:
-                self._rounds.open({round_digest: self.kept_until(expires_at)}, connection=connection)
-
     def check_price(self, task: Task, sizes: Sequence[int]) -> None:
         """Find out whether rounds of these sizes can be priced at all, before anything is written down.
 
@@ -168,7 +135,7 @@ class DurableLedger:
         Args:
             connection: the transaction; what this leaves when it raises has to be undone (`Database.attempt`).
             policy: as `open_accounts` returned it.
-            round_digest, shard_version, reservation_id, charges, task, num_queries, recipients: see `charge`.
+            round_digest, shard_version, reservation_id, charges, task, num_queries, recipients: see AgentLedger.
 
         Returns:
             Whether it was charged now, and not before.

@@ -86,7 +86,6 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         site = DurableLedger(
             database,
             memory,
-            rounds,
             ledger,
             promises,
             account=account_of(config.agent_id),
@@ -102,7 +101,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, site, LifetimeSpends(database))
+        records = _Records(home, config, LifetimeSpends(database))
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -151,10 +150,9 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(self, home: Path, config: AgentConfig, ledger: DurableLedger, spends: LifetimeSpends) -> None:
+    def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
-        self._ledger = ledger
         self._spends = spends
         # In memory only: of what is trained on private records, nothing without noise outlives its round.
         self._models = InMemoryModels()
@@ -187,7 +185,6 @@ class _Records:
         return Agent(
             self._config.agent_id,
             shard,
-            ledger=self._ledger,
             models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,

@@ -46,7 +46,7 @@ from labeler.methods import METHODS
 from labeler.randomness import seeded_source
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
-from tests.workers.journal_store import JournalStore
+from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
@@ -419,13 +419,13 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
         ) as database:
             journal = Ledger(database, clock=lambda: NOW)
             rounds = JournalRounds(database, KeysInMemory())
-            ledger = DurableLedger(
-                database, AgentMemory(database, journal), rounds, journal, PromiseStore(database, journal),
+            site = DurableLedger(
+                database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
                 account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
             )  # fmt: skip
-            ledger.open_accounts()
+            site.open_accounts()
             largest = max(file.stat().st_size for file in (tmp_path / f"{number}").glob(f"{step}.db*"))
-            store = JournalStore(database, rounds)
+            store, ledger = JournalStore(database, rounds), ChargingLedger(database, rounds, site)
             agent = AnsweringAgent("a", shard, rounds=store, ledger=ledger, is_seeded=True, engine="numpy")
             batch = batch_of(task)
             try:

@@ -166,13 +166,11 @@ def boot_agent(
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, erasable)
         account = account_of(config.agent_id)
-        site = DurableLedger(
-            database, memory, rounds, ledger, promises, account=account, read_policy=policy, clock=clock.utc
-        )
+        site = DurableLedger(database, memory, ledger, promises, account=account, read_policy=policy, clock=clock.utc)
         site.open_accounts()
         mark_home(database, erasable)
         rounds.sweep()
-        records = _Records(home, config, site, LifetimeSpends(database))
+        records = _Records(home, config, LifetimeSpends(database))
         link = PartyLink(
             url=URL,
             party_id=config.agent_id,
