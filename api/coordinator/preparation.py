@@ -47,6 +47,7 @@ PROCESSES = 2
 
 _MODULE = "feature_store.job_files.choosing"
 _LOOK_S = 0.25
+_MOST_TRIED = 1000
 _TOO_MUCH = (
     "choosing the questions takes more memory or time than one job is given; ask about fewer clusters "
     "(selection.count), or send fewer vectors"
@@ -90,6 +91,7 @@ class Preparation:
         self._bounds = bounds or Bounds()
         self._choosing = threading.BoundedSemaphore(PROCESSES)
         self._chooser = _Chooser(home, is_wanted=is_wanted, on_end=on_end)
+        self._tried: OrderedDict[str, None] = OrderedDict()
 
     def begin(self, job: JobRecord, task: Task) -> None:
         """Choose from vectors that came with a submission, in the thread that took them: nobody has to wait for a look.
@@ -97,14 +99,17 @@ class Preparation:
         Where that is not possible now, nothing happens: the conductor asks, as for everything that is missing.
         """
         folder = self._home / "jobs" / job.job_id
-        if job.source != "features" or job.strategy not in ("all", "random"):
-            return
-        with suppress(LabelerError, OSError):
-            if feature_bytes(folder, job) <= AT_SUBMISSION_BYTES and self._choosing.acquire(blocking=False):
-                try:
-                    write_questions(folder, self._wanted(job, task))
-                finally:
-                    self._choosing.release()
+        try:
+            with suppress(LabelerError, OSError):
+                if _is_chosen_from_by_its_taker(job, feature_bytes(folder, job)) and self._choosing.acquire(
+                    blocking=False
+                ):
+                    try:
+                        write_questions(folder, self._wanted(job, task))
+                    finally:
+                        self._choosing.release()
+        finally:
+            self._note_tried(job.job_id)
 
     def step(self, job: JobRecord) -> str:
         """What a job waits for: "features" or "questions"."""
@@ -113,6 +118,9 @@ class Preparation:
 
     def ask(self, job: JobRecord, task: Task) -> None:
         """Ask for what is missing, again where it was asked before; a few vectors are chosen from before this returns.
+
+        A job is in the journal, and asked for, before the thread that took it has chosen: many vectors are left to that
+        thread until it has tried, or is asked for again because it is gone.
 
         Raises:
             LabelerError: there are no questions to be had; TryAgain where there may be later.
@@ -133,7 +141,15 @@ class Preparation:
             with making_room("the questions of a job"):
                 write_questions(folder, wanted)
             return
+        if _is_chosen_from_by_its_taker(job, size) and job.job_id not in self._tried:
+            self._note_tried(job.job_id)
+            return
         self._chooser.want(lane_of(job.created_by), job.job_id, wanted, size)
+
+    def _note_tried(self, job_id: str) -> None:
+        self._tried[job_id] = None
+        while len(self._tried) > _MOST_TRIED:
+            self._tried.popitem(last=False)
 
     @property
     def waiting_for_embedder(self) -> int:
@@ -254,6 +270,11 @@ class _Chooser:
             log.warning("questions wait for room on the disk", extra={"job_id": job_id})
         elif process.returncode:
             write_failure(folder, BadData(_TOO_MUCH))
+
+
+def _is_chosen_from_by_its_taker(job: JobRecord, size: int) -> bool:
+    """Whether the thread that takes a submission chooses from it; `size` is `feature_bytes`."""
+    return job.source == "features" and job.strategy in ("all", "random") and size <= AT_SUBMISSION_BYTES
 
 
 def feature_bytes(folder: Path, job: JobRecord) -> int:
