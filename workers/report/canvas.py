@@ -17,8 +17,10 @@ from typing import Literal
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.transforms import Bbox
 
 INK, MUTED, LINE, SURFACE = "#1c2431", "#5a6676", "#d8dde3", "#fefefe"
 ACCENT, RIGHT, WRONG = "#0a66c3", "#00775d", "#b4461b"
@@ -41,6 +43,8 @@ OTHER_COLOR = "#8a93a0"
 
 FONT = "DejaVu Sans"
 PNG_DPI = 160
+_PAD = PNG_DPI / 24
+"""Pixels around what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,28 @@ def finish_file(figure: Figure, file_name: str, alt: str) -> Picture:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out, once: while it has an engine of layout, each saving draws it twice, first to measure texts."""
+    """Lay a figure out, once: while it has an engine of layout, each saving draws it twice, first to measure texts.
+
+    One plot with a legend below it is measured once, where the engine measures it four times.
+    """
     engine = figure.get_layout_engine()
-    if engine is not None:
-        figure.set_dpi(PNG_DPI)
+    if engine is None:
+        return
+    figure.set_dpi(PNG_DPI)
+    if len(figure.axes) != 1:
         engine.execute(figure)
         figure.set_layout_engine(None)
+        return
+    figure.set_layout_engine(None)
+    [axes] = figure.axes
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    below = sum(legend.get_window_extent(renderer).height + _PAD for legend in figure.legends)
+    axes.set_position((0.1, 0.1 + below / figure.bbox.height, 0.8, 0.8 - below / figure.bbox.height))
+    axes.apply_aspect()
+    plot, whole = axes.get_window_extent(renderer), axes.get_tightbbox(renderer)
+    left, bottom = plot.x0 - whole.x0 + _PAD, plot.y0 - whole.y0 + _PAD + below
+    right, top = figure.bbox.width - (whole.x1 - plot.x1) - _PAD, figure.bbox.height - (whole.y1 - plot.y1) - _PAD
+    axes.set_position(Bbox.from_extents(left, bottom, right, top).transformed(figure.transFigure.inverted()))
 
 
 def _follow_color_scheme(svg: str) -> str:
