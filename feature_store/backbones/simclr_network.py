@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +11,6 @@ from feature_store.backbones.checkpoint import Checkpoint
 from feature_store.backbones.network import NetworkBackbone, hash_weights, major_versions
 from feature_store.backbones.small_conv import SmallConv
 from feature_store.backbones.spec import Transform
-from feature_store.backbones.timm_backbone import create_timm
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -49,6 +47,9 @@ class SimCLRNetwork(nn.Module):
             if architecture == "small-conv":
                 encoder: nn.Module = _small_conv(channels, options)
             else:
+                # Here: timm brings torchvision and half of torch's compiler, which a small network would wait for.
+                from feature_store.backbones.timm_backbone import create_timm
+
                 encoder = create_timm(architecture, {"in_chans": channels, **options}, pretrained=False)
             with torch.inference_mode():
                 representation = encoder.eval()(torch.zeros(1, channels, side, side)).shape[1]
@@ -100,12 +101,16 @@ def simclr_backbone(
     dimension = network.representation
     if described["feature"] == "projection":
         module, dimension = nn.Sequential(network.encoder, network.head), int(described["projection"])
-    libraries = major_versions(torch) if described["architecture"] == "small-conv" else major_versions(timm, torch)
+    libraries = [torch]
+    if described["architecture"] != "small-conv":
+        import timm
+
+        libraries.insert(0, timm)
     spec = {
         "kind": "simclr",
         **described,
         "weights_sha256": hash_weights(module.state_dict()),
-        "libraries": libraries,
+        "libraries": major_versions(*libraries),
     }
     return NetworkBackbone(
         module, dimension=dimension, transform=transform, spec=spec, device=device, half=half, batch_size=batch_size

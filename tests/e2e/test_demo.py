@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,25 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_demo_waits_for_no_library_of_networks_that_are_not_its_own() -> None:
+    """timm brings torchvision and half of torch's compiler, a second and more of a core: no module that it needs loads
+    them when it is loaded itself."""
+    seen, left = set[str](), {"feature_store.backbones.simclr"}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        left |= {one for one in loaded_at_once(name) if one.startswith("feature_store.backbones.")} - seen
+        assert not {"timm", "torchvision"} & {one.partition(".")[0] for one in loaded_at_once(name)}, name
+    assert {"feature_store.backbones.simclr_network", "feature_store.backbones.small_conv"} <= seen
+
+
+def loaded_at_once(module: str) -> set[str]:
+    """What a module imports outside its functions."""
+    tree = ast.parse((Path(__file__).parents[2] / f"{module.replace('.', '/')}.py").read_text())
+    plain = {one.name for node in tree.body if isinstance(node, ast.Import) for one in node.names}
+    return plain | {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
 
 
 @pytest.mark.slow
