@@ -122,11 +122,12 @@ def _lay_out(figure: Figure) -> None:
         return
     figure.set_layout_engine(None)
     [axes] = figure.axes
-    renderer = FigureCanvasAgg(figure).get_renderer()
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     below = sum(legend.get_window_extent(renderer).height + _PAD for legend in figure.legends)
     axes.set_position((0.1, 0.1 + below / figure.bbox.height, 0.8, 0.8 - below / figure.bbox.height))
     axes.apply_aspect()
-    plot, whole = axes.get_window_extent(renderer), axes.get_tightbbox(renderer)
+    plot = axes.get_window_extent(renderer)
+    whole = axes.get_tightbbox(renderer) or plot  # nothing of an invisible one
     left, bottom = plot.x0 - whole.x0 + _PAD, plot.y0 - whole.y0 + _PAD + below
     right, top = figure.bbox.width - (whole.x1 - plot.x1) - _PAD, figure.bbox.height - (whole.y1 - plot.y1) - _PAD
     axes.set_position(Bbox.from_extents(left, bottom, right, top).transformed(figure.transFigure.inverted()))
