@@ -47,6 +47,11 @@ FINE = 2**30
 """Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
 
 
+def ball_rounding(radius: float, numbers: int) -> float:
+    """How far a vector that was drawn onto a ball in double precision may be from the exact one; fact 4."""
+    return radius * (numbers + 10) * 2.0**-53
+
+
 @dataclass(frozen=True)
 class MeanTerms:
     """Class sums as a mechanism; see the module.
@@ -95,17 +100,12 @@ class MeanTerms:
         return self.radius if self.max_records is None else min(self.radius, float(self.max_records))
 
     @property
-    def _rounding(self) -> float:
-        """How far the vector that leaves may be from the exact one."""
-        return self.reach * (self.numbers + 10) * 2.0**-53
-
-    @property
     def largest_norm(self) -> float:
         """Bound on the norm of an agent's vector, rounding included; the agent-level sensitivity."""
-        return self.reach + self._rounding
+        return self.reach + ball_rounding(self.reach, self.numbers)
 
     @property
     def sensitivity(self) -> float:
         """Bound on the distance of one agent's vectors on neighbouring sets, instance level, rounding included."""
         one = (2 if self.may_replace else 1) * (1 + (self.axes + 4) * 2.0**-52)
-        return min(one + 2 * self._rounding, 2 * self.largest_norm)
+        return min(one + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.class_means import ball_rounding
 from labeler.errors import BadData, InvalidSetting
 
 if TYPE_CHECKING:
@@ -114,18 +115,14 @@ class StepTerms:
         return self.radius if self.unit == "record" else 1.0
 
     @property
-    def _rounding(self) -> float:
-        return self.reach * (self.numbers + 10) * 2.0**-53
-
-    @property
     def largest_norm(self) -> float:
         """Bound on an agent's vector in clips, rounding included: what one agent changes."""
-        return self.reach + self._rounding
+        return self.reach + ball_rounding(self.reach, self.numbers)
 
     @property
     def sensitivity(self) -> float:
         """By how much the presence of the unit that is sampled moves an agent's vector, in clips, rounding included."""
-        return min(1 + MARGIN + 2 * self._rounding, 2 * self.largest_norm)
+        return min(1 + MARGIN + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)
 
     @property
     def threshold(self) -> int:

@@ -15,7 +15,6 @@ from typing import Final
 from workers.doctor.finding import Finding, look, well, wrong
 
 _PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "timm", "pyarrow", "sqlalchemy", "redis")
-_MIB: Final = 1 << 20
 _LITTLE_MEMORY: Final = 4 << 30
 _UNLIMITED: Final = 1 << 60
 _CLOCK_NOT_SET: Final = 5
