@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import re
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ from labeler.errors import InvalidSetting, LabelerError, TryAgain
 AGAIN = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
+_TOKEN = re.compile(r"[!-~]{1,1000}")
+"""What a header can carry; a line's end that came along from a file is taken off."""
 _MAX_PROBLEM_BYTES = 64 * 1024
 
 
@@ -70,7 +73,7 @@ class Connection:
         ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
 
     Raises:
-        InvalidSetting: the URL or the file cannot be used.
+        InvalidSetting: the URL, the token or the file cannot be used; no refusal repeats a secret.
     """
 
     def __init__(
@@ -83,7 +86,9 @@ class Connection:
         ca_file: Path | None,
         absent_patience_s: float | None = None,
     ) -> None:
-        base = _checked(url)
+        base, token = _checked(url), token.strip()
+        if _TOKEN.fullmatch(token) is None:
+            raise InvalidSetting("the access token is empty, or has a letter that no token has; copy it again, whole")
         try:
             context = certificates_for(base.scheme, None if ca_file is None else str(ca_file))
         except OSError as error:
@@ -272,10 +277,17 @@ def _checked(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         raise InvalidSetting("the service's URL is malformed; it looks like https://labels.example.org") from None
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        # Addresses are told in errors and logs, and here somebody's password or token would be.
+        raise InvalidSetting(
+            "the service's URL is an address alone, like https://labels.example.org: without what stands before an @, "
+            "and without what follows a ? or #. A token goes into --token or LABELER_TOKEN"
+        )
     if parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host)):
         return parsed
     raise InvalidSetting(
-        f"the service's URL must be https://..., or http:// to this machine; found {parsed.scheme}://{parsed.host}. "
+        "the service's URL must be https://..., or http:// to this machine; found "
+        f"{f'{parsed.scheme}://{parsed.host}' if parsed.host else 'neither'}. "
         "A token sent in clear could be read on the way."
     )
 

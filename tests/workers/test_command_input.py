@@ -98,6 +98,41 @@ def test_a_named_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:
         read_named(file, most_bytes=4)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://anna:hunter2@127.0.0.1:9",
+        "http://127.0.0.1:9/dashboard#token=hunter2",
+        "http://127.0.0.1:9/?token=hunter2",
+    ],
+)
+def test_an_address_with_a_secret_in_it_is_refused_and_never_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    """The dashboard's own address, as `labeler up` prints it, carries the token."""
+    assert ended(monkeypatch, "status", "--url", address, "--token", "tok_secret") == 2
+    said = capsys.readouterr()
+    assert "an address alone" in " ".join(said.err.split())
+    assert "hunter2" not in said.out + said.err
+
+
+@pytest.mark.parametrize("token", ["t\u00f6k_secret", "tok\nsecret", "", "tok secret", "t" * 1001])
+def test_a_token_that_no_header_carries_is_refused_and_never_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], token: str
+) -> None:
+    assert ended(monkeypatch, "status", "--url", "http://127.0.0.1:9", "--token", token) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "copy it again, whole" in said
+    assert "secret" not in said
+
+
+def test_a_line_end_that_came_along_with_a_token_is_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, "status", "--url", "http://127.0.0.1:9", "--token", "tok_secret\r\n") == 75
+    assert "nothing answers" in capsys.readouterr().err
+
+
 # What stands in them
 
 
