@@ -12,7 +12,6 @@ of relayed messages are kept durably by the party they are for; here in memory, 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -20,10 +19,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-
-from anyio import to_thread
+from functools import partial
 
 from api.coordinator.facts import check_facts
+from api.coordinator.waiting import InLoop, Waiting
 from api.coordinator.witnesses import Witnesses
 from feature_store.clock import Clock
 from feature_store.driving.intake import Delivery, Incoming, incoming
@@ -69,8 +68,12 @@ class Mailroom:
         deliver: Callable[[Delivery], None],
         relays: Relays,
         clock: Clock,
+        steady: Callable[[], float] = time.monotonic,
+        waiting: Waiting | None = None,
     ) -> None:
         self._keys = keys
+        self._steady = steady
+        self._waiting = waiting or InLoop()
         self._database = database
         self._ledger = ledger
         self._parties = parties
@@ -111,16 +114,10 @@ class Mailroom:
             if len(data) <= SMALL_BYTES:
                 messages, error = self._checked(data)
             else:
-                messages, error = await to_thread.run_sync(self._checked, data)
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[int | LabelerError] = loop.create_future()
-
-            def settle(outcome: int | LabelerError) -> None:
-                if not answer.done():
-                    answer.set_result(outcome)
-
-            self._deliver(Delivery(messages, error, lambda outcome: _tell(loop, settle, outcome)))
-            outcome = await answer
+                messages, error = await self._waiting.aside(partial(self._checked, data))
+            outcome: int | LabelerError = await self._waiting.told(
+                lambda tell: self._deliver(Delivery(messages, error, tell))
+            )
             if isinstance(outcome, LabelerError):
                 raise outcome
         except LabelerError as error:
@@ -156,7 +153,7 @@ class Mailroom:
         """
         message, poll, party, proof = self._read_poll(data)
         if not self._is_known(party, poll):
-            await to_thread.run_sync(self._compare, message, poll, party, proof)
+            await self._waiting.aside(partial(self._compare, message, poll, party, proof))
         mail = await self._mailbox.receive(message.header.sender, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
             self._relays.emptied(message.header.sender)
@@ -183,7 +180,7 @@ class Mailroom:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if is_news or time.monotonic() - written_at >= CONTACT_S:
+        if is_news or self._steady() - written_at >= CONTACT_S:
             return False
         return self.witnesses.is_held(party.party_id, poll)
 
@@ -194,7 +191,7 @@ class Mailroom:
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if not news and time.monotonic() - written_at < CONTACT_S:
+        if not news and self._steady() - written_at < CONTACT_S:
             return
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
         with self._database.write() as connection:
@@ -205,7 +202,7 @@ class Mailroom:
             facts = dict(poll.facts) | {"version": poll.version}
             self._parties.contact(party.party_id, self._clock(), facts, head, connection=connection)
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
-        self._written[party.party_id] = (time.monotonic(), poll)
+        self._written[party.party_id] = (self._steady(), poll)
 
     def _answer(self, party_id: str, after: str) -> Message:
         head = self._ledger.known_head()
@@ -238,11 +235,3 @@ class Mailroom:
         if party.state != "active":
             raise NotEnrolled(f"the keys of {party.party_id!r} were revoked; ask the administrator")
         return party
-
-
-def _tell(
-    loop: asyncio.AbstractEventLoop, settle: Callable[[int | LabelerError], None], outcome: int | LabelerError
-) -> None:
-    """From the driver's thread to whoever waits; nobody does once the loop has ended."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(settle, outcome)

@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
 from api.coordinator.mailroom import Mailroom
+from api.coordinator.waiting import AtOnce
 from api.schema import JobView
 from feature_store.clock import Clock
 from feature_store.driving.errands import Errand
@@ -54,7 +55,10 @@ class StepwiseCoordinator:
     def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
         self._home = home
         self._clock = clock
-        database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
+        # One thread that never reads beside what it writes: one connection is enough, and half of what two cost.
+        database = open_database(
+            home / "journal.db", anchor=home / "journal.head", allow_unsynced=True, one_connection=True
+        )
         self._database = database
         try:
             ledger = Ledger(database, clock=clock)
@@ -83,7 +87,12 @@ class StepwiseCoordinator:
             )
             self._driver = self._conductor.driver
             self._mailroom = Mailroom(
-                post_office=self._conductor.post_office, deliver=self._deliver, relays=self._driver.relays, **common
+                post_office=self._conductor.post_office,
+                deliver=self._deliver,
+                relays=self._driver.relays,
+                steady=steady,
+                waiting=AtOnce(),
+                **common,
             )
         except BaseException:
             database.close()
@@ -94,13 +103,13 @@ class StepwiseCoordinator:
         while self._driver.turn():
             pass
 
-    async def take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         """Messages of a party, in a turn of their own, with whatever else is due."""
-        await self._mailroom.take(data)
+        AtOnce.run(self._mailroom.take(data))
 
-    async def poll(self, data: bytes) -> bytes:
+    def poll(self, data: bytes) -> bytes:
         """What waits for a party."""
-        return await self._mailroom.poll(data)
+        return AtOnce.run(self._mailroom.poll(data))
 
     def submit(
         self,
@@ -128,13 +137,13 @@ class StepwiseCoordinator:
         Raises:
             LabelerError: it is not taken.
         """
-        now, count = self._clock(), len(questions)
+        now, count = self._clock(), sum(sizes)
         job = JobRecord(
             job_id=name,
             task_digest=task_digest,
             name=name,
             state="queued",
-            images=count,
+            images=len(questions),
             num_queries=count,
             first_query=0,
             strategy="all",

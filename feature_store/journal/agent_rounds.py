@@ -32,7 +32,6 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
-    func,
     insert,
     literal_column,
     select,
@@ -116,6 +115,12 @@ def _erase_round() -> ClauseElement:
     is_kept = (table.round_digest == bindparam("wanted"), table.state != literal_column("'erased'"))
     erased: ColumnElement[str] = literal_column("'erased'")
     return update(agent_rounds).where(*is_kept).values(state=erased, answer=literal_column("NULL"))
+
+
+def _ends_of_kept() -> ClauseElement:
+    table = agent_rounds.c
+    is_kept = table.state != literal_column("'erased'")
+    return select(table.round_digest, table.kept_until).where(is_kept).order_by(table.round_digest)
 
 
 class JournalRounds:
@@ -205,15 +210,12 @@ class JournalRounds:
             end = self._first_end[1]
             if not end or end >= time_text(check_moment(now)):
                 return []
-        table = agent_rounds.c
-        is_kept = table.state != "erased"
-        query = select(table.round_digest).where(is_kept, table.kept_until < check_moment(now))
         with self._database.read() as connection:
-            over = list(connection.execute(query.order_by(table.round_digest)).scalars())
-            rest = select(func.min(table.kept_until)).where(is_kept, table.kept_until >= now)
-            first: datetime | None = connection.execute(rest).scalar()
+            kept = prepared(_ends_of_kept, connection.dialect).all(connection)
+        at = time_text(check_moment(now))
+        over = [round_digest for round_digest, end in kept if end < at]
         # Until these are erased they are found again.
-        self._first_end = None if over else (self._database.undone, "" if first is None else time_text(first))
+        self._first_end = None if over else (self._database.undone, min((end for _, end in kept), default=""))
         return over
 
     def sweep(self) -> None:
@@ -222,9 +224,8 @@ class JournalRounds:
         A key without a round was drawn for a charge that was never made durable; one of an erased round outlived a
         process that died while it erased.
         """
-        query = select(agent_rounds.c.round_digest).where(agent_rounds.c.state != "erased")
         with self._database.read() as connection:
-            alive = set(connection.execute(query).scalars())
+            alive = {digest for digest, _ in prepared(_ends_of_kept, connection.dialect).all(connection)}
         keyed = set(self._keys.names())
         with self._database.write() as connection:
             self.erase_in(sorted(alive - keyed), connection=connection)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from feature_store.journal import round_statements as sql
 from feature_store.journal.database import Database
-from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares, live_round, rounds
+from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import prepared
 from labeler.errors import NotFound, NotReady, PrivacyRefusal
@@ -105,7 +105,8 @@ class AggregateStore:
 
 
 def _state_of_planned(connection: Connection, round_digest: str) -> str | None:
-    return connection.execute(select(rounds.c.state).where(live_round(round_digest))).scalar()
+    found = prepared(sql.state_of_live_round, connection.dialect).first(connection, digest=round_digest)
+    return None if found is None else found[0]
 
 
 def drop_sums(connection: Connection, round_digest: str) -> None:

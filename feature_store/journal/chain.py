@@ -31,7 +31,7 @@ MAX_DETAIL_BYTES = 16 * 1024
 
 _VERSION = "labeler-ledger/1"
 _HASH = re.compile(r"[0-9a-f]{64}")
-_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+_WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 
 
 @dataclass(frozen=True)
@@ -153,5 +153,11 @@ def time_text(at: datetime) -> str:
 
 
 def time_of(written: str) -> datetime:
-    """The time that a stored text stands for."""
-    return datetime.strptime(written, _TIME).replace(tzinfo=UTC)
+    """The time that a stored text stands for.
+
+    Raises:
+        ValueError: `time_text` writes no such text.
+    """
+    if not _WRITTEN.fullmatch(written):
+        raise ValueError("no time as it is stored")
+    return datetime.fromisoformat(written)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Dialect, Engine, Table, inspect, text
+from sqlalchemy import Connection, Dialect, Engine, Table, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -29,6 +29,7 @@ from feature_store.journal.about import (
     journal_about,
     metadata,
     read_about,
+    tables_of,
     write_version,
 )
 from feature_store.journal.connections import Connections
@@ -250,8 +251,8 @@ class Database:
 
     def _found(self) -> frozenset[str]:
         with self.read() as connection:
-            about = read_about(connection, self.what)
-            present = frozenset(inspect(connection).get_table_names())
+            present = tables_of(connection)
+            about = read_about(connection, self.what, tables=present)
         if not about.is_new:
             check_current(about, self.what)
         return present

@@ -7,6 +7,7 @@ PostgreSQL may be configured for speed. Each new connection is therefore asked w
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -138,7 +139,7 @@ def follow_references(engine: Engine, wanted: bool) -> None:
 def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: float, connections: int) -> Engine:
     uri = f"file:{quote(str(path))}?mode={mode}"
 
-    def connect() -> sqlite3.Connection:
+    def connect() -> Any:
         # isolation_level=None: transactions begin and end where this project says so, and nowhere else.
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         try:
@@ -148,17 +149,12 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
             raise
         return connection
 
-    engine = create_engine(
-        "sqlite://",
-        creator=connect,
-        hide_parameters=True,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=timeout_s,
-        poolclass=QueuePool,
-    )
-
-    _share_statements(engine)
+    first = _first_of_all()
+    # By hand, as `create_engine` does it with forty options that are not asked for here: a journal is opened at every
+    # start of a party, and this is a third of what opening it took.
+    pool = QueuePool(connect, pool_size=connections, max_overflow=0, timeout=timeout_s, dialect=first.dialect)
+    engine = Engine(pool, first.dialect, first.url, hide_parameters=True)
+    engine._compiled_cache = first._compiled_cache
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
@@ -171,24 +167,19 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
     return engine
 
 
-_first_of_all: list[Engine] = []
-
-
-def _share_statements(engine: Engine) -> None:
-    """Let every SQLite journal of this process use the statements that were compiled for the first of them.
+@cache
+def _first_of_all() -> Engine:
+    """The engine whose dialect and compiled statements every SQLite journal of this process uses.
 
     A compiled statement belongs to a dialect, and an engine makes one of its own: without this each opening of a
-    journal would compile everything anew, which takes several times as long as what it then executes.
+    journal would compile everything anew, which takes several times as long as what it then executes. Connected once,
+    to nothing: a dialect learns on its first connection which SQLite it speaks to.
     """
-    if not _first_of_all:
-        # Connected once, to nothing: a dialect learns on its first connection which SQLite it speaks to.
-        first = create_engine("sqlite://")
-        with first.connect():
-            pass
-        first.dispose()
-        _first_of_all.append(first)
-    engine.dialect = _first_of_all[0].dialect
-    engine._compiled_cache = _first_of_all[0]._compiled_cache
+    first = create_engine("sqlite://")
+    with first.connect():
+        pass
+    first.dispose()
+    return first
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hmac
 
-from sqlalchemy import Column, Table, Text, delete, insert, select
+from sqlalchemy import ClauseElement, Column, Connection, Table, Text, delete, insert, select
 
 from feature_store.erasable import ErasableKeys, check_value
 from feature_store.journal.database import Database, metadata
+from feature_store.journal.prepared import prepared
 from labeler.errors import JournalBehind
 
 HOME_KEY = "home"
@@ -41,7 +42,7 @@ def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> 
     """
     database.create(erasable_home)
     with database.read() as connection:
-        wanted = connection.execute(select(erasable_home.c.check_value)).scalar()
+        wanted = _value(connection)
     key = keys.read(HOME_KEY)
     if wanted is None and key is not None and not has_entries:
         raise JournalBehind(
@@ -68,8 +69,17 @@ def mark_home(database: Database, keys: ErasableKeys) -> None:
     """
     key = keys.draw(HOME_KEY)
     with database.write() as connection:
-        if connection.execute(select(erasable_home.c.check_value)).scalar() is None:
+        if _value(connection) is None:
             connection.execute(insert(erasable_home), {"check_value": check_value(key)})
+
+
+def _check_values() -> ClauseElement:
+    return select(erasable_home.c.check_value)
+
+
+def _value(connection: Connection) -> str | None:
+    row = prepared(_check_values, connection.dialect).first(connection)
+    return None if row is None else str(row[0])
 
 
 def renew_home(database: Database, keys: ErasableKeys) -> None:

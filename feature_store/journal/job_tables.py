@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import get_args
 
 from sqlalchemy import (
+    BindParameter,
     CheckConstraint,
     Column,
     ColumnElement,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
+    literal_column,
     or_,
     select,
 )
@@ -272,7 +274,12 @@ JOB_TABLES = (
 """With the ledger's, which the rules above look into."""
 
 
-def live_round(round_digest: str) -> ColumnElement[bool]:
+def is_unfinished() -> ColumnElement[bool]:
+    """The condition of being a job that still has to be moved on; a statement with it can be compiled once."""
+    return jobs.c.state.not_in([literal_column(f"'{state}'") for state in sorted(FINISHED)])
+
+
+def live_round(round_digest: str | BindParameter[str]) -> ColumnElement[bool]:
     """The condition of being the round of a digest: for good, or by the plan of a job that is not finished."""
     planned = (
         select(planned_batches.c.number)
@@ -281,7 +288,7 @@ def live_round(round_digest: str) -> ColumnElement[bool]:
             planned_batches.c.round_digest == round_digest,
             planned_batches.c.job_id == rounds.c.job_id,
             planned_batches.c.number == rounds.c.number,
-            jobs.c.state.not_in(FINISHED),
+            is_unfinished(),
         )
     )
     return or_(rounds.c.round_digest == round_digest, and_(rounds.c.round_digest.is_(None), planned.exists()))

@@ -33,7 +33,6 @@ from feature_store.journal.job_tables import (
     JOB_STATES,
     JOB_TABLES,
     jobs,
-    live_round,
     rounds,
 )
 from feature_store.journal.joining import before, check_limit, reading, writing
@@ -119,9 +118,9 @@ class JobStore:
 
     def unfinished_ids(self) -> list[str]:
         """Ids of every job that still has to be moved on, oldest first."""
-        query = select(jobs.c.job_id).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)
+        query = prepared(round_statements.unfinished_ids, self._database.sql_dialect)
         with self._database.read() as connection:
-            return list(connection.execute(query).scalars())
+            return [job_id for (job_id,) in query.all(connection)]
 
     def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
         """Move a job that is known not to be finished; `change` for whoever does not know.
@@ -216,11 +215,11 @@ class JobStore:
             NotFound: there is none.
         """
         with reading(self._database, connection) as joined:
-            query = select(rounds.c.job_id, rounds.c.number).where(live_round(round_digest))
-            row = joined.execute(query.order_by(rounds.c.job_id, rounds.c.number)).first()
+            row = prepared(round_statements.live_round_of, joined.dialect).first(joined, digest=round_digest)
             if row is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
-            return next(one for one in read_rounds_of(joined, [row.job_id])[row.job_id] if one.number == row.number)
+            job_id, number = row
+            return next(one for one in read_rounds_of(joined, [job_id])[job_id] if one.number == number)
 
     def set_batches(
         self, job_id: str, batches: Sequence[tuple[int, str, str]], *, connection: Connection | None = None

@@ -39,6 +39,14 @@ def translating(what: str) -> Iterator[None]:
         raise Unavailable(f"{what}: every connection is busy. {_KEPT} later") from error
 
 
+def no_room() -> DBAPIError:
+    """What SQLite says at a commit on a full disk, for a simulation: with a write-ahead log nothing needs room before
+    it."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+    return DBAPIError("COMMIT", None, error)
+
+
 def forget_rows(error: DBAPIError) -> None:
     """Leave in an error of PostgreSQL what was broken and where, and nothing of what a row held."""
     diagnosis = getattr(error.orig, "diag", None)

@@ -7,6 +7,7 @@ charges, and is refused.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping
@@ -16,12 +17,14 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import (
     CheckConstraint,
+    ClauseElement,
     Column,
     Connection,
     ForeignKey,
     Index,
     Table,
     Text,
+    bindparam,
     insert,
     select,
     text,
@@ -29,9 +32,11 @@ from sqlalchemy import (
 )
 
 from feature_store.clock import Clock
+from feature_store.journal.chain import time_of, time_text
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
+from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
 from labeler.messages import COORDINATOR
@@ -235,11 +240,9 @@ class PartyStore:
 
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
         """All parties, or those of one role, by id; revoked ones among them."""
-        query = select(parties).order_by(parties.c.party_id)
-        if role is not None:
-            query = query.where(parties.c.role == role)
         with reading(self._database, connection) as joined:
-            return [PartyRecord(**row._mapping) for row in joined.execute(query)]
+            found = [_record(row) for row in prepared(_all_parties, joined.dialect).named(joined)]
+        return [one for one in found if role in (None, one.role)]
 
     def rotate(
         self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
@@ -310,20 +313,18 @@ class PartyStore:
                     "it. Restore its newest journal"
                 )
             self._changed()
-            joined.execute(
-                update(parties)
-                .where(parties.c.party_id == party_id)
-                .values(
-                    last_contact=max(at, known.last_contact or at),
-                    facts=dict(facts),
-                    journal_seq=head.seq,
-                    journal_hash=head.hash if head.seq else "",
-                )
+            prepared(_heard_of, joined.dialect).run(
+                joined,
+                wanted=party_id,
+                at=time_text(max(at, known.last_contact or at)),
+                said=json_text(dict(facts)),
+                seq=head.seq,
+                head=head.hash if head.seq else "",
             )
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
-        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
-        return None if row is None else PartyRecord(**row._mapping)
+        found = prepared(_one_party, connection.dialect).named(connection, wanted=party_id)
+        return _record(found[0]) if found else None
 
     def _check_number(self, tallier: int | None, connection: Connection) -> None:
         if tallier is None:
@@ -346,6 +347,33 @@ class PartyStore:
 
     def _keep_keys(self, party_id: str, keys: tuple[str, str], connection: Connection) -> None:
         connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
+
+
+def _all_parties() -> ClauseElement:
+    return select(parties).order_by(parties.c.party_id)
+
+
+def _one_party() -> ClauseElement:
+    return select(parties).where(parties.c.party_id == bindparam("wanted"))
+
+
+def _heard_of() -> ClauseElement:
+    new = {
+        "last_contact": bindparam("at", type_=Text),
+        "facts": bindparam("said", type_=Text),
+        "journal_seq": bindparam("seq"),
+        "journal_hash": bindparam("head"),
+    }
+    return update(parties).where(parties.c.party_id == bindparam("wanted")).values(**new)
+
+
+def _record(row: Any) -> PartyRecord:
+    """A party, from its row as it is stored."""
+    heard = None if row.last_contact is None else time_of(row.last_contact)
+    return PartyRecord(
+        **row._asdict()
+        | {"enrolled_at": time_of(row.enrolled_at), "last_contact": heard, "facts": json.loads(row.facts)}
+    )
 
 
 def _check_keys(verify_key: str, seal_key: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
@@ -39,6 +40,7 @@ class Prepared:
         self._text = str(compiled)
         order = getattr(compiled, "positiontup", None)  # set where the driver wants parameters in order
         self._order = None if order is None else tuple(order)
+        self._columns = tuple(getattr(statement, "selected_columns", {}).keys())
 
     def first(self, connection: Connection, **parameters: Parameter) -> tuple[Any, ...] | None:
         """The first row it finds."""
@@ -48,6 +50,15 @@ class Prepared:
     def all(self, connection: Connection, **parameters: Parameter) -> list[tuple[Any, ...]]:
         """Every row it finds."""
         return self._execute(connection, parameters, fetch=True)[0]
+
+    def named(self, connection: Connection, **parameters: Parameter) -> list[Any]:
+        """Every row a SELECT finds, by the names of its columns: a named tuple each."""
+        row = self._row
+        return [row(*one) for one in self.all(connection, **parameters)]
+
+    @cached_property
+    def _row(self) -> Any:
+        return namedtuple("Row", self._columns)
 
     def run(self, connection: Connection, **parameters: Parameter) -> int:
         """Execute it once; how many rows it has written."""

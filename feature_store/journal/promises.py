@@ -14,6 +14,7 @@ once, followed as it is written, and read anew when something that was written w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,8 @@ from sqlalchemy import (
     Text,
     bindparam,
     insert,
+    literal_column,
+    or_,
     select,
     update,
 )
@@ -139,6 +142,30 @@ def _new_answer() -> ClauseElement:
 
 def _new_promise() -> ClauseElement:
     return insert(promised_rounds)
+
+
+def _open_promises() -> ClauseElement:
+    said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
+    return (
+        select(rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, rounds.num_queries)
+        .add_columns(rounds.amounts, said.until)
+        .join(proposal_answers, said.digest == rounds.digest)
+        .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
+        .where(reserved.state == literal_column("'reserved'"))
+        .order_by(rounds.reservation_id)
+    )
+
+
+def _unused_promises() -> ClauseElement:
+    """Declined, or given back."""
+    said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
+    given_back = (
+        select(rounds.digest)
+        .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
+        .where(reserved.state == literal_column("'void'"))
+    )
+    is_unused = or_(said.answer == literal_column("'declined'"), said.digest.in_(given_back))
+    return select(said.digest, said.answered_at).where(is_unused)
 
 
 class PromiseStore:
@@ -294,19 +321,12 @@ class PromiseStore:
         return self._memory
 
     def _read(self, connection: Connection) -> tuple[dict[str, _Open], dict[str, datetime]]:
-        said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
-        joined = (
-            select(rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, rounds.num_queries)
-            .add_columns(rounds.amounts, said.until)
-            .join(proposal_answers, said.digest == rounds.digest)
-            .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
-        )
-        is_open = connection.execute(joined.where(reserved.state == "reserved").order_by(rounds.reservation_id))
-        found = {row.reservation_id: _Open(*row) for row in is_open}
-        given_back = (
-            select(rounds.digest)
-            .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
-            .where(reserved.state == "void")
-        )
-        unused = select(said.digest, said.answered_at).where((said.answer == "declined") | said.digest.in_(given_back))
-        return found, {row.digest: row.answered_at for row in connection.execute(unused)}
+        dialect = connection.dialect
+        found = {
+            row.reservation_id: _Open(
+                **row._asdict() | {"amounts": json.loads(row.amounts), "until": time_of(row.until)}
+            )
+            for row in prepared(_open_promises, dialect).named(connection)
+        }
+        unused = prepared(_unused_promises, dialect).all(connection)
+        return found, {digest: time_of(answered_at) for digest, answered_at in unused}

@@ -9,9 +9,10 @@ from sqlalchemy import ColumnElement, Table, Text, bindparam, case, insert, lite
 from sqlalchemy.sql import ClauseElement
 
 from feature_store.journal.job_tables import (
-    FINISHED,
     aggregate_shares,
+    is_unfinished,
     jobs,
+    live_round,
     planned_batches,
     releases,
     round_holdings,
@@ -67,9 +68,25 @@ def twins_planned() -> ClauseElement:
         .where(
             planned_batches.c.round_digest == bindparam("digest"),
             rounds.c.round_digest.is_(None),
-            jobs.c.state.not_in([literal_column(f"'{state}'") for state in sorted(FINISHED)]),
+            is_unfinished(),
         )
     )
+
+
+def live_round_of() -> ClauseElement:
+    """The round of a digest: for good, or by the plan of a job that is not finished."""
+    is_it = live_round(bindparam("digest"))
+    return select(rounds.c.job_id, rounds.c.number).where(is_it).order_by(rounds.c.job_id, rounds.c.number)
+
+
+def state_of_live_round() -> ClauseElement:
+    """How far it is."""
+    return select(rounds.c.state).where(live_round(bindparam("digest")))
+
+
+def unfinished_ids() -> ClauseElement:
+    """Jobs that still have to be moved on, oldest first."""
+    return select(jobs.c.job_id).where(is_unfinished()).order_by(jobs.c.created_at, jobs.c.job_id)
 
 
 def participants_of() -> ClauseElement:
@@ -187,12 +204,12 @@ def _stamp() -> dict[str, ColumnElement[object]]:
 
 def touch() -> ClauseElement:
     """Raise the version of a job that is not finished."""
-    is_live = jobs.c.state.not_in([literal_column(f"'{state}'") for state in sorted(FINISHED)])
+    is_live = is_unfinished()
     return update(jobs).where(jobs.c.job_id == bindparam("of_job"), is_live).values(**_stamp())
 
 
 def move() -> ClauseElement:
     """Change the state of a job that is in one of the states that are not final."""
-    is_live = jobs.c.state.not_in([literal_column(f"'{state}'") for state in sorted(FINISHED)])
+    is_live = is_unfinished()
     this = (jobs.c.job_id == bindparam("of_job"), is_live)
     return update(jobs).where(*this).values(state=bindparam("new_state"), **_stamp())

@@ -83,6 +83,19 @@ def _first_of_sender() -> ClauseElement:
     return insert(sequences_taken)
 
 
+def _sent_to() -> ClauseElement:
+    return select(sequences_sent.c.reserved).where(sequences_sent.c.recipient == bindparam("to"))
+
+
+def _first_block() -> ClauseElement:
+    return insert(sequences_sent)
+
+
+def _next_block() -> ClauseElement:
+    this = sequences_sent.c.recipient == bindparam("to")
+    return update(sequences_sent).where(this).values(reserved=bindparam("end"))
+
+
 class Sequences:
     """Numbers sent and numbers taken; shared by all threads of a process.
 
@@ -102,6 +115,9 @@ class Sequences:
         self._highest = prepared(_highest_of_sender, database.sql_dialect)
         self._raise = prepared(_rise, database.sql_dialect)
         self._add = prepared(_first_of_sender, database.sql_dialect)
+        self._sent, self._first_block, self._next_block = (
+            prepared(make, database.sql_dialect) for make in (_sent_to, _first_block, _next_block)
+        )
 
     def next(self, recipient: str, *, connection: Connection | None = None) -> int:
         """A number for the next message to a recipient: above all before it, also after a crash.
@@ -187,15 +203,14 @@ class Sequences:
 
     def _reserve(self, recipient: str, connection: Connection | None) -> int:
         """Take a block durably; its first number."""
-        table = sequences_sent
-        this = table.c.recipient == recipient
         with writing(self._database, connection) as joined:
-            reserved = joined.execute(select(table.c.reserved).where(this)).scalar()
-            begin = max(int(reserved or 0), self._block_of_now())
-            if reserved is None:
-                joined.execute(insert(table), {"recipient": recipient, "reserved": begin + BLOCK})
+            row = self._sent.first(joined, to=recipient)
+            begin = max(0 if row is None else int(row[0]), self._block_of_now())
+            end = begin + BLOCK
+            if row is None:
+                self._first_block.run(joined, recipient=recipient, reserved=end)
             else:
-                joined.execute(update(table).where(this).values(reserved=begin + BLOCK))
+                self._next_block.run(joined, to=recipient, end=end)
         return begin + 1
 
     def _block_of_now(self) -> int:

@@ -15,6 +15,7 @@ What comes twice, late or otherwise is the machine's to say (labeler.rounds.tall
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -87,6 +88,44 @@ def _open_new_round() -> ClauseElement:
     return insert(tallier_rounds).values(round_digest=bindparam("wanted"), opened=bindparam("what"), state=is_open)
 
 
+def _one_round() -> ClauseElement:
+    return select(tallier_rounds).where(tallier_rounds.c.round_digest == bindparam("wanted"))
+
+
+def _all_rounds() -> ClauseElement:
+    return select(tallier_rounds).order_by(tallier_rounds.c.round_digest)
+
+
+def _rounds_not_forgotten() -> ClauseElement:
+    is_kept = tallier_rounds.c.state != literal_column("'forgotten'")
+    return select(tallier_rounds.c.opened).where(is_kept).order_by(tallier_rounds.c.round_digest)
+
+
+def _shares_of_round() -> ClauseElement:
+    table = tallier_shares.c
+    return select(tallier_shares).where(table.round_digest == bindparam("wanted")).order_by(table.agent_id)
+
+
+def _held_shares() -> ClauseElement:
+    table = tallier_shares.c
+    return select(table.round_digest, table.share).where(table.state == literal_column("'held'"))
+
+
+def _forget_round() -> ClauseElement:
+    forgotten: dict[str, ColumnElement[Any]] = {
+        "state": literal_column("'forgotten'"),
+        "aggregate": literal_column("NULL"),
+    }
+    return update(tallier_rounds).where(tallier_rounds.c.round_digest == bindparam("wanted")).values(**forgotten)
+
+
+def _drop_shares() -> ClauseElement:
+    table = tallier_shares.c
+    is_held = (table.round_digest == bindparam("wanted"), table.state == literal_column("'held'"))
+    dropped: dict[str, ColumnElement[Any]] = {"state": literal_column("'dropped'"), "share": literal_column("NULL")}
+    return update(tallier_shares).where(*is_held).values(**dropped)
+
+
 def _hold_share() -> ClauseElement:
     is_held: ColumnElement[str] = literal_column("'held'")
     return insert(tallier_shares).values(
@@ -140,10 +179,9 @@ class TallierMemory:
 
     def open_rounds(self, *, connection: Connection | None = None) -> list[OpenRound]:
         """Every round that was not forgotten, summed or not."""
-        query = select(tallier_rounds.c.opened).where(tallier_rounds.c.state != "forgotten")
         with reading(self._database, connection) as joined:
-            rows = joined.execute(query.order_by(tallier_rounds.c.round_digest)).all()
-        return [OpenRound.decode(bytes(row.opened)) for row in rows]
+            rows = prepared(_rounds_not_forgotten, joined.dialect).all(joined)
+        return [OpenRound.decode(bytes(opened)) for (opened,) in rows]
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
         """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
@@ -164,8 +202,7 @@ class TallierMemory:
         """
         with reading(self._database, connection) as joined:
             row = self._round(round_digest, joined)
-            query = select(tallier_shares).where(tallier_shares.c.round_digest == round_digest)
-            shares = joined.execute(query.order_by(tallier_shares.c.agent_id)).all()
+            shares = prepared(_shares_of_round, joined.dialect).named(joined, wanted=round_digest)
         return KeptRound(
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
@@ -179,7 +216,7 @@ class TallierMemory:
             },
             fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
             excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
-            contributors=None if row.contributors is None else frozenset(row.contributors),
+            contributors=None if row.contributors is None else frozenset(json.loads(row.contributors)),
             aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
             is_forgotten=row.state == "forgotten",
         )
@@ -263,16 +300,8 @@ class TallierMemory:
         """
         with writing(self._database, connection) as joined:
             self._round(round_digest, joined)
-            joined.execute(
-                update(tallier_rounds)
-                .where(tallier_rounds.c.round_digest == round_digest)
-                .values(state="forgotten", aggregate=None)
-            )
-            joined.execute(
-                update(tallier_shares)
-                .where(tallier_shares.c.round_digest == round_digest, tallier_shares.c.state == "held")
-                .values(state="dropped", share=None)
-            )
+            for make in (_forget_round, _drop_shares):
+                prepared(make, joined.dialect).run(joined, wanted=round_digest)
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
@@ -281,10 +310,9 @@ class TallierMemory:
         Returns:
             Digests of the rounds that were given up.
         """
-        table = tallier_shares
         with self._database.read() as connection:
-            rounds = connection.execute(select(tallier_rounds).order_by(tallier_rounds.c.round_digest)).all()
-            held = connection.execute(select(table.c.round_digest, table.c.share).where(table.c.state == "held")).all()
+            rounds = prepared(_all_rounds, connection.dialect).named(connection)
+            held = prepared(_held_shares, connection.dialect).named(connection)
         locked = {one.round_digest for one in held if is_locked_away(bytes(one.share))}
         kept = [*(one.share for one in held), *(row.aggregate for row in rounds if row.aggregate is not None)]
         self.holds_clear = not all(is_locked_away(bytes(data)) for data in kept)
@@ -320,7 +348,8 @@ class TallierMemory:
         self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
 
     def _find(self, round_digest: str, connection: Connection) -> Any:
-        return connection.execute(select(tallier_rounds).where(tallier_rounds.c.round_digest == round_digest)).first()
+        found = prepared(_one_round, connection.dialect).named(connection, wanted=round_digest)
+        return found[0] if found else None
 
     def _round(self, round_digest: str, connection: Connection) -> Any:
         row = self._find(round_digest, connection)

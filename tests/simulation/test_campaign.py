@@ -68,5 +68,6 @@ def test_the_command_shows_one_schedule_step_by_step() -> None:
 
 
 def test_other_benches_take_no_seeds() -> None:
-    other = CliRunner().invoke(cli.app, ["bench", "speed", "--seeds", "3:5"])
-    assert isinstance(other.exception, InvalidSetting)
+    for option in (["--seeds", "3:5"], ["--minutes", "1"], ["--trace"]):
+        other = CliRunner().invoke(cli.app, ["bench", "speed", *option])
+        assert isinstance(other.exception, InvalidSetting), option

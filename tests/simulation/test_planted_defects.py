@@ -6,6 +6,7 @@ The table in docs/simulation.md is this list.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -26,16 +27,24 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
-from labeler import tally
-from labeler.errors import BadData
+from labeler import batching, tally
+from labeler.ballots import attribute_ballots
+from labeler.errors import BadData, StorageFull
+from labeler.federated import model_before
 from labeler.messages.rounds import Refusal
+from labeler.randomness import os_source
+from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.test_schedules import QUICK
+from workers.agent import durable_ledger
+from workers.agent import ledger as agent_ledger
+from workers.agent.agent import Agent
 from workers.agent.desk_charges import DeskCharges
 from workers.studies.simulation.campaign import Stage
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
+from workers.voting import neighbors
 from workers.voting.neighbors import NeighborVotes
 
 Patch = pytest.MonkeyPatch
@@ -234,6 +243,48 @@ def _add_no_noise(patch: Patch) -> None:
     patch.setattr(tally, "DiscreteGaussian", Silent)
 
 
+def _start_every_step_anew(patch: Patch) -> None:
+    def first(task: Any, releases: Any) -> Any:
+        return model_before(task, [])
+
+    patch.setattr(job_state, "model_before", first)
+
+
+def _charge_no_step_in_full(patch: Patch) -> None:
+    due = batching.due
+
+    def least(task: Any, charges: Any, *, answered: int) -> Any:
+        return due(task, charges, answered=max(1, answered))
+
+    for module in (batching, durable_ledger, agent_ledger):
+        patch.setattr(module, "due", least)
+
+
+def _noise_of_no_key(patch: Patch) -> None:
+    def anew(self: Agent, key: Any, purpose: Any, *more: Any) -> Any:
+        del self, key, purpose, more
+        return os_source()
+
+    patch.setattr(Agent, "_source", anew)
+
+
+def _one_attribute_less(patch: Patch) -> None:
+    def fewer(neighbours: Any, *, most: int) -> Any:
+        return attribute_ballots(neighbours, most=most - 1)
+
+    patch.setattr(neighbors, "attribute_ballots", fewer)
+
+
+def _go_on_with_a_full_disk(patch: Patch) -> None:
+    commit = CoordinatorDriver._commit
+
+    def hoping(self: Any, plan: Any) -> None:
+        with contextlib.suppress(StorageFull):
+            commit(self, plan)
+
+    patch.setattr(CoordinatorDriver, "_commit", hoping)
+
+
 DEFECTS = (
     Defect("coordinator", "charges a round twice", ("charged once",), _reserve_twice),
     Defect(
@@ -262,6 +313,16 @@ DEFECTS = (
     Defect("agent", "erases nothing when a round is settled", ("erased at the end",), _never_erase),
     Defect("agent", "refuses after it was charged", ("charged, so answered",), _refuse_after_the_charge),
     Defect("agent", "never gives back what it promised", ("nothing hangs",), _keep_promises_for_ever),
+    Defect(
+        "coordinator",
+        "goes on with what a full disk has not kept",
+        ("stored before told", "settled last", "reserved before asked", "posted before opened", "contributors"),
+        _go_on_with_a_full_disk,
+    ),
+    Defect("coordinator", "begins each step of training from nothing", ("exact votes",), _start_every_step_anew),
+    Defect("all", "charge no step of training in full", ("the price",), _charge_no_step_in_full),
+    Defect("agent", "draws its noise from no key of the round", ("exact votes",), _noise_of_no_key),
+    Defect("agent", "votes for fewer attributes than a record has", ("exact votes",), _one_attribute_less),
     Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours),
     Defect("tallier", "reports shares before they are stored", ("stored before sent",), _report_before_storing),
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),

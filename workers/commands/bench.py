@@ -73,6 +73,9 @@ def bench(
     seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="For simulate: begin nothing after so many (45).", min=0, max=45)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's table or measure speed. Papers need the extra `studies`.
@@ -103,6 +106,7 @@ def bench(
                 seeds=seeds,
                 resume=resume,
                 trace=trace,
+                minutes=minutes,
                 progress=progress,
             )
     except ModuleNotFoundError as missing:

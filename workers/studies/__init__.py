@@ -153,7 +153,7 @@ def _life(data: Path | None, full: bool, progress: ProgressCallback) -> list[Ben
 
 
 def _simulate(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
-    return run_schedules(full=full, seeds=None, resume=None, trace=False, progress=progress)
+    return run_schedules(full=full, seeds=None, resume=None, trace=False, minutes=None, progress=progress)
 
 
 def _scale(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -209,12 +209,18 @@ def _harder(data: Path | None, full: bool, progress: ProgressCallback) -> list[B
 
 
 def run_schedules(
-    *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
+    *,
+    full: bool,
+    seeds: str | None,
+    resume: Path | None,
+    trace: bool,
+    minutes: float | None,
+    progress: ProgressCallback,
 ) -> list[BenchRow]:
     """See `workers.studies.simulation.bench`."""
     from workers.studies.simulation.bench import bench_simulate
 
-    return bench_simulate(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
+    return bench_simulate(full=full, seeds=seeds, resume=resume, trace=trace, minutes=minutes, progress=progress)
 
 
 def _sampled_training(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -271,6 +277,7 @@ def run_bench(
     seeds: str | None = None,
     resume: Path | None = None,
     trace: bool = False,
+    minutes: float | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Run a bench.
@@ -281,7 +288,7 @@ def run_bench(
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
         out: papers, answers, scale and curves only: a folder for documents and pictures.
-        seeds, resume, trace: simulate only; see `workers.studies.simulation.bench`.
+        seeds, resume, trace, minutes: simulate only; see `workers.studies.simulation.bench`.
         progress: told how far it is.
 
     Returns:
@@ -291,8 +298,8 @@ def run_bench(
         InvalidSetting: no such bench, or it needs data that is not there.
     """
     started = time.perf_counter()
-    if name != "simulate" and (seeds is not None or resume is not None or trace):
-        raise InvalidSetting("--seeds, --resume and --trace are for bench simulate; leave them out")
+    if name != "simulate" and (seeds is not None or resume is not None or trace or minutes is not None):
+        raise InvalidSetting("--seeds, --resume, --trace and --minutes are for bench simulate; leave them out")
     if name == "papers":
         from workers.studies.papers import bench_papers
 
@@ -309,7 +316,7 @@ def run_bench(
     elif name == "scale":
         rows = run_scale(data=data, full=full, out=out, progress=progress)
     elif name == "simulate":
-        rows = run_schedules(full=full, seeds=seeds, resume=resume, trace=trace, progress=progress)
+        rows = run_schedules(full=full, seeds=seeds, resume=resume, trace=trace, minutes=minutes, progress=progress)
     else:
         rows = BENCHES[name](data, full, progress)
     return bench_document(name, rows, time.perf_counter() - started)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, insert
+from sqlalchemy import event, insert
+from sqlalchemy.pool import Pool
 
 from feature_store.journal.chain import EMPTY, GENESIS, Head, entry_hash
 from feature_store.journal.database import Database
@@ -201,17 +203,19 @@ def test_a_sum_is_named_with_what_is_stored_and_what_the_entries_add_up_to(sqlit
 def test_entries_are_asked_for_in_their_order_and_never_all_at_once(sqlite_place: Place) -> None:
     asked: list[str] = []
 
-    def note(*arguments: Any) -> None:
-        asked.append(" ".join(arguments[2].split()))
+    def note(connection: Any, _: Any) -> None:
+        connection.set_trace_callback(asked.append)
 
-    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(Pool, "connect", note)
     try:
         verified(sqlite_place, [])
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
-    reading = [statement for statement in asked if statement.startswith("SELECT ledger_entries.seq")]
+        event.remove(Pool, "connect", note)
+    reading = [statement for statement in asked if re.match(r"SELECT seq, .* FROM ledger_entries\b", statement)]
     assert len(reading) == 1
-    assert "ORDER BY ledger_entries.seq LIMIT" in reading[0]
+    assert reading[0].endswith(" ORDER BY seq LIMIT 1000"), "bounded, whatever the journal holds"
+    everything = [one for one in asked if re.search(r"FROM ledger_entries\b", one) and one not in reading]
+    assert all("LIMIT" in one or "max(seq)" in one for one in everything), everything
 
 
 def test_more_entries_than_are_read_at_once_are_all_read(sqlite_place: Place) -> None:

@@ -28,7 +28,13 @@ FULL_SEEDS = "0:1000000"
 
 
 def bench_simulate(
-    *, full: bool, seeds: str | None, resume: Path | None, trace: bool, progress: ProgressCallback
+    *,
+    full: bool,
+    seeds: str | None,
+    resume: Path | None,
+    trace: bool,
+    progress: ProgressCallback,
+    minutes: float | None = None,
 ) -> list[BenchRow]:
     """Run schedules and report them; with `trace` show one of them step by step.
 
@@ -36,6 +42,7 @@ def bench_simulate(
         full: the million seeds that a campaign is about, as many as 45 minutes hold; they go on with `resume`.
         seeds: A:B instead.
         resume: file of a campaign.
+        minutes: begin no chunk after so many; at most 45, which is the default.
         trace: print every step of the one schedule that `seeds` names.
         progress: told how far it is.
 
@@ -52,7 +59,7 @@ def bench_simulate(
         last,
         resume=resume,
         processes=os.cpu_count() or 1,
-        longest_s=LONGEST_S,
+        longest_s=LONGEST_S if minutes is None else 60.0 * minutes,
         on_progress=lambda done, total: progress("schedules", done, total),
     )
     return rows_of(report)

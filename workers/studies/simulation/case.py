@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from labeler.methods import ReleaseKind
 from workers.studies.simulation.homes import Shape
+from workers.studies.simulation.ways import Way
+
+_WAYS: tuple[Way, ...] = ("neighbours",) * 6 + ("attributes", "records", "steps", "steps")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Rates:
         records: an agent's records are changed.
         policy: an agent's policy is changed.
         leap: much time passes.
+        full: somebody's disk is full for the next commits.
+        back: the wall clock of everybody is set back.
     """
 
     lose: float = 0.0
@@ -63,6 +68,8 @@ class Rates:
     records: float = 0.0
     policy: float = 0.0
     leap: float = 0.0
+    full: float = 0.0
+    back: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Case:
         steps: after which nothing goes wrong any more.
         rates: of what goes wrong.
         dishonest_talliers: of every task: talliers add the noise; None: the agents do.
+        way: what every task asks for.
         shorter: the first agent has one record less: the other of two neighbouring worlds.
     """
 
@@ -94,12 +102,13 @@ class Case:
     steps: int
     rates: Rates
     dishonest_talliers: int | None = None
+    way: Way = "neighbours"
     shorter: bool = False
 
     @property
     def shape(self) -> Shape:
         """Of the federation it runs on."""
-        return Shape(self.agents, self.talliers, self.release, self.max_dropouts, self.dishonest_talliers)
+        return Shape(self.agents, self.talliers, self.release, self.max_dropouts, self.dishonest_talliers, self.way)
 
     @property
     def neighbour(self) -> Case:
@@ -123,6 +132,13 @@ def case_of(seed: int) -> Case:
     steps = draw.choice((10, 16, 24) if is_small else (40, 80))
     jobs = tuple(_job(draw, steps) for _ in range(draw.choice((1, 1, 1, 2) if is_small else (1, 2, 2, 3))))
     talliers = 3 if release == "winner" else draw.choice((2, 2, 2, 3))
+    # Drawn apart, each of its own, so that a seed stands for the schedule for which it stood before.
+    way = source(seed, "way").choice(_WAYS) if release == "histogram" else "neighbours"
+    rates, later = _rates(draw), source(seed, "later")
+    if later.random() < 0.3:
+        rates = replace(rates, full=later.choice((0.1, 0.3)))
+    if later.random() < 0.15:
+        rates = replace(rates, back=later.choice((0.03, 0.1)))
     return Case(
         seed=seed,
         agents=agents,
@@ -133,9 +149,9 @@ def case_of(seed: int) -> Case:
         capped=(draw.randrange(agents),) if draw.random() < 0.15 else (),
         jobs=jobs,
         steps=steps,
-        rates=_rates(draw),
-        # Drawn apart, so that a seed stands for the schedule for which it stood before.
+        rates=rates,
         dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 else None,
+        way=way,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.passed_s = 0.0
+        self.back_s = 0.0
+        """How far the wall clock was set back; what never runs backwards does not know of it."""
 
     def utc(self) -> datetime:
         """The time now, with its zone."""
-        return START + timedelta(seconds=self.passed_s)
+        return START + timedelta(seconds=self.passed_s - self.back_s)
 
     def unix_s(self) -> float:
         """The time now, unix time in seconds."""
@@ -41,10 +43,10 @@ class Coordinator(Protocol):
     def tick(self) -> None:
         """Take every step that can be taken now."""
 
-    def take(self, data: bytes) -> Coroutine[Any, Any, None]:
+    def take(self, data: bytes) -> None:
         """Take posted messages."""
 
-    def poll(self, data: bytes) -> Coroutine[Any, Any, bytes]:
+    def poll(self, data: bytes) -> bytes:
         """Answer a poll."""
 
     def submit(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feature_store.journal.chain import EMPTY
 from feature_store.journal.database import open_database
@@ -18,7 +17,6 @@ from feature_store.journal.parties import PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.keys import PartyKeys, PublicKeys
-from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.methods import ReleaseKind
@@ -30,22 +28,14 @@ from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
 from workers.party.home import AgentConfig, create_agent_home
 from workers.party.http import CoordinatorDoor
 from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier
+from workers.studies.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, fields_of, points
 from workers.studies.simulation.winners import MeetingRoom
 from workers.tallier.peers import pin_peers
 
-CLASSES = ("cat", "dog", "eel")
-DIMENSION = 6
 RECORDS = 9
-NEIGHBOURS = 2
-MAX_QUERIES = 6
-"""Of a task: few, so that jobs have to wait for what others give back."""
-
 FINGERPRINT = "simulated-backbone"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REQUESTER = "tok-simulated"
-SIGMA_VOTES = 0.09
-"""So little noise that the exact votes can be read off every sum, and compared: no promise, but the same code."""
-
 VARIANTS = ("all", "one-less", "one-more")
 _LISTEN = "127.0.0.1:{port}"
 
@@ -59,6 +49,7 @@ class Shape:
     release: ReleaseKind
     max_dropouts: int
     dishonest_talliers: int | None = None
+    way: Way = "neighbours"
 
 
 @dataclass(frozen=True)
@@ -71,6 +62,7 @@ class Template:
         tasks: digests of the tasks that requesters use.
         keys: of the coordinator and the talliers: the simulation may look into everything.
         spare: keys that an agent may be given later.
+        policies: those that were made so far: they are read at every ask, and made of nothing that changes.
     """
 
     shape: Shape
@@ -78,6 +70,7 @@ class Template:
     tasks: tuple[Task, ...]
     keys: Mapping[str, PartyKeys]
     spare: Mapping[str, PartyKeys]
+    policies: dict[tuple[bool, bool], Policy] = field(default_factory=dict)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -91,6 +84,12 @@ class Template:
 
     def policy(self, *, is_open: bool = True, is_capped: bool = False) -> Policy:
         """What a site allows: everything that is asked here; with `is_open` False nothing any more."""
+        name = (is_open, is_capped)
+        if name not in self.policies:
+            self.policies[name] = self._policy(*name)
+        return self.policies[name]
+
+    def _policy(self, is_open: bool, is_capped: bool) -> Policy:
         return Policy.model_validate(
             {
                 "budget": {
@@ -102,7 +101,7 @@ class Template:
                 "allow": {
                     "backbones": [FINGERPRINT],
                     "tasks": "any",
-                    "methods": ["knn"] if is_open else ["ensemble"],
+                    "methods": ["knn", "reverse-knn", "federated"] if is_open else ["ensemble"],
                     "releases": ["histogram", "winner"],
                     "max_queries_per_day": 10_000,
                     "max_noise_contributors": 100,
@@ -116,7 +115,8 @@ class Template:
 
     def shard(self, agent: str, variant: str) -> Path:
         """The records of an agent: all of them, one less, or one more."""
-        return self.folder.parent / "shards" / agent / variant
+        kind = "attributes" if self.shape.way == "attributes" else "labels"
+        return self.folder.parent / "shards" / kind / agent / variant
 
     def copy(self, target: Path) -> None:
         """Copy every home."""
@@ -131,18 +131,6 @@ def agent_names(count: int) -> tuple[str, ...]:
 def tallier_names(count: int) -> tuple[str, ...]:
     """Names of so many talliers."""
     return tuple(f"tallier-{number}" for number in range(count))
-
-
-def points(count: int, seed: str) -> NDArray[np.int16]:
-    """So many features, always the same."""
-    numbers = np.frombuffer(seeded_source(f"simulated {seed}".encode()).bytes(8 * count * DIMENSION), dtype=np.uint64)
-    unit = (numbers >> np.uint64(11)).astype(np.float64) / 2.0**53
-    return quantize(unit.reshape(count, DIMENSION) - 0.5 + 1e-3)
-
-
-def questions(job_number: int, count: int) -> NDArray[np.int16]:
-    """What a job asks about."""
-    return points(count, f"job {job_number}")
 
 
 class Templates:
@@ -248,13 +236,10 @@ def _make_journal(home: Path, template: Template, publics: Mapping[str, PublicKe
 def _task(shape: Shape, number: int) -> Task:
     return parse_task(
         {
+            **fields_of(shape.way),
             "name": f"task {number}",
             "classes": CLASSES,
-            "method": "knn",
-            "k": NEIGHBOURS,
-            "sigma_votes": SIGMA_VOTES,
             "delta": 0.5,
-            "max_queries": MAX_QUERIES,
             "release": shape.release,
             "agents": shape.agents,
             "max_dropouts": shape.max_dropouts,
@@ -269,27 +254,32 @@ def _task(shape: Shape, number: int) -> Task:
 def _make_shards(folder: Path) -> None:
     if folder.exists():
         return
-    for name in agent_names(3):
-        for variant in VARIANTS:
-            target = folder / name / variant
-            target.parent.mkdir(parents=True, exist_ok=True)
-            count = RECORDS + (variant == "one-more")
-            with ShardWriter(
-                target,
-                classes=CLASSES,
-                fingerprint=FINGERPRINT,
-                dimension=DIMENSION,
-                public=False,
-                backbone={"kind": "pixels"},
-                random_bytes=seeded_source(f"ids {name}".encode()).bytes,
-            ) as writer:
-                labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
-                writer.append(
-                    points(RECORDS + 1, f"records {name}")[:count].astype(np.float64),
-                    labels,
-                    [f"{name}/{number}.png" for number in range(count)],
-                )
-                writer.finish()
-            if variant == "one-less":
-                shard = Shard.open(target)
-                shard.delete(shard.record_ids[:1])
+    for kind in ("labels", "attributes"):
+        for name in agent_names(3):
+            for variant in VARIANTS:
+                _make_shard(folder / kind / name / variant, name, variant, is_of_attributes=kind == "attributes")
+
+
+def _make_shard(target: Path, name: str, variant: str, *, is_of_attributes: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    count = RECORDS + (variant == "one-more")
+    with ShardWriter(
+        target,
+        classes=CLASSES,
+        fingerprint=FINGERPRINT,
+        dimension=DIMENSION,
+        public=False,
+        backbone={"kind": "pixels"},
+        attributes=is_of_attributes,
+        random_bytes=seeded_source(f"ids {name}".encode()).bytes,
+    ) as writer:
+        labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
+        writer.append(
+            points(RECORDS + 1, f"records {name}")[:count].astype(np.float64),
+            attributes_of(name, RECORDS + 1)[:count] if is_of_attributes else labels,
+            [f"{name}/{number}.png" for number in range(count)],
+        )
+        writer.finish()
+    if variant == "one-less":
+        shard = Shard.open(target)
+        shard.delete(shard.record_ids[:1])

@@ -6,10 +6,9 @@ moment it leaves, whatever becomes of it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from feature_store.mailbox import Letter
@@ -191,10 +190,10 @@ class LossyMailbox:
 class Receiver(Protocol):
     """The coordinator as its parties reach it."""
 
-    def take(self, data: bytes) -> Coroutine[Any, Any, None]:
+    def take(self, data: bytes) -> None:
         """Take posted messages; raises as the mailroom does."""
 
-    def poll(self, data: bytes) -> Coroutine[Any, Any, bytes]:
+    def poll(self, data: bytes) -> bytes:
         """Answer a poll."""
 
 
@@ -206,7 +205,6 @@ class Network:
         overheard: sees every message that is posted.
         reach: the coordinator while it lives, else None.
         enter: runs something in the coordinator's name; raises `Killed` where it dies of it.
-        loop: in which polls are answered.
     """
 
     def __init__(
@@ -216,13 +214,11 @@ class Network:
         overheard: Overheard,
         reach: Callable[[], Receiver | None],
         enter: Callable[[Callable[[], bytes]], bytes],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._draw = draw
         self._overheard = overheard
         self._reach = reach
         self._enter = enter
-        self._loop = loop
         self._old: list[tuple[str, bytes]] = []
         self.rates = Rates()
         self.lost = self.doubled = self.replayed = 0
@@ -270,8 +266,8 @@ class Network:
 
         def answer() -> bytes:
             if path == "/v1/messages:poll":
-                return self._loop.run_until_complete(receiver.poll(data))
-            self._loop.run_until_complete(receiver.take(data))
+                return receiver.poll(data)
+            receiver.take(data)
             return b""
 
         try:

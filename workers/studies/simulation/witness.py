@@ -27,17 +27,21 @@ from feature_store.journal.jobs import JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
+from labeler.batching import round_charges
 from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
-from labeler.noise import DiscreteGaussian
+from labeler.noise import DiscreteGaussian, noise_share
+from labeler.randomness import derive_key, keyed_source
 from labeler.sharing import unshard
 from labeler.tallier_noise import noise_source
 from labeler.task import Task
 from labeler.wellformed import BallotShare
+from workers.agent.agent import NOISE
 from workers.studies.simulation.disks import AgentDisk, TallierDisk
-from workers.studies.simulation.homes import NEIGHBOURS, VARIANTS, Template, questions
+from workers.studies.simulation.homes import VARIANTS, Template
+from workers.studies.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
 
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
 """Why an agent may refuse a round that it was charged for and keeps: its policy was changed, or the ask has expired."""
@@ -99,6 +103,7 @@ class Witness:
         self._numbers: dict[str, int] = {}
         self._shares: dict[tuple[str, str, str], bytes] = {}
         self._noise_keys: dict[tuple[str, str], bytes] = {}
+        self._round_keys: dict[tuple[str, str], bytes] = {}
         self._sums: dict[tuple[str, str], bytes] = {}
         self._opened: dict[tuple[str, str], dict[str, Message]] = {}
         self._relayed: set[str] = set()
@@ -188,6 +193,7 @@ class Witness:
                 raise Violation("erased is erased", f"{agent} answers a round of which it keeps nothing")
             if kept is None or kept.bodies is None or message.body not in kept.bodies:
                 raise Violation("stored before sent", f"a share of {agent} leaves before it is stored")
+            self._round_keys[agent, digest] = self._agents[agent].keys.read(digest) or b""
             self._opened.setdefault((agent, digest), {})[tallier] = message
 
     def _check_refusal(self, message: Message) -> None:
@@ -311,17 +317,41 @@ class Witness:
         else:
             vectors = [one.expand() for one in shares if not isinstance(one, BallotShare)]
             vector = unshard(vectors, field=None if terms is None else terms.field)
-        exact = np.rint(vector / task.scale).astype(np.int64)
-        asked = self._questions(current)
-        known = [votes_of(self._template.shard(agent, variant), asked) for variant in VARIANTS]
-        if not any(np.array_equal(exact, one) for one in known):
+        numbers = np.asarray(vector, dtype=np.int64)
+        if not any(self._is_of(agent, variant, current, task, numbers) for variant in VARIANTS):
             raise Violation("exact votes", f"{agent} has sent votes that no version of its records gives")
-        return np.asarray(vector, dtype=np.int64)
+        return numbers
+
+    def _is_of(self, agent: str, variant: str, current: RoundRecord, task: Task, sent: NDArray[np.int64]) -> bool:
+        """Whether numbers are, to the last bit, what one version of an agent's records says, and its noise."""
+        way, path = self._template.shape.way, self._template.shard(agent, variant)
+        asked, model = self._questions(current), self._model(current, task)
+        said = numbers_of(task, way, path, asked, model)
+        if task.noise_by == "talliers":
+            return is_same(way, sent, said)
+        context = (task.digest.encode(), current.batch_digest.encode(), Shard.open(path, verify=False).version.encode())
+        key = derive_key(self._round_keys[agent, current.round_digest], NOISE, *context)
+        noise = noise_share(task, keyed_source(key, is_seeded=False), len(asked))
+        return is_same(way, sent, said + noise)
+
+    def _model(self, current: RoundRecord, task: Task) -> bytes:
+        """The public model that a step begins from, from what the steps before have opened; empty elsewhere."""
+        if not task.traits.is_sampled:
+            return b""
+        theta = np.zeros((ROWS, task.num_classes))
+        for before in self._jobs.rounds(current.job_id)[: current.number]:
+            data = self._jobs.release(before.job_id, before.number)
+            opened = None if data is None else release_from_bytes(data).noisy_votes
+            if opened is None:
+                raise Violation("steps in order", f"step {current.number} was answered before step {before.number}")
+            theta = next_model(theta, opened, len(before.contributors))
+        return theta.tobytes()
 
     def _questions(self, current: RoundRecord) -> NDArray[np.int16]:
         rounds = self._jobs.rounds(current.job_id)
-        start = current.first_query - rounds[0].first_query
-        features = questions(self._numbers[current.job_id], sum(one.num_queries for one in rounds))
+        way = self._template.shape.way
+        start = 0 if way == "steps" else current.first_query - rounds[0].first_query
+        features = questions(way, self._numbers[current.job_id], [one.num_queries for one in rounds])
         return features[start : start + current.num_queries]
 
     # Journals.
@@ -334,6 +364,9 @@ class Witness:
             return
         self._seen_log = log
         known = self._jobs.many(list(self._numbers))
+        lost = sorted(self._numbers.keys() - known.keys())
+        if lost:
+            raise Violation("stored before told", f"its requester was told that {lost[0]} is taken, and it is not")
         self.states = tuple(known[job_id].state for job_id in self._numbers)
         for job_id, job in known.items():
             reason = str((job.problem or {}).get("type", "")).rpartition(":")[2]
@@ -458,6 +491,7 @@ class Witness:
                 raise Violation("charged once", f"{reservation} was not charged to {sorted(missing)}")
             if one.state == "waiting" and whom:
                 raise Violation("charged once", f"{reservation} was never asked and is charged to {sorted(whom)}")
+        self._check_price(paid)
         for agent, journal in self._agents.items():
             own = self._own_charges(journal.ledger)
             if any(count != 1 for _, count in own.values()):
@@ -473,6 +507,24 @@ class Witness:
                 is_summed = one.state == "opened" and agent in one.contributors
                 if is_summed and (one.round_digest, "instance") not in own:
                     raise Violation("charged once", f"{agent} was summed and has charged itself nothing")
+
+    def _check_price(self, paid: dict[tuple[str, str, str], int]) -> None:
+        """Each account has paid for each round what its task costs; of training, once all steps, and then the least."""
+        steps: dict[tuple[str, str, str], list[int]] = {}
+        for (reservation, account, level), amount in paid.items():
+            job_id, _, number = reservation.rpartition("/")
+            task = self._by_digest[self._jobs.get(job_id).task_digest]
+            prices = round_charges(task, self._jobs.rounds(job_id)[int(number)].num_queries)
+            price = {str(name): nano for name, nano in prices.items()}.get(level)
+            if price is None:
+                continue  # no finite price: whatever stands there says so
+            if task.traits.is_sampled:
+                steps.setdefault((task.digest, account, level), []).append(amount)
+            if amount != price and not (task.traits.is_sampled and amount == 1):
+                raise Violation("the price", f"{account} has paid {amount} for {reservation}, which costs {price}")
+        for (_, account, _), amounts in steps.items():
+            if sum(amount > 1 for amount in amounts) != 1:
+                raise Violation("the price", f"{account} has paid {amounts} for the steps of one model")
 
     def _own_charges(self, ledger: Ledger) -> dict[tuple[str, str], tuple[int, int]]:
         """(round, level) -> what an agent charged itself, and how often."""
@@ -505,20 +557,3 @@ class Witness:
                     "no query is lost",
                     f"{record.next_query} queries were given out, {returned} came back, {len(asked)} were asked",
                 )
-
-
-def votes_of(path: Path, asked: NDArray[np.int16]) -> NDArray[np.int64]:
-    """The votes of the nearest records, by sorting: most similar first, among equals the lower record id.
-
-    Returns:
-        Shape (queries, classes).
-    """
-    shard = Shard.open(path, verify=False)
-    rows = shard.rows
-    features, ids = shard.features[rows].astype(np.int64), shard.record_ids[rows]
-    labels = shard.labels[rows]
-    votes = np.zeros((len(asked), len(shard.classes)), dtype=np.int64)
-    for number, question in enumerate(asked.astype(np.int64)):
-        order = np.lexsort((ids, -(features @ question)))
-        np.add.at(votes[number], labels[order[:NEIGHBOURS]], 1)
-    return votes

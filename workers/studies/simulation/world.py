@@ -11,7 +11,6 @@ others meet.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,15 +20,17 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from feature_store.faults import listening
+from feature_store.journal.outages import no_room
 from feature_store.keys import PartyKeys
-from labeler.errors import LabelerError
+from labeler.errors import LabelerError, StorageFull
 from labeler.rounds.coordinator import TURN_GRACE_S
 from workers.agent.policy import Policy
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
 from workers.studies.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
-from workers.studies.simulation.homes import REQUESTER, VARIANTS, Template, Templates, questions
+from workers.studies.simulation.homes import REQUESTER, VARIANTS, Template, Templates
 from workers.studies.simulation.parties import Party, boot_agent, boot_tallier
 from workers.studies.simulation.post import Door, Killed, LossyMailbox, Network
+from workers.studies.simulation.ways import Way, questions, sizes_of
 from workers.studies.simulation.winners import MeetingRoom
 from workers.studies.simulation.witness import Violation, Witness
 
@@ -104,6 +105,8 @@ class World:
         self._counts = _Counts()
         self._stack: list[str] = []
         self._armed: dict[str, int] = {}
+        self._later = source(case.seed, "later schedule")
+        self._full: dict[str, int] = {}
         self._alive: dict[str, Party | Coordinator] = {}
         self._agents = {
             name: _Agent(is_absent=number in case.absent, is_capped=number in case.capped)
@@ -117,7 +120,6 @@ class World:
         template.copy(self.folder)
         for number, name in enumerate(template.agents):
             self._use_records(name, VARIANTS[1] if case.shorter and number == 0 else VARIANTS[0])
-        self._loop = asyncio.new_event_loop()
         self.witness = Witness(self.folder, template, clock=self.clock.utc, step=lambda: self._counts.steps)
         self.mailbox = LossyMailbox(
             source(case.seed, "mailbox"), now=self.clock.unix_s, overheard=self.witness, moment=self._moment
@@ -127,7 +129,6 @@ class World:
             overheard=self.witness,
             reach=self._coordinator,
             enter=lambda action: self._enter(COORDINATOR, action),
-            loop=self._loop,
         )
         self._set_rates(case.rates)
 
@@ -169,7 +170,6 @@ class World:
         for name in list(self._alive):
             self._bury(name)
         self.witness.close()
-        self._loop.close()
 
     # The two parts of a schedule.
 
@@ -191,6 +191,7 @@ class World:
     def _calm(self) -> None:
         """No more faults: every job comes to an end, before its deadline where nothing stands in its way."""
         self._armed.clear()
+        self._full.clear()
         self._set_rates(Rates())
         for name, agent in self._agents.items():
             if not agent.is_open:
@@ -212,7 +213,7 @@ class World:
                 self._pass(TURN_GRACE_S / 3)
         if not self.witness.all_ended and self._must_complete:
             raise Violation("liveness", f"jobs are {self.witness.states} after {_CALM_TURNS} calm turns, not ended")
-        self._pass(max((one.plan.deadline_s for one in self._jobs), default=0.0) + SETTLE_S)
+        self._pass(max((one.plan.deadline_s for one in self._jobs), default=0.0) + SETTLE_S + self.clock.back_s)
         for _ in range(_LAST_TURNS):
             self._all_turns(everybody=False)
             if self.witness.all_ended:
@@ -276,7 +277,7 @@ class World:
             return
         job.submitted_step = step
         try:
-            job.job_id = self._enter(COORDINATOR, lambda: _submit(coordinator, job))
+            job.job_id = self._enter(COORDINATOR, lambda: _submit(coordinator, job, self.case.way))
             self.witness.submitted(job.job_id, job.number)
             self._note(f"job {job.number} is submitted")
         except Killed:
@@ -286,7 +287,7 @@ class World:
                 job.job_id = found
                 self.witness.submitted(found, job.number)
         except LabelerError as error:
-            job.is_refused = True
+            job.is_refused = not isinstance(error, StorageFull)  # then its requester asks again
             self._note(f"job {job.number} is refused: {error.problem_type}")
 
     def _mischief(self) -> None:
@@ -322,6 +323,15 @@ class World:
         if draw.random() < rates.leap:
             happened["leaps"] += 1
             self._pass(draw.choice((_LEAP_S, 700.0)))
+        later = self._later
+        if later.random() < rates.full:
+            name = COORDINATOR if later.random() < 0.4 else later.choice(self._names())
+            self._full[name] = later.randrange(1, 16)
+            self._note(f"the disk of {name} is full")
+        if later.random() < rates.back:
+            happened["clock set back"] += 1
+            self.clock.back_s += later.choice((1.0, 90.0, 5000.0))
+            self._note(f"the clock is {self.clock.back_s:.0f} s behind")
 
     def _change_keys(self, name: str) -> None:
         agent, keys = self._agents[name], self.template.spare[name]
@@ -341,6 +351,8 @@ class World:
         try:
             self._enter(COORDINATOR, lambda: action(coordinator))
         except Killed:
+            return False
+        except StorageFull:
             return False
         except LabelerError as error:
             self._note(f"coordinator says {error.problem_type}")
@@ -373,6 +385,9 @@ class World:
             try:
                 self._alive[name] = self._enter(name, lambda: self._boot(name))
             except Killed:
+                return None
+            except StorageFull:
+                self._note(f"{name} does not start: its disk is full")
                 return None
             except LabelerError as error:
                 raise Violation("a home cannot be opened", f"{name}: {type(error).__name__}: {error}") from error
@@ -428,6 +443,10 @@ class World:
         if not who:
             return
         self._counts.moments += 1
+        if name == "commit" and self._full.get(who):
+            self._full[who] -= 1
+            self._counts.faults["disk full"] += 1
+            raise no_room()
         left = self._armed.get(who)
         if left is None:
             return
@@ -476,13 +495,14 @@ def _cancel(coordinator: Coordinator, *, job_id: str) -> None:
     coordinator.cancel(job_id)
 
 
-def _submit(coordinator: Coordinator, job: _Job) -> str:
+def _submit(coordinator: Coordinator, job: _Job, way: Way) -> str:
     plan = job.plan
+    sizes = sizes_of(way, plan.sizes)
     return coordinator.submit(
         f"job-{job.number}",
         job.task_digest,
-        questions(job.number, sum(plan.sizes)),
-        sizes=plan.sizes,
+        questions(way, job.number, sizes),
+        sizes=sizes,
         deadline_s=plan.deadline_s,
         by=REQUESTER,
     )
