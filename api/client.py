@@ -62,6 +62,7 @@ from api.schema import (
     WithdrawnView,
 )
 from labeler.errors import InvalidSetting
+from labeler.public_names import check_names_are_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -495,6 +496,7 @@ def _parts(files: list[tuple[Path, str]]) -> list[Part]:
     if not files:
         raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(IMAGE_SUFFIXES))}")
     names = [name for _, name in files]
+    check_names_are_text(names)
     if len(set(names)) != len(names):
         raise InvalidSetting("two images have the same name; names tell the labels apart, so give a folder instead")
     return [Part("images", path, name) for path, name in files]

@@ -76,5 +76,6 @@ class FormBody:
 
 
 def _quoted(name: str) -> str:
-    # As browsers do it (HTML standard, multipart/form-data encoding).
-    return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+    # A quoted string of HTTP, which is read back as it was; what browsers write for a quote, %22, may be a name's own.
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    return quoted.replace("\r", "%0D").replace("\n", "%0A")

@@ -37,6 +37,7 @@ from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, site_key
 from feature_store.twice import named, refusal, refuse_same_bytes
 from labeler.errors import BadData, InvalidSetting, StorageFull
+from labeler.public_names import check_names_are_text
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """What becomes of private images that are there more than once."""
@@ -162,6 +163,8 @@ def embed_source(
     keep_thumbnails = public if thumbnails is None else thumbnails
     policy: Duplicates = duplicates or ("keep-all" if public else "refuse")
     images = open_source(source) if isinstance(source, str | Path) else source
+    if public:
+        check_names_are_text(images.names)
     if classes is None and not public and images.label_names and not images.names_are_declared:
         raise InvalidSetting(
             "name the public class list (--classes): this source only knows the labels of its own records, and a list "

@@ -111,6 +111,16 @@ def test_a_source_without_one_readable_image_makes_no_shard(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+def test_public_images_whose_names_are_no_text_are_refused_and_private_ones_are_not(
+    photos: Path, tmp_path: Path
+) -> None:
+    backbone = load_backbone("pixels:4")
+    (photos / "cat" / "0.png").rename(photos / "cat" / "\udcff.png")
+    with pytest.raises(InvalidSetting, match=r"names of 1 public images are no text in UTF-8.*cat/\\udcff.png; rename"):
+        embed_source(photos, backbone, tmp_path / "public", classes=["cat", "dog", "owl"], public=True)
+    assert embed_source(photos, backbone, tmp_path / "own", classes=["cat", "dog", "owl"]).records == 30
+
+
 def test_unlabelled_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match="no label"):
         embed_source(photos / "cat", PixelBackbone(size=4), tmp_path / "out", classes=["cat", "dog"])

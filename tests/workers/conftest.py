@@ -55,7 +55,7 @@ def make_shard(tmp_path: Path) -> MakeShard:
             dimension=DIMENSION,
             public=public,
             backbone={"kind": "pixels"},
-            random_bytes=seeded_source(f"ids {name} {seed}".encode()).bytes,
+            random_bytes=seeded_source(f"ids {name} {seed}".encode("utf-8", "surrogateescape")).bytes,
         ) as writer:
             writer.append(features, labels, [f"{name}/{number}.png" for number in range(records)])
             writer.finish()

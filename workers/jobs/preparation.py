@@ -25,6 +25,7 @@ from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask,
 from labeler.jobs import StudentKind
 from labeler.methods import METHODS
 from labeler.planning import Price, price
+from labeler.public_names import check_names_are_text
 from labeler.task import Level, Task
 from workers.jobs.folder import JobFolder
 from workers.jobs.public_images import PublicImages
@@ -142,6 +143,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
             f"{job.test} holds one class per image, and the shards hold attributes; embed it with a table of attributes"
         )
     public = PublicImages.of(asked)
+    check_names_are_text(asked.sources)
     test = PublicImages.labelled(scored[0]) if scored else None
     if test is not None and not len(test):
         raise BadData(f"no image of {job.test} has a known label, so no student can be scored on it")

@@ -10,9 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from python_multipart.multipart import parse_options_header
 
 from api import examples
 from api.client import Client, ServiceBusy, ServiceProblem
+from api.form_body import FormBody, Part
 from api.schema import JobView, LabelsRequest
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 
@@ -139,9 +141,23 @@ def test_a_form_is_sent_whole_in_every_try(client: Client, script: Script, tmp_p
     assert first.body == second.body
     assert int(first.headers["content-length"]) == len(first.body)
     assert first.body.index(b'name="request"') < first.body.index(b'name="images"')
-    assert b'filename="a/one %221%22.jpg"' in first.body
+    assert rb'filename="a/one \"1\".jpg"' in first.body
     assert b'filename="two.PNG"' in first.body
     assert b"notes" not in first.body
+
+
+@pytest.mark.parametrize("name", ['one "1".jpg', "back\\slash.jpg", "100 %22.jpg", "a;b=c.jpg", "é.jpg", "a'b\\\".jpg"])
+def test_the_name_of_a_file_is_read_back_as_it_was(name: str) -> None:
+    """A quote came back as %22, so that no label was found by the name of its file."""
+    head = FormBody([Part("images", b"", name)])._head(Part("images", b"", name))
+    disposition = head.split(b"\r\n")[1].partition(b": ")[2]
+    assert parse_options_header(disposition)[1][b"filename"].decode() == name
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_sent(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "\udcff.png").write_bytes(b"x")
+    with pytest.raises(InvalidSetting, match="names of 1 public images are no text"):
+        client.submit(examples.TASK_ID, images=tmp_path)
 
 
 def test_a_refusal_is_raised_at_once_with_all_it_says(client: Client, script: Script) -> None:

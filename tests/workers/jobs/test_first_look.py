@@ -69,6 +69,15 @@ def test_a_folder_of_another_job_is_refused_before_shards_are_read(job: Labellin
         run_job(job)
 
 
+def test_names_that_cannot_be_written_down_are_refused_before_anybody_is_asked(tmp_path: Path, make_shard: Any) -> None:
+    """Such a job was answered and paid for, and no label of it could ever be published."""
+    shards = [make_shard(name, seed=seed).path for seed, name in enumerate(("a", "b"))]
+    public = make_shard("odd\udcff", seed=9, public=True)
+    with pytest.raises(InvalidSetting, match=r"names of 60 public images are no text .* odd\\udcff/\d+.png"):
+        run_job(LabellingJob(FILE, tuple(shards), public.path, tmp_path / "job"))
+    assert not list((tmp_path / "job").rglob("journal.db"))
+
+
 def _file(*, count: int = 8, cap: float | None = None, **changes: Any) -> TaskFile:
     task = TaskTable.model_validate({"name": "t", "epsilon": 0.5, "delta": 1e-5} | changes)
     return TaskFile(
