@@ -138,6 +138,8 @@ def _play(
         os.dup2(file.fileno(), 2)
     if output is not None:
         output.close()
+    # The server's remember that they were files which can be sought, and what they are now cannot.
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115  # for life
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["labeler", *arguments]
     from workers.cli import main
