@@ -182,6 +182,20 @@ def test_noise_beyond_the_sampler_is_named_as_noise_and_not_as_a_setting_nobody_
     assert "grid_scale" not in said
 
 
+# Keyboards
+
+
+def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workers.plan.make_plan", stopped)
+    assert ended(monkeypatch, "plan", "--sigma", "25") == 75
+    assert "labeler: interrupted" in capsys.readouterr().err
+
+
 # Terminals
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from labeler.errors import Interrupted
 from workers.commands.option_words import word_errors_of
 
 
@@ -105,6 +106,18 @@ class Catalogued(TyperGroup):
             for name, entry in CATALOGUE.items()
         }
         super().__init__(**settings)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. One that was stopped from the keyboard says so, and ends with what says "try again"; left to
+        itself typer ends it with 130 and no word.
+
+        Raises:
+            Interrupted: it was stopped.
+        """
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command itself, from its module, where a stand-in was named."""
