@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -100,6 +101,13 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def open_page(chromium: Browser) -> Iterator[OpenPage]:
     """`open_page(url, width=..., scheme=...)` opens a fresh profile on it; all are closed at the end."""
+    with opening(chromium) as open_one:
+        yield open_one
+
+
+@contextmanager
+def opening(chromium: Browser) -> Iterator[OpenPage]:
+    """See `open_page`."""
     contexts = []
 
     def open_one(

@@ -10,10 +10,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from api import dashboard
 from labeler.accounting.gaussian import epsilon_of_delta
+from tests.e2e.browser.conftest import opening
 
 OpenPage = Callable[..., Any]
 
@@ -119,18 +120,23 @@ def test_the_theme_switch_overrides_the_system_and_is_remembered(open_page: Open
     expect(page.get_by_role("radio", name="Dark")).to_be_checked()
 
 
-def test_epsilons_drawn_agree_with_the_accountant(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
+@pytest.fixture(scope="module")
+def modules(chromium: Browser, url: str) -> Iterator[Page]:
+    """One page for all who only call what its modules export: each of its own costs half a second of a core."""
+    with opening(chromium) as open_one:
+        yield open_one(url).page
+
+
+def test_epsilons_drawn_agree_with_the_accountant(modules: Page) -> None:
     for delta in (1e-3, 1e-5, 1e-9):
         for nano in (1, 10**4, 10**6, 10**8, 10**9, 3 * 10**10, 10**12):
             expected = epsilon_of_delta(delta, (nano / 1e9) ** 0.5)
-            drawn = page.evaluate(f"import('/dashboard/epsilon.js').then((m) => m.epsilonOf({nano}, {delta}))")
+            drawn = modules.evaluate(f"import('/dashboard/epsilon.js').then((m) => m.epsilonOf({nano}, {delta}))")
             assert drawn == pytest.approx(expected, rel=1e-6, abs=1e-9), (delta, nano)
 
 
-def test_words_of_strangers_stay_words(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
-    html = page.evaluate(
+def test_words_of_strangers_stay_words(modules: Page) -> None:
+    html = modules.evaluate(
         "import('/dashboard/dom.js').then((m) => m.el('p', {title: '\"><b>'}, '<img src=x onerror=alert(1)>'))"
         ".then((node) => node.outerHTML)"
     )
@@ -138,16 +144,15 @@ def test_words_of_strangers_stay_words(open_page: OpenPage, url: str) -> None:
     refused = (
         "import('/dashboard/dom.js').then((m) => m.el('p', {style: 'color:red'})).then(() => '', (e) => e.message)"
     )
-    assert "not set from data" in page.evaluate(refused)
+    assert "not set from data" in modules.evaluate(refused)
 
 
-def test_events_are_split_whatever_ends_their_lines(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
+def test_events_are_split_whatever_ends_their_lines(modules: Page) -> None:
     parse = "([text]) => import('/dashboard/api.js').then((m) => m.parseEvent(text))"
-    assert page.evaluate(parse, ['id: 3\r\nevent: job\r\ndata: {"job_id": "a"}']) == {"job_id": "a"}
-    assert page.evaluate(parse, ['data:{"a":\ndata: 1}']) == {"a": 1}
-    assert page.evaluate(parse, [": ping"]) is None
-    assert page.evaluate(parse, ["data: half a {"]) is None
+    assert modules.evaluate(parse, ['id: 3\r\nevent: job\r\ndata: {"job_id": "a"}']) == {"job_id": "a"}
+    assert modules.evaluate(parse, ['data:{"a":\ndata: 1}']) == {"a": 1}
+    assert modules.evaluate(parse, [": ping"]) is None
+    assert modules.evaluate(parse, ["data: half a {"]) is None
 
 
 def called(page: Page, module: str, name: str, *arguments: Any) -> Any:
@@ -156,30 +161,27 @@ def called(page: Page, module: str, name: str, *arguments: Any) -> Any:
     return page.evaluate(call, [module, name, list(arguments)])
 
 
-def test_epsilons_keep_three_digits_and_no_bound_is_never_a_number(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
+def test_epsilons_keep_three_digits_and_no_bound_is_never_a_number(modules: Page) -> None:
     for value, words in {0: "0", 0.5: "0.500", 0.81249: "0.812", 12: "12.0", 0.00001234: "1.23e-5"}.items():
-        assert called(page, "words.js", "epsilon", value) == words
-    assert called(page, "words.js", "epsilon", None) == "no bound"
-    assert called(page, "words.js", "worth", None) == "no bound"
-    node = page.evaluate("import('/dashboard/words.js').then((m) => m.worthNode(null).outerHTML)")
+        assert called(modules, "words.js", "epsilon", value) == words
+    assert called(modules, "words.js", "epsilon", None) == "no bound"
+    assert called(modules, "words.js", "worth", None) == "no bound"
+    node = modules.evaluate("import('/dashboard/words.js').then((m) => m.worthNode(null).outerHTML)")
     assert "no-bound" in node
     assert "<svg" in node
 
 
-def test_every_moment_is_told_in_utc_wherever_the_reader_is(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
-    assert page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone") == "Europe/Berlin"
-    told = page.evaluate("import('/dashboard/words.js').then((m) => m.time('2027-03-01T23:30:00Z').textContent)")
+def test_every_moment_is_told_in_utc_wherever_the_reader_is(modules: Page) -> None:
+    assert modules.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone") == "Europe/Berlin"
+    told = modules.evaluate("import('/dashboard/words.js').then((m) => m.time('2027-03-01T23:30:00Z').textContent)")
     assert told == "1 Mar 2027, 23:30 UTC"
 
 
-def test_shares_add_up_and_what_is_there_never_shows_as_nothing(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
+def test_shares_add_up_and_what_is_there_never_shows_as_nothing(modules: Page) -> None:
     draw = random.Random(8)
     for _ in range(300):
         parts = [draw.choice([0, 1, 10 ** draw.randrange(1, 13)]) * draw.randrange(1, 100) for _ in range(4)]
-        shown = called(page, "shares.js", "percentages", parts)
+        shown = called(modules, "shares.js", "percentages", parts)
         if not sum(parts):
             assert shown == [0, 0, 0, 0]
             continue
@@ -187,7 +189,7 @@ def test_shares_add_up_and_what_is_there_never_shows_as_nothing(open_page: OpenP
         for amount, share in zip(parts, shown, strict=True):
             assert (share > 0) == (amount > 0), parts
             assert abs(share - 100 * amount / sum(parts)) <= 0.31, parts
-    assert called(page, "shares.js", "percentages", [1, 0, 10**12]) == [0.1, 0, 99.9]
+    assert called(modules, "shares.js", "percentages", [1, 0, 10**12]) == [0.1, 0, 99.9]
 
 
 def balance(**changes: Any) -> dict[str, Any]:
@@ -197,16 +199,15 @@ def balance(**changes: Any) -> dict[str, Any]:
 
 
 def test_an_account_is_told_in_one_measure_that_adds_up_with_the_epsilon_of_the_total_beside_it(
-    open_page: OpenPage, url: str
+    modules: Page,
 ) -> None:
-    page = open_page(url).page
-    words = called(page, "meters.js", "inWords", balance())
+    words = called(modules, "meters.js", "inWords", balance())
     assert words.startswith("spent 25.0 % + reserved 0.0 % + left 75.0 % = 100 %")
     assert "So far epsilon 0.500; at most epsilon 1.00 once all of it is spent (delta 1e-5)." in words
     unbound = balance(spent_epsilon=None, cap_nano=None, left_nano=None, left_fraction=None, cap_epsilon=None)
-    words = called(page, "meters.js", "inWords", unbound)
+    words = called(modules, "meters.js", "inWords", unbound)
     assert words.startswith("No bound:")
-    assert called(page, "meters.js", "standing", unbound)["kind"] == "unbound"
+    assert called(modules, "meters.js", "standing", unbound)["kind"] == "unbound"
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -227,9 +228,8 @@ def job(**changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: OpenPage, url: str) -> None:
-    page = open_page(url).page
-    now = page.evaluate("Date.parse('2027-03-02T00:00Z')")
+def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(modules: Page) -> None:
+    now = modules.evaluate("Date.parse('2027-03-02T00:00Z')")
     party = {
         "party_id": "clinic",
         "role": "agent",
@@ -279,7 +279,7 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
             refusals=[{"party_id": "clinic", "reason": "no", "rounds": [0]}],
         ),
     ]
-    found = called(page, "alerts.js", "alertsOf", ready, parties, budget, jobs, now)
+    found = called(modules, "alerts.js", "alertsOf", ready, parties, budget, jobs, now)
     assert [(one["kind"], one["title"]) for one in found] == [
         ("bad", "Not ready: storage"),
         ("bad", "The budget for one image is used up: clinic"),
@@ -302,7 +302,7 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(open_page: Open
     assert found[11]["detail"] == "The invitation may be used until 5 Mar 2027, 10:30 UTC."
     assert "Bring enough agents back" in found[5]["todo"]
     assert "change what they refuse" in found[6]["todo"]
-    assert called(page, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
+    assert called(modules, "alerts.js", "alertsOf", {"checks": []}, {"parties": []}, {"accounts": []}, [], now) == []
 
 
 def entry(seq: int, kind: str, reservation: str, amount: int, level: str = "instance") -> dict[str, Any]:

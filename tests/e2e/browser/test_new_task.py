@@ -16,7 +16,12 @@ from tests.forked_command import ForkedCommand
 
 pytestmark = pytest.mark.slow
 SLOW_MS = 30_000
-SIZES = [(1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")]
+SIZES = [
+    (1400, "light"),
+    (390, "dark"),
+    pytest.param(1400, "dark", marks=pytest.mark.long),
+    pytest.param(390, "light", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ def test_all_methods_spend_the_same_and_only_one_has_certainty(small: DataSet) -
     assert certainty == [False, False, True]
 
 
+@pytest.mark.long  # in small and without noise above
 def test_real_features_keep_the_order_of_table_2(data_root: Path) -> None:
     """Alpha 0.01, epsilon 0.6, heads as in the paper, on 64 directions of the features for speed."""
     if not _is_cached(data_root):
