@@ -39,8 +39,8 @@ IMAGE_SCHEMA = pa.schema(
     ]
 )
 """`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
-student's,
-together with the released answer about the image itself where it was asked (feature_store.students.calibration)."""
+student's, together with the released answer about the image itself where it was asked
+(feature_store.students.calibration). Of a released model it is the model's own softmax, which is not calibrated."""
 
 
 @dataclass(frozen=True)
