@@ -71,8 +71,9 @@ if TYPE_CHECKING:
 __all__ = ["Client", "ServiceBusy", "ServiceProblem"]
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-MAX_NUMBERS_AS_JSON = 500_000
-"""Written out, a number takes up to 25 bytes; the service takes 16 MiB of JSON, and more as Parquet."""
+MAX_NUMBERS_AS_JSON = 200_000
+"""Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service
+takes 16 MiB of JSON."""
 
 ROWS_OF_A_GROUP = 1000
 
