@@ -15,6 +15,7 @@ from api.coordinator.config import read_config
 from api.schema import EstimateRequest
 from feature_store.backbones import read_spec
 from feature_store.job_files.models import read_model
+from feature_store.keys import PartyKeys
 from feature_store.manifest import read_manifest
 from feature_store.named_files import read_named
 from labeler.auditing import read_audit
@@ -22,7 +23,7 @@ from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from workers import cli
 from workers.audit.tasks import _stored
 from workers.commands.option_words import worded
-from workers.homes.new import read_public
+from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.jobs.task_file import read_task_file
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +132,18 @@ def test_a_line_end_that_came_along_with_a_token_is_no_part_of_it(
 ) -> None:
     assert ended(monkeypatch, "status", "--url", "http://127.0.0.1:9", "--token", "tok_secret\r\n") == 75
     assert "nothing answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["https://anna:hunter2@x.example", "notaurl", "http://x.example", "https://[::1"])
+def test_no_home_is_made_for_a_coordinator_that_its_party_would_not_speak_to(tmp_path: Path, address: str) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(InvalidSetting, match="coordinator's URL") as refused:
+        make_agent_home(home, agent_id="a", coordinator_url=address, shard=tmp_path, engine="auto")
+    assert "hunter2" not in str(refused.value)
+    keys = PartyKeys.generate().public
+    with pytest.raises(InvalidSetting, match="coordinator's URL"):
+        make_tallier_home(home, tallier_id="t", number=0, coordinator_url=address, coordinator=keys)
+    assert not home.exists()
 
 
 # What stands in them

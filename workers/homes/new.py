@@ -72,10 +72,11 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
         Its public keys, as in `public_document`.
 
     Raises:
-        InvalidSetting: there is one already, or the shard is a public one.
+        InvalidSetting: there is one already, the shard is a public one, or no party would speak to such a coordinator.
         BadData: the shard cannot be opened.
     """
     _refuse_second(home / AGENT_FILE)
+    _check_coordinator(coordinator_url)
     records = Shard.open(shard)
     if records.is_public:
         raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
@@ -118,6 +119,7 @@ def make_tallier_home(
     if listen is not None:
         address_of(listen)
     _refuse_second(home / TALLIER_FILE)
+    _check_coordinator(coordinator_url)
     config = TallierConfig(
         tallier_id=tallier_id,
         coordinator_url=coordinator_url,
@@ -234,6 +236,13 @@ def read_public(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError, ProtocolViolation):
         raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
     return dict(document)
+
+
+def _check_coordinator(url: str) -> None:
+    """Refused when a home is made and not when it is first used: an address with a password in it would be kept."""
+    from workers.party.http import check_url  # loads the client, which other commands of homes do not need
+
+    check_url(url)
 
 
 def _refuse_second(path: Path) -> None:
