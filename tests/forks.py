@@ -243,6 +243,32 @@ def _be_a_child(session: pytest.Session, pipe: Connection, number: int) -> NoRet
         os._exit(code)  # what the parent registered for its end is the parent's
 
 
+LEAST_WORK_S = 1.0
+"""Of a processor, in the time of one unit: what a thread that has nothing to do does not take."""
+
+
+class LeftBehind:
+    """Threads that outlive the unit that began them and go on working: they take a core from every test behind them."""
+
+    def __init__(self) -> None:
+        self._worked: dict[int, float] = {}
+
+    def found(self) -> list[str]:
+        """Names and work of those that were there at the last look and have worked since."""
+        before, self._worked = self._worked, {}
+        told = []
+        for thread in threading.enumerate():
+            number = thread.native_id or 0
+            with suppress(OSError, ValueError, IndexError):  # it has just ended, or this is no Linux
+                fields = Path(f"/proc/self/task/{number}/stat").read_text().rpartition(")")[2].split()
+                worked = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                self._worked[number] = worked
+                since = worked - before.get(number, worked)
+                if since >= LEAST_WORK_S and thread is not threading.main_thread():
+                    told.append(f"{thread.name}, {since:.1f} s")
+        return told
+
+
 def _run_units(session: pytest.Session, pipe: Connection, number: int) -> None:
     config = session.config
     manager = config.pluginmanager
@@ -260,6 +286,7 @@ def _run_units(session: pytest.Session, pipe: Connection, number: int) -> None:
     factory._basetemp = factory.getbasetemp() / f"fork-{number}"
     factory._basetemp.mkdir(mode=0o700)
     random.seed()
+    left = LeftBehind()
     while True:
         pipe.send(("next", None))
         unit: Unit | None = pipe.recv()
@@ -270,4 +297,8 @@ def _run_units(session: pytest.Session, pipe: Connection, number: int) -> None:
             after = session if following is None else session.items[following]
             config.hook.pytest_runtest_protocol(item=session.items[index], nextitem=after)
             pipe.send(("ended", index))
+        for thread in left.found():
+            file = session.items[unit[0]].nodeid.partition("::")[0]
+            text = f"a thread that an earlier file left behind worked beside this one: {thread} of a processor"
+            pipe.send(("warning", ("LeftBehind", text, file, 1, "runtest", file)))
     session._setupstate.teardown_exact(None)

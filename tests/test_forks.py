@@ -13,10 +13,12 @@ ROOT = Path(__file__).parent.parent
 
 CONFTEST = """
 import os, pytest
-from tests.forks import Forks
+from tests import forks
+
+forks.LEAST_WORK_S = 0.1
 
 def pytest_configure(config):
-    config.pluginmanager.register(Forks(2))
+    config.pluginmanager.register(forks.Forks(int(os.environ["FORKS"])))
 
 @pytest.fixture(scope="session")
 def federations(tmp_path_factory):
@@ -33,7 +35,7 @@ def print_into(name):
 """
 
 
-def run(folder: Path, ends_with: int = 0, **files: str) -> tuple[str, list[list[str]]]:
+def run(folder: Path, ends_with: int = 0, forks: int = 2, **files: str) -> tuple[str, list[list[str]]]:
     """What pytest printed, and what the tests wrote: a word and the process that wrote it."""
     (folder / "conftest.py").write_text(CONFTEST)
     for name, text in files.items():
@@ -41,7 +43,11 @@ def run(folder: Path, ends_with: int = 0, **files: str) -> tuple[str, list[list[
     told = folder / "told"
     told.touch()
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", folder, folder]
-    environment = os.environ | {"TOLD": str(told), "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder)))}
+    environment = os.environ | {
+        "TOLD": str(told),
+        "FORKS": str(forks),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder))),
+    }
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     assert done.returncode == ends_with
     return done.stdout + done.stderr, [line.split() for line in told.read_text().splitlines()]
@@ -88,6 +94,22 @@ def test_files_that_ask_for_the_same_federation_share_a_process_and_what_was_set
     process_of = dict(told)
     assert process_of["a"] == process_of["b"] == process_of["torn-down"]
     assert [word for word, _ in told] == ["a", "b", "torn-down"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how much a thread has worked stands in /proc")
+def test_a_thread_that_a_file_leaves_behind_and_that_still_works_is_told(tmp_path: Path) -> None:
+    busy = "import threading, time\ndef work():\n    while True: pass\n"
+    begun = "threading.Thread(target=work, name='busy one', daemon=True).start()\n"
+    while_it_works = "    begun = time.process_time()\n    while time.process_time() < begun + 0.6: pass\n"
+    printed, _ = run(
+        tmp_path,
+        forks=1,
+        test_one=f"{busy}def test_a():\n    {begun}",
+        test_two=f"import time\ndef test_b():\n{while_it_works}",
+    )
+    assert "2 passed" in printed
+    assert "an earlier file left behind worked beside this one: busy one" in printed
+    assert "test_two.py" in printed
 
 
 @pytest.mark.parametrize("text", ["assert False\n", "def test_a(:\n"])
