@@ -7,7 +7,8 @@ a process that lost its journal to another one does not show for ever what was.
 
 Whoever has submitted a job or looked at it looks again, and then it has changed, mostly. So a dropped view of a job
 that goes on is read anew at once (`run`, in a thread of its own, many jobs in one statement), and the next look finds
-it. Until it is read there is none: nobody is shown what was before what somebody has been shown.
+it; its view is made of the rows only then. Until it is read there is none: nobody is shown what was before what
+somebody has been shown.
 """
 
 from __future__ import annotations
@@ -65,9 +66,34 @@ class Seen:
         return JobView.model_validate_json(self.body)
 
 
+class Unseen:
+    """A job as it was read, of which a view is made when somebody looks: most are overtaken before.
+
+    Args:
+        is_final: it has ended, so nothing of it changes any more.
+        num_rounds: how many rounds it has.
+        make: makes the view.
+    """
+
+    def __init__(self, *, is_final: bool, num_rounds: int, make: Callable[[], JobView]) -> None:
+        self.is_final = is_final
+        self.num_rounds = num_rounds
+        self._make: Callable[[], JobView] | None = make
+        self._seen: Seen | None = None
+
+    @property
+    def seen(self) -> Seen:
+        """It as it is shown, made once. Two threads may both make it; what they make is equal."""
+        make = self._make
+        if make is not None:
+            self._seen, self._make = Seen.of(make()), None
+        assert self._seen is not None  # noqa: S101  # it is set before the way to make it goes
+        return self._seen
+
+
 @dataclass(frozen=True)
 class _Kept:
-    seen: Seen
+    unseen: Unseen
     until_s: float
 
 
@@ -94,7 +120,7 @@ class SeenJobs:
 
     def __init__(
         self,
-        read: Callable[[Collection[str]], Mapping[str, JobView]],
+        read: Callable[[Collection[str]], Mapping[str, Unseen]],
         *,
         fresh_s: float | None = None,
         steady: Callable[[], float] = time.monotonic,
@@ -117,7 +143,7 @@ class SeenJobs:
             looks = self._reading.get(name, ())
             for look in looks:
                 look.overtaken.add(name)
-            if looks or (kept is not None and not kept.seen.is_final):
+            if looks or (kept is not None and not kept.unseen.is_final):
                 self._want(name)
 
     def expect(self, job_id: str) -> None:
@@ -155,13 +181,13 @@ class SeenJobs:
                 names = [self._stale.popitem(last=False)[0] for _ in range(min(len(self._stale), MOST_AT_ONCE))]
             if not names:
                 return
-            self.look_all(names)
+            self._read_now(names)
 
     def at_once(self, job_id: str) -> Seen | None:
         """A job, where it is known without a look into the journal; None says nothing."""
         with self._lock:
             kept = self._kept.get(job_id)
-        return kept.seen if kept is not None and self._steady() < kept.until_s else None
+        return kept.unseen.seen if kept is not None and self._steady() < kept.until_s else None
 
     def look(self, job_id: str) -> Seen:
         """A job; read where it is not known.
@@ -176,17 +202,19 @@ class SeenJobs:
 
     def look_all(self, job_ids: Collection[str]) -> dict[str, Seen]:
         """Jobs by id, read together now; those that are not there are left out."""
+        return {job_id: one.seen for job_id, one in self._read_now(job_ids).items()}
+
+    def _read_now(self, job_ids: Collection[str]) -> Mapping[str, Unseen]:
         look, began_s = _Look(), self._steady()
         with self._lock:
             for job_id in job_ids:
                 self._reading.setdefault(job_id, []).append(look)
         try:
-            views = self._read(job_ids)
-            found = {job_id: Seen.of(view) for job_id, view in views.items()}
+            found = self._read(job_ids)
             with self._lock:
-                for job_id, seen in found.items():
-                    if job_id not in look.overtaken and len(views[job_id].rounds) <= MOST_ROUNDS:
-                        self._keep(job_id, seen, began_s)
+                for job_id, one in found.items():
+                    if job_id not in look.overtaken and one.num_rounds <= MOST_ROUNDS:
+                        self._keep(job_id, one, began_s)
         finally:
             with self._lock:
                 for job_id in job_ids:
@@ -201,10 +229,10 @@ class SeenJobs:
             self._stale.popitem(last=False)
         self._news.set()
 
-    def _keep(self, job_id: str, seen: Seen, began_s: float) -> None:
-        is_final = seen.is_final and self._fresh_s is None
+    def _keep(self, job_id: str, one: Unseen, began_s: float) -> None:
+        is_final = one.is_final and self._fresh_s is None
         until_s = float("inf") if is_final else began_s + (FRESH_S if self._fresh_s is None else self._fresh_s)
-        self._kept[job_id] = _Kept(seen, until_s)
+        self._kept[job_id] = _Kept(one, until_s)
         self._kept.move_to_end(job_id)
         while len(self._kept) > MOST:
             self._kept.popitem(last=False)

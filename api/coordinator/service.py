@@ -41,7 +41,7 @@ from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.room import RoomProbe
 from api.coordinator.roster import Roster
-from api.coordinator.seen_jobs import Seen, SeenJobs
+from api.coordinator.seen_jobs import Seen, SeenJobs, Unseen
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
@@ -398,7 +398,7 @@ class Coordinator:
             raise no_such_job(seen.job_id)
         return seen
 
-    def _read_views(self, job_ids: Collection[str]) -> dict[str, JobView]:
+    def _read_views(self, job_ids: Collection[str]) -> dict[str, Unseen]:
         return read_views(job_ids, database=self.stores.database, tasks=self.stores.tasks)
 
     def jobs(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
 from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
-from api.schema import JobView, Problem, RoundView, Selection, WaitingFor
+from api.coordinator.seen_jobs import Unseen
+from api.schema import FINISHED, JobView, Problem, RoundView, Selection, WaitingFor
 from feature_store.journal.database import Database
-from feature_store.journal.job_reading import look_at
+from feature_store.journal.job_reading import LookedRows, look_at
 from feature_store.journal.jobs import JobRecord, RoundRecord
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.willingness import AgentAnswer, Answers
@@ -58,19 +60,28 @@ def job_view(
     )
 
 
-def read_views(job_ids: Collection[str], *, database: Database, tasks: TaskStore) -> dict[str, JobView]:
+def read_views(job_ids: Collection[str], *, database: Database, tasks: TaskStore) -> dict[str, Unseen]:
     """Jobs by id as they stand in one moment of the journal; those that are not there are left out."""
     with database.read() as connection:
         found = look_at(connection, job_ids)
     # What a view shows of a task holds for ever, so it need not be of the same moment.
-    known = {one.job.task_digest: tasks.made(one.job.task_digest) for one in found.values()}
-    others = tasks.get_all([digest for digest, task in known.items() if task is None])
-    views = {}
-    for job_id, one in found.items():
-        task = known[one.job.task_digest] or others[one.job.task_digest]
-        view = job_view(one.job, one.rounds, task, one.answers)
-        views[job_id] = view if one.forgotten_at is None else view.model_copy(update={"forgotten_at": one.forgotten_at})
-    return views
+    known = {one.task_digest: tasks.made(one.task_digest) for one in found.values()}
+    missing = [digest for digest, task in known.items() if task is None]
+    others = tasks.get_all(missing) if missing else {}
+    return {
+        job_id: Unseen(
+            is_final=rows.state in FINISHED,
+            num_rounds=rows.num_rounds,
+            make=partial(_view_of, rows, known[rows.task_digest] or others[rows.task_digest]),
+        )
+        for job_id, rows in found.items()
+    }
+
+
+def _view_of(rows: LookedRows, task: TaskRecord) -> JobView:
+    one = rows.looked()
+    view = job_view(one.job, one.rounds, task, one.answers)
+    return view if one.forgotten_at is None else view.model_copy(update={"forgotten_at": one.forgotten_at})
 
 
 def _selection(job: JobRecord) -> Selection:

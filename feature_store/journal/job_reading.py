@@ -62,15 +62,54 @@ class Looked:
     forgotten_at: datetime | None
 
 
-def look_at(connection: Connection, job_ids: Collection[str]) -> dict[str, Looked]:
-    """Jobs by id as they are shown, in one statement; those that are not there are left out."""
-    in_jobs, in_rounds, in_said, in_answers, in_forgotten = _LOOK.all(connection, job_ids)
-    rounds = _rounds_in(job_ids, sorted(in_rounds, key=itemgetter(0, 1)), in_said)
-    answers, forgotten = answers_in(in_answers), forgotten_in(in_forgotten)
-    return {
-        job_id: Looked(job, rounds[job_id], answers.get(job_id, {}), forgotten.get(job_id))
-        for job_id, job in _jobs_in(in_jobs).items()
-    }
+@dataclass(frozen=True)
+class LookedRows:
+    """The rows of one job as they were found: most are never looked at, since a job changes faster than people look.
+
+    Attributes:
+        job: its own row.
+        others: rows of its rounds, of what was said of them, of agents' answers, and of its being forgotten.
+    """
+
+    job: Sequence[Any]
+    others: tuple[list[Sequence[Any]], list[Sequence[Any]], list[Sequence[Any]], list[Sequence[Any]]]
+
+    @property
+    def state(self) -> str:
+        """Of the job."""
+        return str(self.job[_COLUMNS.index("state")])
+
+    @property
+    def task_digest(self) -> str:
+        """Of the job."""
+        return str(self.job[_COLUMNS.index("task_digest")])
+
+    @property
+    def num_rounds(self) -> int:
+        """Of the job."""
+        return len(self.others[0])
+
+    def looked(self) -> Looked:
+        """The job that they are of."""
+        rounds, said, answers, forgotten = self.others
+        ((job_id, job),) = _jobs_in([self.job]).items()
+        return Looked(
+            job,
+            _rounds_in([job_id], sorted(rounds, key=itemgetter(0, 1)), said)[job_id],
+            answers_in(answers).get(job_id, {}),
+            forgotten_in(forgotten).get(job_id),
+        )
+
+
+def look_at(connection: Connection, job_ids: Collection[str]) -> dict[str, LookedRows]:
+    """Rows of jobs by id, in one statement; jobs that are not there are left out."""
+    in_jobs, *others = _LOOK.all(connection, job_ids)
+    place = _COLUMNS.index("job_id")
+    found = {row[place]: LookedRows(row, ([], [], [], [])) for row in in_jobs}
+    for number, rows in enumerate(others):
+        for row in rows:
+            found[row[0]].others[number].append(row)
+    return found
 
 
 def read_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:

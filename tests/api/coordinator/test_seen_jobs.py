@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from api.coordinator import submission
-from api.coordinator.seen_jobs import FRESH_S, MOST, SeenJobs
+from api.coordinator.seen_jobs import FRESH_S, MOST, SeenJobs, Unseen
 from api.coordinator.views import read_views
 from api.schema import JobView
 from feature_store.journal.willingness import AgentAnswer
@@ -16,14 +16,14 @@ from labeler.errors import Unavailable
 from tests.api.conftest import House
 
 
-def looked(house: House, job_ids: Collection[str]) -> dict[str, JobView]:
+def looked(house: House, job_ids: Collection[str]) -> dict[str, Unseen]:
     return read_views(job_ids, database=house.database, tasks=house.tasks)
 
 
 def test_every_change_of_a_job_is_seen_and_nothing_is_read_twice(house: House) -> None:
     read: list[str] = []
 
-    def reading(job_ids: Collection[str]) -> dict[str, JobView]:
+    def reading(job_ids: Collection[str]) -> dict[str, Unseen]:
         read.extend(job_ids)
         return looked(house, job_ids)
 
@@ -65,7 +65,7 @@ def test_a_job_that_changes_while_it_is_read_is_read_again_whoever_reads_it(hous
     job_id = house.submit(house.task(), 2).job_id
     in_between: list[Callable[[], None]] = []
 
-    def reading(asked: Collection[str]) -> dict[str, JobView]:
+    def reading(asked: Collection[str]) -> dict[str, Unseen]:
         views = looked(house, asked)
         if in_between:
             in_between.pop()()
@@ -100,7 +100,7 @@ def test_what_nobody_told_of_is_found_out_soon(house: House) -> None:
 def test_a_job_that_somebody_looks_at_is_read_anew_when_it_changes_until_it_has_ended(house: House) -> None:
     read: list[list[str]] = []
 
-    def reading(job_ids: Collection[str]) -> dict[str, JobView]:
+    def reading(job_ids: Collection[str]) -> dict[str, Unseen]:
         read.append(sorted(job_ids))
         return looked(house, job_ids)
 
@@ -133,7 +133,7 @@ def test_a_job_that_changes_while_it_is_read_anew_is_read_once_more(house: House
     job_id = house.submit(house.task(), 2).job_id
     in_between: list[Callable[[], object]] = []
 
-    def reading(asked: Collection[str]) -> dict[str, JobView]:
+    def reading(asked: Collection[str]) -> dict[str, Unseen]:
         views = looked(house, asked)
         if in_between:
             in_between.pop()()
@@ -153,7 +153,7 @@ def test_the_thread_that_reads_anew_goes_on_after_a_journal_that_could_not_be_re
     job_id = house.submit(house.task(), 2).job_id
     fails, read, stopping = [Unavailable("the disk is away")], threading.Event(), threading.Event()
 
-    def reading(asked: Collection[str]) -> dict[str, JobView]:
+    def reading(asked: Collection[str]) -> dict[str, Unseen]:
         if fails:
             raise fails.pop()
         views = looked(house, asked)
@@ -174,9 +174,26 @@ def test_the_thread_that_reads_anew_goes_on_after_a_journal_that_could_not_be_re
     assert not thread.is_alive()
 
 
+def test_a_view_is_made_when_somebody_looks_and_once(house: House) -> None:
+    view = house.submit(house.task(), 2)
+    made: list[int] = []
+    seen = SeenJobs(lambda _: {view.job_id: Unseen(is_final=False, num_rounds=1, make=lambda: made.append(1) or view)})
+    for _ in range(3):
+        seen.expect(view.job_id)
+        seen.refresh()
+    assert made == []
+    first = seen.at_once(view.job_id)
+    assert first is not None
+    assert first.view == view
+    assert seen.look(view.job_id) is first
+    assert made == [1]
+
+
 def test_what_is_remembered_stays_small(house: House) -> None:
     view = house.submit(house.task(), 2)
-    seen = SeenJobs(lambda job_ids: {job_id: view.model_copy(update={"job_id": job_id}) for job_id in job_ids})
+    seen = SeenJobs(
+        lambda job_ids: {job_id: Unseen(is_final=False, num_rounds=1, make=lambda: view) for job_id in job_ids}
+    )
 
     for number in range(MOST + 10):
         seen.look(f"job-{number}")
