@@ -41,8 +41,9 @@ from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import silent
 from workers.studies.simulation.campaign import memory_folder
 from workers.studies.simulation.case import Case, JobPlan, Rates
-from workers.studies.simulation.homes import Shape, Template, Templates, questions
+from workers.studies.simulation.homes import Shape, Template, Templates
 from workers.studies.simulation.subject import service
+from workers.studies.simulation.ways import questions
 from workers.studies.simulation.world import World
 
 SIZES = (2, 1)
@@ -89,7 +90,7 @@ def opened_by_service(journal: Path) -> list[bytes]:
 
 
 def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
-    task, asked = template.tasks[0], questions(0, sum(SIZES))
+    task, asked = template.tasks[0], questions("neighbours", 0, SIZES)
     batches = (QueryBatch(asked[:2], first_query=0), QueryBatch(asked[2:], first_query=2))
     shards = {name: Shard.open(template.shard(name, "all")) for name in template.agents}
     agents = [agent_over(name, shard, task, batches) for name, shard in shards.items()]
