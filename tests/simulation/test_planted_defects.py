@@ -36,7 +36,7 @@ from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
-from tests.simulation.test_schedules import QUICK
+from tests.simulation.test_schedules import LATE, QUICK
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger
 from workers.agent.agent import Agent
@@ -260,6 +260,35 @@ def _charge_no_step_in_full(patch: Patch) -> None:
         patch.setattr(module, "due", least)
 
 
+def _coordinator_charges_no_step_in_full(patch: Patch) -> None:
+    amounts = settlement.round_amounts
+
+    def least(*asked: Any, answered: int, **more: Any) -> Any:
+        return amounts(*asked, answered=max(1, answered), **more)
+
+    patch.setattr(settlement, "round_amounts", least)
+
+
+def _pay_for_a_step_by_its_number(patch: Patch) -> None:
+    """As the coordinator prices them, whose first step is step 0."""
+    charge = DeskCharges._charge
+
+    def by_number(self: Any, connection: Any, policy: Any, digest: str, ask: Any) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                durable_ledger,
+                "due",
+                lambda task, charges, **_: batching.due(task, charges, answered=ask.batch.first_query),
+            )
+            return charge(self, connection, policy, digest, ask)
+
+    patch.setattr(DeskCharges, "_charge", by_number)
+
+
+def _pay_in_full_for_every_step(patch: Patch) -> None:
+    patch.setattr(durable_ledger, "due", lambda _, charges, **__: dict(charges))
+
+
 def _noise_of_no_key(patch: Patch) -> None:
     def anew(self: Agent, key: Any, purpose: Any, *more: Any) -> Any:
         del self, key, purpose, more
@@ -320,7 +349,21 @@ DEFECTS = (
         _go_on_with_a_full_disk,
     ),
     Defect("coordinator", "begins each step of training from nothing", ("exact votes",), _start_every_step_anew),
-    Defect("all", "charge no step of training in full", ("the price",), _charge_no_step_in_full),
+    Defect("all", "charge no step of training in full", ("the price", "paid before answered"), _charge_no_step_in_full),
+    Defect(
+        "coordinator",
+        "charges no step of training in full",
+        ("the price", "paid before answered"),
+        _coordinator_charges_no_step_in_full,
+    ),
+    Defect(
+        "agent",
+        "pays for a step of training by its number",
+        ("paid before answered",),
+        _pay_for_a_step_by_its_number,
+        QUICK,
+    ),
+    Defect("agent", "pays in full for every step of training", ("the price",), _pay_in_full_for_every_step),
     Defect("agent", "draws its noise from no key of the round", ("exact votes",), _noise_of_no_key),
     Defect("agent", "votes for fewer attributes than a record has", ("exact votes",), _one_attribute_less),
     Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours),
@@ -336,7 +379,7 @@ DEFECTS = (
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: f"{one.who} {one.what}")
 def test_a_planted_defect_is_found_by_its_rule(stage: Stage, defect: Defect, monkeypatch: Patch) -> None:
     defect.plant(monkeypatch)
-    for seed in range(defect.first, QUICK):
+    for seed in (*range(defect.first, QUICK), *LATE):
         found = stage.run(seed).violation
         if found:
             assert found.startswith(tuple(f"{rule}:" for rule in defect.rules)), f"seed {seed}: {found}"

@@ -14,6 +14,10 @@ QUICK = 40
 MANY = 800
 CHUNKS = 4
 
+LATE = (1000751, 1002935)
+"""Schedules in which an agent never gets the first step of a training, and answers from the second on: one in a
+thousand is so. They say no more once `labeler` sends in another order; then a planted defect is not found."""
+
 
 def check(stage: Stage, seeds: range) -> None:
     completed = 0
@@ -27,6 +31,12 @@ def check(stage: Stage, seeds: range) -> None:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_schedule_breaks_a_rule_and_every_job_ends(stage: Stage, chunk: int) -> None:
     check(stage, range(chunk * QUICK // CHUNKS, (chunk + 1) * QUICK // CHUNKS))
+
+
+def test_an_agent_that_comes_in_at_a_later_step_has_paid_for_all(stage: Stage) -> None:
+    """That it does come in late shows the defect `pays for a step of training by its number`, found in these alone."""
+    for seed in LATE:
+        check(stage, range(seed, seed + 1))
 
 
 @pytest.mark.long

@@ -14,14 +14,14 @@ import pytest
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import open_database
+from feature_store.journal.database import Connection, Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
-from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation
+from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.federated import check_model, model_before
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
@@ -96,21 +96,26 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
         yield Paid(kept, lambda: kept.accounts["instance"].spent)
         return
     with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
-        journal = Ledger(database, clock=lambda: NOW)
-        rounds = JournalRounds(database, KeysInMemory())
-        durable = DurableLedger(
-            database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
-            account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
-        )  # fmt: skip
-        durable.open_accounts()
+        yield durable_site(database)
 
-        def promise(proposal: Proposal) -> None:
-            with database.write() as connection:
-                durable.promise_in(connection, POLICY, proposal)
 
-        yield Paid(
-            ChargingLedger(database, rounds, durable), lambda: journal.balance("agent:a", "instance").spent, promise
-        )
+def durable_site(database: Database) -> Paid:
+    """As a process begins over its journal."""
+    journal = Ledger(database, clock=lambda: NOW)
+    rounds = JournalRounds(database, KeysInMemory())
+    durable = DurableLedger(
+        database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
+        account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
+    )  # fmt: skip
+    durable.open_accounts()
+
+    def promise(proposal: Proposal) -> None:
+        with database.write() as connection:
+            durable.promise_in(connection, POLICY, proposal)
+
+    return Paid(
+        ChargingLedger(database, rounds, durable), lambda: journal.balance("agent:a", "instance").spent, promise
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
@@ -143,6 +148,54 @@ def test_what_was_promised_to_a_job_pays_for_its_steps_once(site: Paid) -> None:
     for step in range(STEPS):
         site.charge(asked, step)
     assert site.spent() == whole
+
+
+def test_who_never_got_the_first_step_pays_for_all_with_its_own_first_from_what_it_promised(site: Paid) -> None:
+    if site.promise is None:
+        pytest.skip("a run promises nothing")
+    asked = task()
+    keys = tuple(TallierKey(f"t{n}", f"{n}" * 64, f"{n + 3}" * 64) for n in range(3))
+    sizes = round_sizes(asked, STEPS * ROWS)
+    site.promise(Proposal(job_id="job-1", task=asked, sizes=sizes, talliers=keys, expires_at=NOW.timestamp() + 3600))
+    set_aside = total_charges(asked, sizes)["instance"]
+    # Each takes what was set aside for one step, the first of them the whole price, and nothing is charged besides.
+    for step in (2, 3, 0, 1):
+        site.charge(asked, step)
+        assert site.spent() == set_aside
+    with pytest.raises(PrivacyRefusal, match="of it would be answered"):
+        site.charge(asked, STEPS)
+
+
+@pytest.mark.parametrize("kept", ["none of the transaction", "the rest of the transaction"])
+def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, kept: str) -> None:
+    """A full disk takes the whole transaction with it; a refusal one charge of it (`Database.attempt`)."""
+    asked, whole = task(), round_charges(task(), ROWS)["instance"]
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        site = durable_site(database)
+        assert isinstance(site.ledger, ChargingLedger)
+        durable = site.ledger.ledger
+
+        def lost(connection: Connection, step: int) -> None:
+            digest = round_of(asked, batch(step)).digest
+            durable.charge_in(
+                connection, POLICY, round_digest=digest, shard_version="v", reservation_id=digest,
+                charges=round_charges(asked, ROWS), task=asked, num_queries=ROWS, recipients=(("t", "k"),),
+            )  # fmt: skip
+            raise StorageFull("no room")
+
+        if kept.startswith("none"):
+            with pytest.raises(StorageFull), database.write() as connection:
+                lost(connection, 0)
+        else:
+            with database.write() as connection, pytest.raises(StorageFull), database.attempt(connection):
+                lost(connection, 0)
+        assert site.spent() == 0
+        site.charge(asked, 1)
+        assert site.spent() == whole
+        # The next process over the same journal knows that all is paid for.
+        again = durable_site(database)
+        again.charge(asked, 2)
+        assert again.spent() == whole + 1
 
 
 def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:

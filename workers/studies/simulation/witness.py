@@ -27,20 +27,21 @@ from feature_store.journal.jobs import JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
-from labeler.batching import round_charges
 from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import derive_key, keyed_source
+from labeler.setting import LEVELS
 from labeler.sharing import unshard
 from labeler.tallier_noise import noise_source
-from labeler.task import Task
+from labeler.task import Level, Task
 from labeler.wellformed import BallotShare
 from workers.agent.agent import NOISE
 from workers.studies.simulation.disks import AgentDisk, TallierDisk
 from workers.studies.simulation.homes import VARIANTS, Template
+from workers.studies.simulation.prices import Paid, Standing, is_covered, price, wrongly_paid
 from workers.studies.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
 
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
@@ -111,6 +112,7 @@ class Witness:
         self._contributors: dict[tuple[str, int], tuple[str, ...]] = {}
         self._releases: dict[tuple[str, int], bytes] = {}
         self._entries: list[Entry] = []
+        self._standing = Standing()
         self._versions: dict[str, int] = {}
         self._seen_log: tuple[int, int] | None = None
         self.wire: list[tuple[int, int, str, str, str, int]] = []
@@ -159,6 +161,7 @@ class Witness:
         for message in messages:
             header = message.header
             if header.kind == "input-share":
+                self._check_paid_for(message)
                 self._relayed.add(header.round_digest)
             if header.sender != COORDINATOR:
                 continue
@@ -193,8 +196,36 @@ class Witness:
                 raise Violation("erased is erased", f"{agent} answers a round of which it keeps nothing")
             if kept is None or kept.bodies is None or message.body not in kept.bodies:
                 raise Violation("stored before sent", f"a share of {agent} leaves before it is stored")
+            if (agent, digest) not in self._opened:
+                self._check_paid_by(agent, message)
             self._round_keys[agent, digest] = self._agents[agent].keys.read(digest) or b""
             self._opened.setdefault((agent, digest), {})[tallier] = message
+
+    def _check_paid_by(self, agent: str, message: Message) -> None:
+        """A share leaves an agent whose own ledger has charged enough for it."""
+        current = self._round(message, "a share was sent")
+        charged: dict[str, dict[str, int]] = {level: {} for level in LEVELS}
+        for (digest, level), (amount, _) in self._own_charges(self._agents[agent].ledger).items():
+            if self._jobs.get(self._jobs.round_of(digest).job_id).task_digest == message.header.task_digest:
+                charged[level][digest] = amount
+        task = self._by_digest[message.header.task_digest]
+        if not is_covered(task, current.num_queries, charged, message.header.round_digest):
+            raise Violation("paid before answered", f"{agent} answers a round and has paid too little")
+
+    def _check_paid_for(self, message: Message) -> None:
+        """A share is passed on of a round for which the coordinator's ledger holds enough."""
+        current = self._round(message, "a share was passed on")
+        task = self._by_digest[message.header.task_digest]
+        self._read_entries()
+        known = self._numbers.keys() | {current.job_id}
+        jobs = [job_id for job_id in known if self._jobs.get(job_id).task_digest == task.digest]
+        rounds = [f"{one.job_id}/{one.number}" for job_id in jobs for one in self._jobs.rounds(job_id)]
+        name = f"{current.job_id}/{current.number}"
+        for account in ("federation", f"agent:{message.header.sender}"):
+            if not is_covered(task, current.num_queries, self._standing.of(account, rounds), name):
+                raise Violation(
+                    "paid before answered", f"a share for {name} is passed on, and {account} pays too little"
+                )
 
     def _check_refusal(self, message: Message) -> None:
         agent, digest = message.header.sender, message.header.round_digest
@@ -418,6 +449,7 @@ class Witness:
             page = self._ledger.entries(after=self._entries[-1].seq if self._entries else 0, limit=_PAGE)
             for entry in page:
                 self._entries.append(entry)
+                self._standing.add(entry)
                 if entry.kind == "void":
                     self._check_void(entry)
             if len(page) < _PAGE:
@@ -491,40 +523,43 @@ class Witness:
                 raise Violation("charged once", f"{reservation} was not charged to {sorted(missing)}")
             if one.state == "waiting" and whom:
                 raise Violation("charged once", f"{reservation} was never asked and is charged to {sorted(whom)}")
-        self._check_price(paid)
+        by_name = {f"{one.job_id}/{one.number}": one for one in rounds}
+        for account in sorted({account for _, account, _ in paid}):
+            for level in LEVELS:
+                charges = [(by_name[name], nano) for (name, *of), nano in paid.items() if of == [account, level]]
+                self._check_price(account, level, charges)
         for agent, journal in self._agents.items():
             own = self._own_charges(journal.ledger)
             if any(count != 1 for _, count in own.values()):
                 raise Violation("charged once", f"{agent} has charged itself twice for a round")
-            for (digest, level), (amount, _) in own.items():
-                current = by_digest.get(digest)
-                if current is None:
-                    raise Violation("charged once", f"{agent} has charged itself for a round of no job")
-                told = paid.get((f"{current.job_id}/{current.number}", f"agent:{agent}", level))
-                if told not in (None, amount):
-                    raise Violation("charged once", f"{agent} has charged itself {amount} for what is {told} elsewhere")
+            if any(digest not in by_digest for digest, _ in own):
+                raise Violation("charged once", f"{agent} has charged itself for a round of no job")
+            for level in LEVELS:
+                of_level = [(by_digest[name], amount) for (name, of), (amount, _) in own.items() if of == level]
+                self._check_price(f"{agent} itself", level, of_level)
+                for current, amount in of_level:
+                    task = self._by_digest[self._jobs.get(current.job_id).task_digest]
+                    told = paid.get((f"{current.job_id}/{current.number}", f"agent:{agent}", level))
+                    # Of a model's steps both have the same prices, by the check above, and each its own first step.
+                    has_own_first = task.traits.is_sampled and price(task, level, current.num_queries) is not None
+                    if told not in (None, amount) and not has_own_first:
+                        raise Violation(
+                            "charged once", f"{agent} has charged itself {amount} for what is {told} elsewhere"
+                        )
             for one in rounds:
                 is_summed = one.state == "opened" and agent in one.contributors
                 if is_summed and (one.round_digest, "instance") not in own:
                     raise Violation("charged once", f"{agent} was summed and has charged itself nothing")
 
-    def _check_price(self, paid: dict[tuple[str, str, str], int]) -> None:
-        """Each account has paid for each round what its task costs; of training, once all steps, and then the least."""
-        steps: dict[tuple[str, str, str], list[int]] = {}
-        for (reservation, account, level), amount in paid.items():
-            job_id, _, number = reservation.rpartition("/")
-            task = self._by_digest[self._jobs.get(job_id).task_digest]
-            prices = round_charges(task, self._jobs.rounds(job_id)[int(number)].num_queries)
-            price = {str(name): nano for name, nano in prices.items()}.get(level)
-            if price is None:
-                continue  # no finite price: whatever stands there says so
-            if task.traits.is_sampled:
-                steps.setdefault((task.digest, account, level), []).append(amount)
-            if amount != price and not (task.traits.is_sampled and amount == 1):
-                raise Violation("the price", f"{account} has paid {amount} for {reservation}, which costs {price}")
-        for (_, account, _), amounts in steps.items():
-            if sum(amount > 1 for amount in amounts) != 1:
-                raise Violation("the price", f"{account} has paid {amounts} for the steps of one model")
+    def _check_price(self, account: str, level: Level, paid: list[tuple[RoundRecord, int]]) -> None:
+        """An account has paid what its rounds cost: of each task in the order of its ledger."""
+        of_tasks: dict[str, list[Paid]] = {}
+        for one, amount in paid:
+            digest = self._jobs.get(one.job_id).task_digest
+            of_tasks.setdefault(digest, []).append(Paid(f"{one.job_id}/{one.number}", one.num_queries, amount))
+        for digest, charges in of_tasks.items():
+            if wrong := wrongly_paid(self._by_digest[digest], level, charges):
+                raise Violation("the price", f"{account} has {wrong}")
 
     def _own_charges(self, ledger: Ledger) -> dict[tuple[str, str], tuple[int, int]]:
         """(round, level) -> what an agent charged itself, and how often."""
