@@ -45,7 +45,7 @@ _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (Ba
 _GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
 
 
-class _Unsound(BadData):
+class _Unsound(Exception):
     """A reader that broke off, or said what no reader says."""
 
 
@@ -91,16 +91,22 @@ def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
         with process.stdout as pipe:
             yield from _taken(pipe, limits)
-    except _Unsound as error:
-        readers.forget()
-        raise BadData(str(error)) from None
     finally:
         process.kill()
         process.wait()
 
 
 def _taken(pipe: IO[bytes], limits: RowLimits) -> Iterator[Rows]:
-    """What the reader sent; it read hostile bytes, so nothing it says is believed without a bound."""
+    """What the reader sent; what it was forked from goes with one that is not sound."""
+    try:
+        yield from _said(pipe, limits)
+    except _Unsound:
+        readers.forget()
+        raise BadData(_GONE) from None
+
+
+def _said(pipe: IO[bytes], limits: RowLimits) -> Iterator[Rows]:
+    """A reader has read hostile bytes, so nothing it says is believed without a bound."""
     while True:
         head = _head(pipe)
         match head.get("kind"):
@@ -114,18 +120,18 @@ def _taken(pipe: IO[bytes], limits: RowLimits) -> Iterator[Rows]:
             case "features":
                 yield _features(pipe, head, limits)
             case _:
-                raise _Unsound(_GONE)
+                raise _Unsound
 
 
 def _head(pipe: IO[bytes]) -> dict[str, Any]:
     size = int.from_bytes(_exactly(pipe, _HEAD_BYTES), "big")
     if size > _MAX_HEAD_BYTES:
-        raise _Unsound(_GONE)
+        raise _Unsound
     with suppress(ValueError, RecursionError):
         head = json.loads(_exactly(pipe, size))
         if isinstance(head, dict):
             return head
-    raise _Unsound(_GONE)
+    raise _Unsound
 
 
 def _images(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> list[tuple[str, bytes]]:
@@ -135,14 +141,14 @@ def _images(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> list[tu
         or len(sizes) != len(names)
         or not all(type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes)
     ):
-        raise _Unsound(_GONE)
+        raise _Unsound
     return [(name, _exactly(pipe, size)) for name, size in zip(names, sizes, strict=True)]
 
 
 def _features(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> FeatureRows:
     names, dimension, kind = _texts(head.get("names"), FEATURE_ROWS), head.get("dimension"), head.get("dtype")
     if kind not in _DTYPES or type(dimension) is not int or not 0 <= dimension <= limits.max_feature_dimension:
-        raise _Unsound(_GONE)
+        raise _Unsound
     dtype = np.dtype(kind)
     data = _exactly(pipe, len(names) * dimension * dtype.itemsize)
     return FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
@@ -150,14 +156,14 @@ def _features(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> Featu
 
 def _texts(value: object, most: int) -> list[str]:
     if not isinstance(value, list) or len(value) > most or not all(isinstance(one, str) for one in value):
-        raise _Unsound(_GONE)
+        raise _Unsound
     return value
 
 
 def _exactly(pipe: IO[bytes], size: int) -> bytes:
     data = pipe.read(size)
     if len(data) != size:
-        raise _Unsound(_GONE)
+        raise _Unsound
     return data
 
 

@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 from workers.report.model import JobReport
 
 STANDS_OUT: Final = 3.0
-"""Deviations of the noise; a class without votes seems to have some once in 740 times."""
+"""Deviations of the noise; a class without votes seems to have some once in 740 times.
+
+A class is called silent only where one with its share of all votes would have twice as much: that one is below with the
+same chance. Of fewer votes, a few questions at a small price, no class by itself is seen, though all together may be.
+"""
 
 LOPSIDED: Final = 20.0
 
@@ -35,18 +39,21 @@ def class_totals(report: JobReport) -> tuple[str, ...]:
     rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
     if not rows or not report.task.traits.counts or report.attributes is not None:
         return ()
+    if _is_noise(np.array(rows), report.task.total_sigma_votes):
+        return (ALL_NOISE,)
     if report.task.ballot_radius is not None:
-        return (ALL_NOISE,) if _is_noise(np.array(rows), report.task.total_sigma_votes) else ()
+        return ()
     totals = np.sum(rows, axis=0)
     noise = report.task.total_sigma_votes * math.sqrt(len(rows))
-    silent = [report.class_name(int(label)) for label in np.flatnonzero(totals < STANDS_OUT * noise)]
-    if len(silent) == report.task.num_classes:
-        return (ALL_NOISE,)
+    if totals.mean() < 2 * STANDS_OUT * noise:
+        return ()
     found: list[str] = []
+    silent = [report.class_name(int(label)) for label in np.flatnonzero(totals < STANDS_OUT * noise)]
     if silent:
         found.append(
-            f"The released votes for {', '.join(silent)} add up to no more than noise: agents may hold none of it, or "
-            "too few records for this price. Images of it are probably called something else."
+            f"The released votes for {', '.join(silent)} add up to no more than noise: agents may hold none of "
+            f"{'these' if len(silent) > 1 else 'it'}, or too few records for this price. "
+            f"{'Their images' if len(silent) > 1 else 'Images of it'} are probably called something else."
         )
     heard = np.flatnonzero(totals >= STANDS_OUT * noise)
     most, least = heard[np.argmax(totals[heard])], heard[np.argmin(totals[heard])]

@@ -91,6 +91,7 @@ def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bo
     assert waiting(server, wait) == [400, 500]
 
 
+@pytest.mark.usefixtures("admin")
 def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_alone(server: RedisServer) -> None:
     """Else a tallier takes one share, says so, and begins again with the others."""
     letters = [Letter("site-1", b"x" * 5000, f"coordinator:{number}") for number in range(200)]

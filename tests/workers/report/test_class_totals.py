@@ -25,10 +25,28 @@ def noise_of(report: JobReport) -> float:
 def test_a_class_whose_votes_are_noise_is_named_and_others_are_not(make_report: Maker) -> None:
     report = make_report()
     noise = noise_of(report)
-    (line,) = class_totals(with_totals(report, [10 * noise, 2.9 * noise, 3.1 * noise]))
+    (line,) = class_totals(with_totals(report, [13 * noise, 2.9 * noise, 3.1 * noise]))
     assert "for dog add up to no more than noise" in line
     assert "cat" not in line
     assert "owl" not in line
+
+
+def test_several_are_named_together(make_report: Maker) -> None:
+    report = make_report()
+    noise = noise_of(report)
+    (line,) = class_totals(with_totals(report, [40 * noise, 2.9 * noise, 0.0]))
+    assert "for dog, owl add up to no more than noise: agents may hold none of these" in line
+
+
+def test_where_a_class_with_its_share_would_hardly_show_none_is_called_silent(make_report: Maker) -> None:
+    """A few questions at a small price: classes are told apart question by question, their totals are not."""
+    report = make_report()
+    noise, sigma = noise_of(report), report.task.total_sigma_votes
+    clear = 4 * sigma * np.eye(3)[np.arange(len(report.queries)) % 3]
+    clear[0] = 0.0
+    assert clear.sum(axis=0).min() < 3.9 * noise
+    assert class_totals(with_rows(report, clear)) == ()
+    assert class_totals(with_totals(report, [14 * noise, 2.9 * noise, 0.5 * noise])) == ()
 
 
 def test_classes_that_drown_others_are_told_with_their_ratio(make_report: Maker) -> None:
