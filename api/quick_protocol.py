@@ -4,7 +4,8 @@ llhttp refuses what makes two readers of one stream disagree: a Content-Length b
 one, sizes that are no plain numbers, lines that end in one character or are folded, names with blanks. It is made
 without leniencies. What it takes and h11 does not is refused here: another Transfer-Encoding than "chunked", none or
 several Host, other versions than 1.0 and 1.1. So are heads, and what stands between the data of chunks, of more than
-`MAX_HEAD_BYTES`, which llhttp does not count.
+`MAX_HEAD_BYTES`, which llhttp does not count. Left are ends of lines before a request line and blanks around its
+target: both parsers read the same request where h11 would read none.
 
 uvicorn would feed llhttp whatever has come, and keep a request object for each that a peer sends ahead. Here it is fed
 to the end of one request at most, and the rest waits until that one is answered: a head ends at its first empty line, a

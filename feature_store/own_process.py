@@ -41,6 +41,8 @@ def start_own_process(
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            # As workers.cli has it: nothing of what is validated is shown to packages that extend pydantic.
+            "PYDANTIC_DISABLE_PLUGINS": "__all__",
         },
     )
 

@@ -115,6 +115,11 @@ class Mailroom:
                 messages, error = self._checked(data)
             else:
                 messages, error = await self._waiting.aside(partial(self._checked, data))
+            if not messages:
+                # Anybody can send nothing, or what is refused for itself: no turn is begun or kept waiting for it.
+                if error is not None:
+                    raise error
+                return 0
             outcome: int | LabelerError = await self._waiting.told(
                 lambda tell: self._deliver(Delivery(messages, error, tell))
             )

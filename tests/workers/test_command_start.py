@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from feature_store.own_process import start_own_process
 from workers.commands.catalogue import CATALOGUE, load_commands
 
 ROOT = Path(__file__).parent.parent.parent
@@ -88,19 +89,35 @@ def test_the_help_of_no_command_loads_a_heavy_library() -> None:
     assert loaded & {*HEAVY, "httpx2", "numpy", "scipy"} == set()
 
 
-def test_what_a_command_validates_is_shown_to_no_other_package(tmp_path: Path) -> None:
-    """Installed packages may extend pydantic, and are then told every value that is validated."""
-    (tmp_path / "nosy.py").write_text("import sys\nprint('nosy was asked', file=sys.stderr)\nplugin = None\n")
+@pytest.fixture
+def nosy(tmp_path: Path) -> Path:
+    """A folder with a package that extends pydantic; it says so in `asked` where it is loaded."""
+    (tmp_path / "nosy.py").write_text(f"open({str(tmp_path / 'asked')!r}, 'w').close()\nplugin = None\n")
     told = tmp_path / "nosy-1.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: nosy\nVersion: 1\n")
     (told / "entry_points.txt").write_text("[pydantic]\nnosy = nosy:plugin\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    return tmp_path
+
+
+def test_what_a_command_validates_is_shown_to_no_other_package(nosy: Path) -> None:
+    """Installed packages may extend pydantic, and are then told every value that is validated."""
+    path = os.pathsep.join([str(nosy), str(ROOT)])
     command = [sys.executable, "-m", "workers.cli", "plan", "--sigma", "25", "--json"]
     environment = os.environ | {"PYTHONPATH": path}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert json.loads(ended.stdout)["sigma_votes"] == 25
-    assert "nosy" not in ended.stderr
+    assert not (nosy / "asked").exists()
+
+
+def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nosy / "validates.py").write_text(
+        "from pydantic import BaseModel\nclass One(BaseModel):\n    one: int\nprint(One(one=1).one)\n"
+    )
+    monkeypatch.syspath_prepend(str(nosy))
+    said, _ = start_own_process("validates", answers=True).communicate(timeout=60)
+    assert said == b"1\n"
+    assert not (nosy / "asked").exists()
 
 
 def test_a_command_loads_its_own_module_and_no_other() -> None:

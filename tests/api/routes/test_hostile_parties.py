@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
+from feature_store.driving.intake import Delivery
 from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
@@ -230,3 +231,20 @@ def test_a_large_document_is_refused_before_it_is_parsed_and_says_to_use_parquet
     for answer in (many, large):
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:labeler:problem:too-large")
         assert "Parquet" in answer.json()["detail"]
+
+
+def test_whoever_sends_nothing_or_what_is_refused_for_itself_begins_no_turn_of_the_driver(own: Service) -> None:
+    begun: list[Delivery] = []
+
+    def begin(delivery: Delivery) -> None:
+        begun.append(delivery)
+        delivery.done(0)
+
+    own.coordinator.mailroom._deliver = begin
+    stale = own.keys["agent-a"].message("holdings", sender="agent-a", recipient=COORDINATOR, sequence=1, body=b"")
+    with own.http(None) as http:
+        nothing = http.post("/v1/messages", content=b"", headers=OCTETS)
+        refused = http.post("/v1/messages", content=frame([stale]), headers=OCTETS)
+    assert (nothing.status_code, nothing.json()) == (202, {"taken": 0})
+    assert refused.json()["type"] == "urn:labeler:problem:protocol-violation", "an agent holds nothing of others"
+    assert begun == []
