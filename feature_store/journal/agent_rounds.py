@@ -46,6 +46,7 @@ from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading
 from feature_store.journal.prepared import prepared
 from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.unused_keys import UnusedKeys
 from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
 
@@ -123,6 +124,10 @@ def _ends_of_kept() -> ClauseElement:
     return select(table.round_digest, table.kept_until).where(is_kept).order_by(table.round_digest)
 
 
+def _kept_rounds(connection: Connection) -> set[str]:
+    return {digest for digest, _ in prepared(_ends_of_kept, connection.dialect).all(connection)}
+
+
 class JournalRounds:
     """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered).
 
@@ -140,6 +145,7 @@ class JournalRounds:
         self._open, self._store = prepared(_open_round, dialect), prepared(_store_answer, dialect)
         self._erase = prepared(_erase_round, dialect)
         self._first_end: tuple[int, str] | None = None
+        self._unused = UnusedKeys(database, keys, endings=("",), needed=_kept_rounds)
 
     def open(self, rounds: Mapping[str, datetime], *, connection: Connection) -> None:
         """Begin rounds that are charged in the same transaction; their keys are durable when this returns.
@@ -197,7 +203,8 @@ class JournalRounds:
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
         """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
 
-        Where the process dies in between, the key of an erased round is found by `sweep`.
+        Where the process dies in between, the key of an erased round is found by `sweep`; where its key could not be
+        overwritten, by `tidy`.
         """
         for round_digest in rounds:
             self._erase.run(connection, wanted=round_digest)
@@ -225,12 +232,14 @@ class JournalRounds:
         process that died while it erased.
         """
         with self._database.read() as connection:
-            alive = {digest for digest, _ in prepared(_ends_of_kept, connection.dialect).all(connection)}
-        keyed = set(self._keys.names())
+            alive = _kept_rounds(connection)
         with self._database.write() as connection:
-            self.erase_in(sorted(alive - keyed), connection=connection)
-        # Digests only: other keys of the home are not a round's.
-        self._keys.erase_all([name for name in keyed - alive if len(name) == 64])
+            self.erase_in(sorted(alive.difference(self._keys.names())), connection=connection)
+        self._unused.erase()
+
+    def tidy(self) -> None:
+        """See UnusedKeys: of charges, for example, that a full disk did not keep."""
+        self._unused.erase_what_was_undone()
 
     def __repr__(self) -> str:
         return "JournalRounds(<private>)"

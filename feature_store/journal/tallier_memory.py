@@ -29,10 +29,12 @@ from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import prepared
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
+from feature_store.journal.unused_keys import UnusedKeys
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
 from labeler.messages.rounds import OpenRound
 
 _SHARES, _SUM = ".shares", ".sum"
+_NEEDED = {"open": _SHARES, "fixed": _SUM}
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,6 +96,11 @@ def _one_round() -> ClauseElement:
 
 def _all_rounds() -> ClauseElement:
     return select(tallier_rounds).order_by(tallier_rounds.c.round_digest)
+
+
+def _stages_not_forgotten() -> ClauseElement:
+    is_kept = tallier_rounds.c.state != literal_column("'forgotten'")
+    return select(tallier_rounds.c.round_digest, tallier_rounds.c.state).where(is_kept)
 
 
 def _rounds_not_forgotten() -> ClauseElement:
@@ -172,6 +179,7 @@ class TallierMemory:
         self._keys = keys
         database.create(tallier_rounds, tallier_shares)
         self.holds_clear = True
+        self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
         dialect = database.sql_dialect
         self._seen = prepared(_stage_of_round, dialect)
         self._new_round, self._new_share = prepared(_open_new_round, dialect), prepared(_hold_share, dialect)
@@ -316,20 +324,20 @@ class TallierMemory:
         locked = {one.round_digest for one in held if is_locked_away(bytes(one.share))}
         kept = [*(one.share for one in held), *(row.aggregate for row in rounds if row.aggregate is not None)]
         self.holds_clear = not all(is_locked_away(bytes(data)) for data in kept)
-        needed, lost = set(), []
+        lost = []
         for row in rounds:
-            key = {"open": _shares_key, "fixed": _sum_key}.get(row.state)
-            if key is None:
+            if row.state not in _NEEDED:
                 continue
-            name = key(row.round_digest)
-            needed.add(name)
             is_locked = row.round_digest in locked or (row.aggregate is not None and is_locked_away(row.aggregate))
-            if is_locked and self._keys.read(name) is None:
+            if is_locked and self._keys.read(row.round_digest + _NEEDED[row.state]) is None:
                 self.forget(row.round_digest)
                 lost.append(row.round_digest)
-        of_rounds = [name for name in self._keys.names() if name.endswith((_SHARES, _SUM))]
-        self._keys.erase_all([name for name in of_rounds if name not in needed])
+        self._unused.erase()
         return lost
+
+    def tidy(self) -> None:
+        """See UnusedKeys: of shares or sums, for example, that a full disk did not keep."""
+        self._unused.erase_what_was_undone()
 
     def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
         """What was kept, in clear; of a version without keys it is."""
@@ -379,6 +387,11 @@ def _shares_key(round_digest: str) -> str:
 
 def _sum_key(round_digest: str) -> str:
     return round_digest + _SUM
+
+
+def _needed_keys(connection: Connection) -> list[str]:
+    stages = prepared(_stages_not_forgotten, connection.dialect).all(connection)
+    return [digest + _NEEDED[state] for digest, state in stages]
 
 
 def _of_agent(round_digest: str, agent_id: str) -> str:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
+from feature_store.faults import listening
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.outages import no_room
 from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from labeler.errors import BadData, PrivacyRefusal
+from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from tests.workers.journal_store import JournalStore
 from workers.studies.answering import RoundsInMemory, RoundStore
 
@@ -195,6 +199,99 @@ def test_a_start_erases_keys_that_open_nothing_and_closes_rounds_whose_key_is_go
     with database.read() as connection:
         rows = connection.execute(text("SELECT round_digest, state FROM agent_rounds")).all()
     assert {row.round_digest: row.state for row in rows} == {ROUND: "erased", OTHER: "charged"}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The disk is full from the moment on at which a key is drawn."""
+    moments: list[str] = []
+
+    def moment(what: str) -> None:
+        moments.append(what)
+        if what == "commit" and "keys kept" in moments:
+            raise no_room()
+
+    with listening(moment):
+        yield
+
+
+def test_a_key_of_a_charge_that_was_not_kept_is_erased_by_the_process_that_drew_it(
+    database: Database, tmp_path: Path
+) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    rounds = journal_store(database, tmp_path, keys)
+    charged(rounds, ROUND, kept_until=NOW)
+    rounds.store(ROUND, TALLIERS, BODIES)
+    keys.draw("home")
+    for _ in range(2):
+        with pytest.raises(StorageFull), full_disk():
+            charged(rounds, OTHER, kept_until=NOW)
+        drawn = keys.read(OTHER)
+        assert drawn is not None, "a key is durable before its row"
+        rounds.rounds.tidy()
+        assert keys.names() == [ROUND, "home"]
+        assert not any(drawn in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    # Charged after all: with another key, which stays.
+    charged(rounds, OTHER, kept_until=NOW)
+    rounds.rounds.tidy()
+    assert rounds.key(OTHER) != drawn
+    assert rounds.stored(ROUND, TALLIERS) == BODIES
+
+
+def test_a_key_whose_charge_was_kept_although_its_writer_was_told_otherwise_stays(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = journal_store(database, tmp_path)
+    opened = JournalRounds.open
+
+    def told_otherwise() -> None:
+        raise StorageFull("its answer was lost")
+
+    def opening(self: JournalRounds, *arguments: Any, **named: Any) -> None:
+        opened(self, *arguments, **named)
+        database.after_commit(told_otherwise)
+
+    monkeypatch.setattr(JournalRounds, "open", opening)
+    with pytest.raises(StorageFull):
+        charged(rounds, ROUND, kept_until=NOW)
+    key = rounds.key(ROUND)
+    rounds.rounds.tidy()
+    assert rounds.key(ROUND) == key
+
+
+def test_a_key_that_could_not_be_overwritten_is_erased_as_soon_as_it_can(database: Database, tmp_path: Path) -> None:
+    class Failing(KeyFolder):
+        fails = True
+
+        def erase_all(self, names: Collection[str]) -> None:
+            if names and self.fails:
+                raise OSError("input/output error")
+            super().erase_all(names)
+
+    keys = Failing(tmp_path / "erasable")
+    rounds = journal_store(database, tmp_path, keys)
+    charged(rounds, ROUND, kept_until=NOW)
+    for step in (lambda: rounds.erase(ROUND), rounds.rounds.tidy):
+        with pytest.raises(OSError, match="input/output"):
+            step()
+        assert keys.names() == [ROUND]
+    keys.fails = False
+    rounds.rounds.tidy()
+    assert keys.names() == []
+    with pytest.raises(PrivacyRefusal):
+        rounds.key(ROUND)
+
+
+def test_nothing_is_asked_of_the_journal_where_nothing_was_undone(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = journal_store(database, tmp_path)
+    charged(rounds, ROUND, kept_until=NOW)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "read", None)
+        patch.setattr(database, "write", None)
+        rounds.rounds.tidy()
+    assert rounds.key(ROUND)
 
 
 def test_an_answer_that_was_changed_or_moved_to_another_round_is_found_out(database: Database, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ class AgentDesk:
     def _tidy(self) -> None:
         now = self._clock()
         self._promises.release(now)
+        self._rounds.tidy()
         over = self._rounds.over(now)
         if not over:
             return

@@ -156,7 +156,8 @@ class TallierDesk:
         self._mail.note()
 
     def tidy(self) -> None:
-        """Delete what is not needed any more: single shares at once, sums after a week."""
+        """Delete what is not needed any more: single shares at once, sums after a week, keys that open nothing."""
+        self._memory.tidy()
         over = self._known.expire(self._clock().timestamp())
         if not over:
             return

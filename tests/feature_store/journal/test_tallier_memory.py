@@ -17,11 +17,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.erasable import ErasableKeys, KeyFolder, KeysInMemory, is_locked_away
+from feature_store.faults import listening
 from feature_store.journal.backup import backup
 from feature_store.journal.database import Database, open_database
+from feature_store.journal.outages import no_room
 from feature_store.journal.tallier_memory import KeptRound, KeptShare, TallierMemory
 from feature_store.journal.tallier_tables import tallier_shares
-from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
+from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
 from tests.feature_store.journal.conftest import Place, refuses
@@ -405,6 +407,31 @@ def test_a_start_gives_up_rounds_whose_key_is_gone_and_erases_keys_that_open_not
     assert keys.names() == sorted([rounds[1].digest + ".sum", rounds[3].digest + ".shares", "home"])
     assert memory.sweep() == []
     assert {one.round for one in memory.open_rounds()} == {rounds[1], rounds[3]}
+
+
+def test_keys_of_what_was_not_kept_are_erased_by_the_process_that_drew_them(database: Database, tmp_path: Path) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    journal, memory = Journal(database, keys), TallierMemory(database, keys)
+    one, new = ROUND, Round("c" * 64, "b" * 64, 2, 2, 2)
+    journal.open(opening(one))
+    journal.hold("alice")
+    keys.draw("home")
+
+    def on_a_full_disk(what: str) -> None:
+        if what == "commit":
+            raise no_room()
+
+    for step in (lambda: journal.open(opening(new)), lambda: journal.fix(["alice"], b"sum")):
+        with pytest.raises(StorageFull), listening(on_a_full_disk):
+            step()
+        assert len(keys.names()) == 3, "a key is durable before its row"
+        memory.tidy()
+        assert keys.names() == sorted([DIGEST + ".shares", "home"])
+    assert journal.load().shares["alice"] == kept("alice")
+    journal.fix(["alice"], b"sum")
+    memory.tidy()
+    assert keys.names() == sorted([DIGEST + ".sum", "home"])
+    assert journal.load().aggregate == b"sum"
 
 
 def test_what_an_older_version_kept_in_clear_is_read_summed_and_gone(empty: Journal, database: Database) -> None:
