@@ -72,14 +72,21 @@ class Unseen:
     Args:
         is_final: it has ended, so nothing of it changes any more.
         num_rounds: how many rounds it has.
+        is_small: its view is made in about a millisecond, so that an event loop may.
         make: makes the view.
     """
 
-    def __init__(self, *, is_final: bool, num_rounds: int, make: Callable[[], JobView]) -> None:
+    def __init__(self, *, is_final: bool, num_rounds: int, is_small: bool, make: Callable[[], JobView]) -> None:
         self.is_final = is_final
         self.num_rounds = num_rounds
+        self._is_small = is_small
         self._make: Callable[[], JobView] | None = make
         self._seen: Seen | None = None
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether `seen` is made, or made soon."""
+        return self._is_small or self._seen is not None
 
     @property
     def seen(self) -> Seen:
@@ -184,10 +191,11 @@ class SeenJobs:
             self._read_now(names)
 
     def at_once(self, job_id: str) -> Seen | None:
-        """A job, where it is known without a look into the journal; None says nothing."""
+        """A job, where it is known without a look into the journal, or much work; None says nothing."""
         with self._lock:
             kept = self._kept.get(job_id)
-        return kept.unseen.seen if kept is not None and self._steady() < kept.until_s else None
+        is_known = kept is not None and self._steady() < kept.until_s and kept.unseen.is_at_hand
+        return kept.unseen.seen if kept is not None and is_known else None
 
     def look(self, job_id: str) -> Seen:
         """A job; read where it is not known.

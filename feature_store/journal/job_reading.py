@@ -89,6 +89,11 @@ class LookedRows:
         """Of the job."""
         return len(self.others[0])
 
+    @property
+    def size(self) -> int:
+        """Characters of all that was said of it, which is what making a view of it takes its time by."""
+        return sum(len(value) for rows in self.others for row in rows for value in row if isinstance(value, str))
+
     def looked(self) -> Looked:
         """The job that they are of."""
         rounds, said, answers, forgotten = self.others

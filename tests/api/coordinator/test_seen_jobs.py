@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from api.coordinator import submission
+import pytest
+
+from api.coordinator import submission, views
 from api.coordinator.seen_jobs import FRESH_S, MOST, SeenJobs, Unseen
 from api.coordinator.views import read_views
 from api.schema import JobView
@@ -174,10 +176,18 @@ def test_the_thread_that_reads_anew_goes_on_after_a_journal_that_could_not_be_re
     assert not thread.is_alive()
 
 
+def plain(make: Callable[[], JobView]) -> Unseen:
+    return Unseen(is_final=False, num_rounds=1, is_small=True, make=make)
+
+
 def test_a_view_is_made_when_somebody_looks_and_once(house: House) -> None:
     view = house.submit(house.task(), 2)
     made: list[int] = []
-    seen = SeenJobs(lambda _: {view.job_id: Unseen(is_final=False, num_rounds=1, make=lambda: made.append(1) or view)})
+    seen = SeenJobs(
+        lambda _: {
+            view.job_id: Unseen(is_final=False, num_rounds=1, is_small=True, make=lambda: made.append(1) or view)
+        }
+    )
     for _ in range(3):
         seen.expect(view.job_id)
         seen.refresh()
@@ -189,10 +199,26 @@ def test_a_view_is_made_when_somebody_looks_and_once(house: House) -> None:
     assert made == [1]
 
 
+def test_a_view_that_takes_long_to_make_is_made_where_it_is_read_and_then_found_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at once holds up everybody, whether the job is theirs or not."""
+    job_id = house.submit(house.task(), 2).job_id
+    monkeypatch.setattr(views, "SMALL_SIZE", 10)
+    seen = SeenJobs(partial(looked, house))
+    seen.expect(job_id)
+    seen.refresh()
+    assert seen.at_once(job_id) is None
+    found = seen.look_all([job_id])[job_id]
+    assert seen.at_once(job_id) is found
+
+
 def test_what_is_remembered_stays_small(house: House) -> None:
     view = house.submit(house.task(), 2)
     seen = SeenJobs(
-        lambda job_ids: {job_id: Unseen(is_final=False, num_rounds=1, make=lambda: view) for job_id in job_ids}
+        lambda job_ids: {
+            job_id: Unseen(is_final=False, num_rounds=1, is_small=True, make=lambda: view) for job_id in job_ids
+        }
     )
 
     for number in range(MOST + 10):
