@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from feature_store.faults import between
 from feature_store.key_slots import KeySlots
+from feature_store.room import making_room
 from labeler.errors import BadData, InvalidSetting, UnsafeStorage
 from labeler.randomness import KEY_BYTES, derive_key
 
@@ -49,7 +50,11 @@ class ErasableKeys(Protocol):
     """Keys by name; `feature_store.erasable.KeyFolder`, and a twin in memory."""
 
     def draw(self, name: str) -> bytes:
-        """The key of a name: 32 random bytes, durable before this returns; the same until it is erased."""
+        """The key of a name: 32 random bytes, durable before this returns; the same until it is erased.
+
+        Raises:
+            StorageFull: there is no room for it; there is none then.
+        """
         ...
 
     def read(self, name: str) -> bytes | None:
@@ -107,7 +112,8 @@ class KeyFolder:
     def _drawn(self, names: Collection[str]) -> dict[str, bytes]:
         wanted = [_checked(name) for name in names if name not in self._files]
         drawn = os.urandom(KEY_BYTES * len(wanted))
-        return self._slots.put({name: drawn[KEY_BYTES * at :][:KEY_BYTES] for at, name in enumerate(wanted)})
+        with making_room("a key of a round"):
+            return self._slots.put({name: drawn[KEY_BYTES * at :][:KEY_BYTES] for at, name in enumerate(wanted)})
 
     def read(self, name: str) -> bytes | None:
         """See ErasableKeys."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from feature_store import key_slots
 from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, KeysInMemory, keys_in
 from feature_store.key_slots import SLOT_BYTES, KeySlots
-from labeler.errors import BadData, InvalidSetting, UnsafeStorage
+from labeler.errors import BadData, InvalidSetting, StorageFull, UnsafeStorage
 
 ONE, OTHER = "a" * 64, "b" * 64
 MANY = [f"{number:064x}" for number in range(200)]
@@ -181,6 +182,25 @@ def test_a_key_that_was_refused_its_sync_is_not_believed(folder: Path, monkeypat
     assert {name: keys.read(name) for name in keys.names()} == keys_in(folder)
     keys.erase_all([ONE, OTHER])
     assert keys_in(folder) == {}
+
+
+def test_a_key_for_which_there_is_no_room_is_no_key_and_nothing_but_a_full_disk_is_said(folder: Path) -> None:
+    keys = KeyFolder(folder)
+    known = keys.draw("first")
+    size = (folder / SLOTS_FILE).stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    names = [f"round-{number}" for number in range(200)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, limits[1]))
+    try:
+        with pytest.raises(StorageFull):
+            keys.draw_all(names)
+        assert keys.read("first") == known
+        assert keys.names() == KeyFolder(folder).names() == ["first"]
+        keys.erase("first")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    keys.draw_all(names)
+    assert KeyFolder(folder).names() == sorted(names)
 
 
 @pytest.mark.parametrize("step", ["erase", "draw"])
