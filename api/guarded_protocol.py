@@ -18,14 +18,12 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from api.connections import Crowd, Place
 from api.problems import PROBLEMS, TYPE_PREFIX
@@ -183,36 +181,45 @@ class Guarded(Protocol):
     transport: asyncio.Transport
 
 
-class GuardedProtocol(H11Protocol):
-    """One connection, read by h11; see the module.
+class Watched(asyncio.Protocol):
+    """What a connection tells its guard, whichever parser reads it; stands before uvicorn's class of that parser.
 
     Args:
-        config, server_state, app_state, _loop: uvicorn's.
+        given, named: uvicorn's.
         crowd: where the connection is counted.
         times: its limits.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        crowd: Crowd,
-        times: Times,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.conn = _OneLength(h11.SERVER)
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def __init__(self, *given: Any, crowd: Crowd, times: Times, **named: Any) -> None:
+        super().__init__(*given, **named)
         self._guard = Guard(crowd, times, self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        self._guard.begin(self)
+        self._guard.begin(cast("Guarded", self))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.end()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._guard.stalls(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._guard.goes_on()
+
+
+class GuardedProtocol(Watched, H11Protocol):
+    """One connection, read by h11; see the module."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.conn = _OneLength(h11.SERVER)
 
     def data_received(self, data: bytes) -> None:
         self._guard.received += len(data)
@@ -222,14 +229,6 @@ class GuardedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._guard.stalls(self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._guard.goes_on()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, of which ours take the place
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

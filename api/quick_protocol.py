@@ -15,16 +15,12 @@ what is malformed behind a good request is found after the good one's answer and
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import httptools
-from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from api.connections import Crowd
-from api.guarded_protocol import NO_REQUEST, Guard, Times, as_bytes
+from api.guarded_protocol import NO_REQUEST, Watched, as_bytes
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 """As h11 takes."""
@@ -36,28 +32,12 @@ class Malformed(Exception):
     """A request that llhttp takes and we do not; raised within its callbacks."""
 
 
-class QuickProtocol(HttpToolsProtocol):
-    """One connection, read by llhttp; see the module.
+class QuickProtocol(Watched, HttpToolsProtocol):
+    """One connection, read by llhttp; see the module."""
 
-    Args:
-        config, server_state, app_state, _loop: uvicorn's.
-        crowd: where the connection is counted.
-        times: its limits.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        crowd: Crowd,
-        times: Times,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.parser = httptools.HttpRequestParser(self)  # without uvicorn's leniencies
-        self._guard = Guard(crowd, times, self.loop)
         self._ahead = b""
         """What has come."""
         self._at = 0
@@ -70,24 +50,9 @@ class QuickProtocol(HttpToolsProtocol):
         self._uncounted = 0
         """Bytes of a head, or between the data of chunks."""
 
-    # The connection.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        self._guard.begin(self)
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.end()
         self._ahead, self._at = b"", 0
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._guard.stalls(self.transport)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._guard.goes_on()
 
     # What the peer sends.
 

@@ -18,7 +18,7 @@ from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import AskedStrategy, check_selection
 from labeler.jobs import JobState as JobState
 from labeler.plain_numbers import PlainNumbers
-from labeler.task import Level, Printable
+from labeler.task import MOST_CLASSES, Level, Printable
 from labeler.wanted_task import ClassName, WantedTask
 from labeler.wanted_task import LifeRequest as LifeRequest
 
@@ -46,7 +46,7 @@ class View(BaseModel):
 class TaskRequest(WantedTask):
     """What all parties shall agree on. Give `sigma_votes` or `epsilon` (the noise is then solved for that price)."""
 
-    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=32_000)] | None = None
+    classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     max_queries: Annotated[int, Field(ge=1, le=1_000_000)]
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None

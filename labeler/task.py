@@ -64,6 +64,7 @@ MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
 """Between the smallest and the largest noisy sum of a winner task, in grid units: what fits into a field of 64 bits."""
 
 MOST_CLASSES: Final = 32_000
+"""Of a task, and attributes of a record: labels are 16 bits, with a sign."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -148,7 +149,7 @@ class Task(PlainNumbers):
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    attributes_per_record: Annotated[int, Field(ge=1, le=32_000)] | None = None
+    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     life: Life | None = None
     training: Training | None = None
     abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None

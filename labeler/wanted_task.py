@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from labeler.life import MOST_LIFE_NANO
 from labeler.methods import Method, ReleaseKind
 from labeler.plain_numbers import PlainNumbers
-from labeler.task import PositiveFinite, Printable, Sigma, Task, Training, parse_task
+from labeler.task import MOST_CLASSES, PositiveFinite, Printable, Sigma, Task, Training, parse_task
 
 ClassName = Annotated[Printable, Field(max_length=200)]
 
@@ -29,7 +29,7 @@ class LifeRequest(PlainNumbers):
     """Nano-units of mu^2; all that the federation has set aside, when neither this nor `epsilon` is given."""
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     """The same as what all votes of an image may ever cost, at the task's delta; in place of `budget_nano`."""
-    asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=32_000)] | None = None
+    asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=MOST_CLASSES)] | None = None
     """Only images of these classes vote, and pay for it; of all, when absent."""
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class WantedTask(PlainNumbers):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
-    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=32_000)] | None = None
+    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
     method: Method = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma | None = None
@@ -66,7 +66,7 @@ class WantedTask(PlainNumbers):
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
-    attributes_per_record: Annotated[int, Field(ge=1, le=32_000)] | None = None
+    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
     life: LifeRequest | None = None
     training: Training | None = None
     dishonest_talliers: Literal[1, 2] | None = None

@@ -16,7 +16,7 @@ from feature_store.named_files import read_named
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
 from labeler.settings_text import SettingsText
-from labeler.task import Level
+from labeler.task import MOST_CLASSES, Level
 
 MAX_CAP_EPSILON = MOST_EPSILON
 """A larger cap would promise nothing; `unlimited` says so openly."""
@@ -168,7 +168,7 @@ class CoordinatorConfig(_Table):
     metrics: Literal["token", "open"] = "token"
     telemetry: Literal["off", "otlp"] = "off"
     talliers: Literal[2, 3] = 3
-    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=32_000)] | None = None
+    classes: Annotated[tuple[str, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
     federation: CapsTable
     agents: CapsTable
     trusted_proxies: Annotated[tuple[str, ...], Field(max_length=100)] = ()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labeler.errors import ProtocolViolation
+from labeler.task import MOST_CLASSES
 from labeler.untrusted import check_digest, check_list, check_mapping, check_text
 
-MAX_CLASSES = 32_000
 MAX_CLASS_CHARACTERS = 200
 MAX_FINGERPRINT_CHARACTERS = 200
 MAX_VERSION_CHARACTERS = 100
@@ -74,8 +74,8 @@ def facts_of(kept: Mapping[str, Any]) -> Facts:
 
 def _check_classes(value: object) -> None:
     names = check_list(value, "classes of a poll")
-    if len(names) > MAX_CLASSES:
-        raise ProtocolViolation(f"classes of a poll are at most {MAX_CLASSES}, found {len(names)}")
+    if len(names) > MOST_CLASSES:
+        raise ProtocolViolation(f"classes of a poll are at most {MOST_CLASSES}, found {len(names)}")
     for name in names:
         check_text(name, "a class of a poll", most=MAX_CLASS_CHARACTERS)
 

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.field import PrimeField, comparison_bits, field_for
+from labeler.task import MOST_CLASSES
 from workers.winner.certificates import fingerprint
 
 NUM_PARTIES: Final = 3
@@ -52,7 +53,6 @@ ABSTAINED: Final = -1
 
 PROTOCOL_VERSION: Final = "labeler-winner/2"
 
-_MAX_CLASSES = 32_000
 _MAX_ENTRIES = 2**31
 
 
@@ -131,9 +131,9 @@ class WinnerJob:
             raise InvalidSetting(f"party must be 0 to {NUM_PARTIES - 1}, found {self.party}")
         if len(set(self.fingerprints)) != NUM_PARTIES:
             raise InvalidSetting("two talliers have the same certificate; each needs one of its own")
-        if not 2 <= self.num_classes <= _MAX_CLASSES or self.num_queries < 1:
+        if not 2 <= self.num_classes <= MOST_CLASSES or self.num_queries < 1:
             raise InvalidSetting(
-                f"a winner job has at least 1 query and 2 to {_MAX_CLASSES} classes; "
+                f"a winner job has at least 1 query and 2 to {MOST_CLASSES} classes; "
                 f"found {self.num_queries} and {self.num_classes}"
             )
         if self.num_queries * self.num_classes > _MAX_ENTRIES:

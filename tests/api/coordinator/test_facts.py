@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from api.coordinator.facts import MAX_CLASS_CHARACTERS, MAX_CLASSES, Facts, check_facts, facts_of
+from api.coordinator.facts import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
 from labeler.errors import ProtocolViolation
+from labeler.task import MOST_CLASSES
 
 GOOD = {"backbone_fingerprint": "sha256:a", "classes": ["cat", "a dog"]}
 BAD: list[dict[str, Any]] = [
@@ -18,7 +19,7 @@ BAD: list[dict[str, Any]] = [
     {"classes": ["cat", ""]},
     {"classes": ["\x1b[2J"]},
     {"classes": ["c" * (MAX_CLASS_CHARACTERS + 1)]},
-    {"classes": ["c"] * (MAX_CLASSES + 1)},
+    {"classes": ["c"] * (MOST_CLASSES + 1)},
     {"backbone_fingerprint": 5},
     {"backbone_fingerprint": "a\nb"},
     {"backbone_fingerprint": "a" * 201},
