@@ -150,7 +150,7 @@ def test_the_reader_of_strangers_files_loads_little() -> None:
 
 
 def test_the_command_line_loads_without_any_learning_library() -> None:
-    assert learning_libraries_after("import workers.cli") == []
+    assert learning_libraries_after("import workers.commands.catalogue") == []
 
 
 LONG = 400

@@ -2,54 +2,32 @@
 
 The commands live in `workers.commands`, one module per room, loaded when one of its commands is invoked
 (`workers.commands.catalogue`); here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
-setting, 75 try again (an interrupted run continues).
+setting, 75 try again (an interrupted run continues). Nothing else is imported before `main` minds Ctrl-C.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-from typing import Annotated, Final
-
-import typer
-
-from labeler.errors import Interrupted, InvalidSetting, LabelerError
-from workers.commands.catalogue import Catalogued
-
-COMPLETION: Final = "_LABELER_COMPLETE"
-"""A shell sets it to ask for completions: `eval "$(_LABELER_COMPLETE=source_bash labeler)"`; zsh and fish likewise."""
-
-app = typer.Typer(
-    name="labeler",
-    cls=Catalogued,
-    help="Label public images with the private images of several organisations, under a proven privacy bound.",
-    no_args_is_help=True,
-    add_completion=COMPLETION in os.environ,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-)
-
-
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
-        from importlib.metadata import version
-
-        typer.echo(f"labeler {version('private-labeler')}")
-        raise typer.Exit
-
-
-@app.callback()
-def labeler(
-    version: Annotated[  # its callback answers and ends
-        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Nothing happens before a command: with a callback the command line is a group, whatever it holds."""
 
 
 def main() -> None:
     """Run the command line and end with its exit code."""
+    try:
+        from workers.commands.stopping import ended_at_once
+    except KeyboardInterrupt:
+        sys.stderr.write("labeler: interrupted\n")
+        sys.exit(75)
+    with ended_at_once():
+        _run()
+
+
+def _run() -> None:
+    import io
+
+    from labeler.errors import InvalidSetting, LabelerError
+    from workers.commands.catalogue import app
+
     # A package that extends pydantic is shown all that is validated, and some send it away as telemetry; and to find
     # such packages, all that is installed is looked through at every start.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
@@ -67,9 +45,6 @@ def main() -> None:
     except OSError as error:
         _complain(f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        sys.exit(Interrupted.exit_code)
 
 
 def _is_unicode(argument: str) -> bool:

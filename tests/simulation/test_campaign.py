@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labeler.errors import BadData, InvalidSetting
-from workers import cli
+from workers.commands.catalogue import app
 from workers.studies.simulation import campaign
 from workers.studies.simulation.bench import rows_of
 from workers.studies.simulation.campaign import Report, read_seeds, replay_command, run_seeds
@@ -57,17 +57,17 @@ def test_a_seed_that_was_found_stands_in_the_report_with_what_replays_it() -> No
 
 
 def test_the_command_shows_one_schedule_step_by_step() -> None:
-    shown = CliRunner().invoke(cli.app, ["bench", "simulate", "--seeds", "3:4", "--trace", "--json"])
+    shown = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:4", "--trace", "--json"])
     assert shown.exit_code == 0
     assert "coordinator starts" in shown.stderr
     assert "calm" in shown.stderr
     metrics = {row["metric"] for row in json.loads(shown.stdout)["rows"]}
     assert {"schedules", "turns", "rules broken"} <= metrics
-    several = CliRunner().invoke(cli.app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
+    several = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
     assert isinstance(several.exception, InvalidSetting)
 
 
 def test_other_benches_take_no_seeds() -> None:
     for option in (["--seeds", "3:5"], ["--minutes", "1"], ["--trace"]):
-        other = CliRunner().invoke(cli.app, ["bench", "speed", *option])
+        other = CliRunner().invoke(app, ["bench", "speed", *option])
         assert isinstance(other.exception, InvalidSetting), option

@@ -209,6 +209,27 @@ def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_ag
     assert "labeler: interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.prices", "workers.plan", "rich.console"]
+)
+def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_python(reached: str) -> None:
+    """The interrupt comes when a module is first looked for, so it hits the same line each time."""
+    code = (
+        "import os, signal, sys\n"
+        "class Stopper:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {reached!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stopper())\n"
+        "sys.argv = ['labeler', 'plan', '--sigma', '-25']\n"
+        "from workers.cli import main; main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1:]) == (75, b"", [b"labeler: interrupted"])
+    assert len(done.stderr.splitlines()) == 1
+
+
 # Terminals
 
 

@@ -91,7 +91,7 @@ def test_words_of_a_file_and_of_english_stay() -> None:
 def test_every_help_fits_eighty_columns() -> None:
     from typer.testing import CliRunner
 
-    from workers.commands.catalogue import load_commands
+    from workers.commands.catalogue import app, load_commands
 
     checked = 0
 
@@ -105,7 +105,7 @@ def test_every_help_fits_eighty_columns() -> None:
             check([*words, name], inner)
 
     def runner_output(words: list[str]) -> str:
-        return CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(cli.app, [*words, "--help"]).output
+        return CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, [*words, "--help"]).output
 
     for name, command in load_commands().items():
         check([name], command)

@@ -6,17 +6,19 @@ else. A test compares the sentences with those of the commands, so the two canno
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from labeler.errors import Interrupted
 from workers.commands.option_words import word_errors_of
+from workers.commands.stopping import interruptible
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,11 @@ class Catalogued(TyperGroup):
         Raises:
             Interrupted: it was stopped.
         """
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted") from None
+        with interruptible():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                raise Interrupted("interrupted") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command itself, from its module, where a stand-in was named."""
@@ -143,3 +146,34 @@ def _commands_of(module: str) -> dict[str, Any]:
     for command in found.values():
         word_errors_of(command)
     return found
+
+
+COMPLETION: Final = "_LABELER_COMPLETE"
+"""A shell sets it to ask for completions: `eval "$(_LABELER_COMPLETE=source_bash labeler)"`; zsh and fish likewise."""
+
+app = typer.Typer(
+    name="labeler",
+    cls=Catalogued,
+    help="Label public images with the private images of several organisations, under a proven privacy bound.",
+    no_args_is_help=True,
+    add_completion=COMPLETION in os.environ,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"labeler {version('private-labeler')}")
+        raise typer.Exit
+
+
+@app.callback()
+def labeler(
+    version: Annotated[  # its callback answers and ends
+        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Nothing happens before a command: with a callback the command line is a group, whatever it holds."""

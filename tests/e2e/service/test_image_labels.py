@@ -21,7 +21,7 @@ from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.query_selection import select_queries
 from feature_store.students.labelling import label_images
 from tests.e2e.service.conftest import Service
-from workers.cli import app
+from workers.commands.catalogue import app
 
 IMAGES, CLUSTERS = 120, 24
 DIGITS = load_digits()

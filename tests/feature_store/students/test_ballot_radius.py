@@ -14,7 +14,7 @@ from feature_store.shard_writer import ShardWriter
 from feature_store.students.ballot_radius import propose_radius
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
-from workers.cli import app
+from workers.commands.catalogue import app
 from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
 CLASSES = tuple("abcd")

@@ -16,7 +16,7 @@ import labeler
 from feature_store.job_files.image_labels import IMAGE_SCHEMA, stamp_of
 from labeler.errors import BadData, MixedShards
 from tests.workers.notebook.test_notebook import folders, job  # noqa: F401
-from workers.cli import app
+from workers.commands.catalogue import app
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "labels.md").read_text()
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHODS
-from workers import cli
 from workers.commands import simulate as command
+from workers.commands.catalogue import app
 from workers.simulated import run
 from workers.simulated.ballots import SIMULATED
 from workers.simulated.federation import digits_pool, shard_pool
@@ -108,18 +108,18 @@ def test_a_shard_of_one_s_own_is_dealt_without_what_was_deleted(tmp_path: Path) 
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_the_words_of_who_asked(line: str, said: str) -> None:
-    result = CliRunner().invoke(cli.app, ["simulate", *line.split()])
+    result = CliRunner().invoke(app, ["simulate", *line.split()])
     assert result.exit_code
     assert said in f"{result.exception} {result.output}"
 
 
 def test_the_command_shows_a_table_within_eighty_columns_and_one_document() -> None:
     runner = CliRunner(env={"COLUMNS": "80"})
-    shown = runner.invoke(cli.app, ["simulate", "--agents", "20,40", "--queries", "10"])
+    shown = runner.invoke(app, ["simulate", "--agents", "20,40", "--queries", "10"])
     assert shown.exit_code == 0
     assert "this protects nobody" in shown.output
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    told = json.loads(runner.invoke(cli.app, ["simulate", "--agents", "20", "--queries", "10", "--json"]).stdout)
+    told = json.loads(runner.invoke(app, ["simulate", "--agents", "20", "--queries", "10", "--json"]).stdout)
     assert told["is_seeded"] is True
     assert {"agents", "seconds", "bytes", "peak_mib", "epsilon", "labels_right"} <= set(told["rows"][0])
 

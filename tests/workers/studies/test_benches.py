@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from labeler.errors import InvalidSetting
-from workers import cli
 from workers.commands import bench as command
+from workers.commands.catalogue import app
 from workers.studies import BENCHES, run_bench, winner
 from workers.studies import office_caltech as office
 from workers.studies.accounting.composition import poisson
@@ -37,7 +37,10 @@ def test_the_speed_bench_reports_every_target() -> None:
 def test_the_command_names_every_bench_and_every_paper_without_loading_one() -> None:
     assert tuple(BENCHES) == command.BENCHES
     assert tuple(PAPERS) == command.PAPERS
-    looked = "import sys, workers.cli; sys.exit(any(name.startswith('workers.studies') for name in sys.modules))"
+    looked = (
+        "import sys, workers.commands.catalogue; "
+        "sys.exit(any(name.startswith('workers.studies') for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
 
 
@@ -47,7 +50,7 @@ def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(BENCHES, "rounds", prices_a_round)
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    result = CliRunner().invoke(cli.app, ["bench", "rounds"])
+    result = CliRunner().invoke(app, ["bench", "rounds"])
     assert isinstance(result.exception, InvalidSetting)
     assert "needs the package dp_accounting" in str(result.exception)
     assert "private-labeler[studies]" in str(result.exception)
