@@ -142,21 +142,6 @@ def test_commands_are_read_once_however_often_a_process_uses_them() -> None:
     assert len({id(one.callback) for one in once.commands.values()}) == len(once.commands)
 
 
-def test_every_room_of_commands_is_in_the_catalogue_with_all_it_has() -> None:
-    import typer
-
-    from workers import commands as package
-
-    folder = Path(package.__file__ or "").parent
-    rooms = {path.stem for path in folder.glob("*.py") if "\ndef register(" in path.read_text()}
-    assert rooms == {entry.module for entry in CATALOGUE.values()}
-    for room in rooms:
-        app = typer.Typer()
-        __import__(f"workers.commands.{room}", fromlist=["register"]).register(app)
-        names = set(typer.main.get_group(app).commands)
-        assert names == {name for name, entry in CATALOGUE.items() if entry.module == room}
-
-
 def complete(words: str) -> list[str]:
     """What a shell is offered for the last of these words."""
     asked = {"_LABELER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

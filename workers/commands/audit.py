@@ -14,11 +14,6 @@ from labeler.setting import StatedLevel
 from workers.commands.console import Json, one_of, print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(audit)
-
-
 def audit(
     task: Annotated[
         Path, typer.Argument(metavar="TASK", help="Task file (TOML), folder of a run, or a job's task as JSON.")

@@ -53,11 +53,6 @@ EXTRA: Final = frozenset({"dp_accounting"})
 """Top-level modules of the extra `studies`."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(bench)
-
-
 def bench(
     name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHES)} or papers.")],
     paper: Annotated[

@@ -26,7 +26,7 @@ class Entry:
     """A command, or a group of them, as `labeler --help` lists it.
 
     Attributes:
-        module: of `workers.commands`, which has `register(app)`.
+        module: of `workers.commands`, which has a function of the command's name, or a group, `NAME_app`.
         summary: the first paragraph of its help.
     """
 
@@ -141,7 +141,12 @@ def _commands_of(module: str) -> dict[str, Any]:
     """The commands of a module. Read once in a process: a group of commands takes those of each reading beside those
     of the one before."""
     room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
-    import_module(f"workers.commands.{module}").register(room)
+    loaded = import_module(f"workers.commands.{module}")
+    for name in (name for name, entry in CATALOGUE.items() if entry.module == module):
+        if (group := getattr(loaded, f"{name}_app", None)) is not None:
+            room.add_typer(group, name=name)
+        else:
+            room.command(name)(getattr(loaded, name))
     found = dict(typer.main.get_group(room).commands)
     for command in found.values():
         word_errors_of(command)

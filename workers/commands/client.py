@@ -21,7 +21,7 @@ from rich.text import Text
 
 from feature_store.exports import EXPORT_FORMATS
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
+from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.following import wait_for
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
 
@@ -36,12 +36,6 @@ FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
 _TASK_ID = re.compile("[0-9a-f]{64}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    for command in (submit, status, share, budget, export):
-        app.command()(command)
 
 
 def submit(
@@ -130,10 +124,8 @@ def share(
     """
     with connect(url, token, ca_file) as service:
         view = service.unshare_task(task, with_token) if stop else service.share_task(task, with_token)
-    if as_json:
-        print_json(view.model_dump(mode="json"))
-        return
-    typer.echo(f"Task {escaped(view.task_id)} is shared with {', '.join(map(escaped, view.shared_with)) or 'nobody'}")
+    said = f"Task {escaped(view.task_id)} is shared with {', '.join(map(escaped, view.shared_with)) or 'nobody'}"
+    tell(view.model_dump(mode="json"), said, as_json=as_json)
 
 
 def budget(
@@ -223,10 +215,8 @@ def export(
             return
         else:
             service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
-    if as_json:
-        print_json({"job_id": job, "out": str(out)})
-    else:
-        typer.echo(f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}")
+    said = f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}"
+    tell({"job_id": job, "out": str(out)}, said, as_json=as_json)
 
 
 def _image_table(service: Client, job: str) -> pa.Table:
@@ -246,10 +236,8 @@ def _write_images(kind: str, table: pa.Table, out: Path, wanted: dict[str, Any])
 
 
 def _say_exported(count: int, out: Path, job: str, kind: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"job": job, "format": kind, "images": count, "out": str(out)})
-    else:
-        typer.echo(f"Labels of {count} images are in {out}")
+    document = {"job": job, "format": kind, "images": count, "out": str(out)}
+    tell(document, f"Labels of {count} images are in {out}", as_json=as_json)
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:

@@ -21,6 +21,14 @@ def print_json(document: Any) -> None:
     typer.echo(json.dumps(document, allow_nan=False))
 
 
+def tell(document: Any, *lines: str, as_json: bool) -> None:
+    """Print what was found: as a document for machines, else as these lines for people."""
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(lines))
+
+
 def escaped(text: str) -> str:
     """A text from elsewhere as one line that a terminal only shows: control characters are written out, not obeyed."""
     return "".join(

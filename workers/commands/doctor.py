@@ -16,11 +16,6 @@ from workers.progress import say_seconds
 _STYLES: Final = {"well": "green", "look": "yellow", "wrong": "bold red"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(doctor)
-
-
 def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Check CUDA devices too; without one, that is wrong.")] = False,
     home: Annotated[Path, typer.Option(help="Folder of a party's home, there or to be.")] = Path(),

@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, escaped, print_json
-from workers.commands.service import CaFile, MaybeToken, MaybeUrl
+from workers.commands.console import Json, escaped, print_json, tell
+from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
     from feature_store.evidence_file import SignedEvidence
 
 MaybeHome = Annotated[Path | None, typer.Option(help="Home folder of a coordinator or of an agent; it may run.")]
 
-evidence_app = typer.Typer(rich_markup_mode="markdown")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(evidence_app, name="evidence", invoke_without_command=True, no_args_is_help=True)
+evidence_app = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode="markdown")
 
 
 @evidence_app.callback()
@@ -67,15 +62,13 @@ def evidence(
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
     replace_file(page, shown.encode(), mode=0o600)
     journal = signed.evidence.facts.journal
-    if as_json:
-        remarks = list(signed.evidence.remarks)
-        print_json(
-            {"out": str(out), "page": str(page), "entries": journal.entries, "head": journal.head, "remarks": remarks}
-        )
-        return
-    typer.echo(f"{out} is signed; {page} is the same to print. The journal was verified to entry {journal.entries}.")
-    for remark in signed.evidence.remarks:
-        typer.echo(f"Note: {escaped(remark)}")
+    remarks = list(signed.evidence.remarks)
+    tell(
+        {"out": str(out), "page": str(page), "entries": journal.entries, "head": journal.head, "remarks": remarks},
+        f"{out} is signed; {page} is the same to print. The journal was verified to entry {journal.entries}.",
+        *(f"Note: {escaped(remark)}" for remark in remarks),
+        as_json=as_json,
+    )
 
 
 @evidence_app.command()
@@ -122,9 +115,9 @@ def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
     from feature_store.evidence_file import read_signed
-    from workers.commands.service import fetch_evidence
 
-    fetch_evidence(url, token, ca_file, out, task=task, since=_moment("since", since), until=_moment("until", until))
+    with connect(url, token, ca_file) as service:
+        service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))
     return read_signed(out.read_bytes())
 
 

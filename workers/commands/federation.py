@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from workers.federation.up import Running
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(up)
-
-
 def up(
     home: Annotated[Path, typer.Option(help="Folder of the federation; made if missing.")] = Path("federation"),
     agents: Annotated[int | None, typer.Option(min=1, help="How many agents. Default: 5.")] = None,

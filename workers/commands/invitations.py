@@ -12,7 +12,7 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands import service
-from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.console import Json, escaped, one_of, print_json, tell
 from workers.commands.service import CaFile
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ Phrase = Annotated[
 ]
 ROLES = ("agent", "tallier")
 _WIDTH = 80
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(invite)
 
 
 def invite(
@@ -63,11 +58,10 @@ def invite(
     from workers.homes.invitations import write_invitation
 
     if withdraw:
-        gone = service.withdraw_invitation(url, token, name, ca_file=ca_file)
-        if as_json:
-            print_json(gone)
-        else:
-            typer.echo(f"{gone['withdrawn']} invitations of {escaped(name)} were withdrawn.")
+        with service.connect(url, token, ca_file) as client:
+            gone = client.withdraw_invitation(name)
+        said = f"{gone.withdrawn} invitations of {escaped(name)} were withdrawn."
+        tell(gone.model_dump(mode="json"), said, as_json=as_json)
         return
     chosen = one_of("role", role, ROLES)
     fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}

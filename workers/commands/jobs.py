@@ -11,7 +11,8 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from labeler.jobs import STUDENT_KINDS
-from workers.commands.console import Json, escaped, one_of, print_json, tell_warning
+from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
+from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
@@ -26,12 +27,6 @@ MemoryLimit = Annotated[
     int | None,
     typer.Option(min=1, help="MiB an index may take; a larger shard is searched in blocks."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    for command in (demo, run, student, predict):
-        app.command()(command)
 
 
 def demo(
@@ -134,11 +129,9 @@ def student(
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")
     ] = Path("student.safetensors"),
-    url: Annotated[str | None, typer.Option(envvar="LABELER_URL", help="Of the service.")] = None,
-    token: Annotated[str | None, typer.Option(envvar="LABELER_TOKEN", help="Access token.")] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
-    ] = None,
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
+    ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
     """Train a student on the released answers of a job, or fetch a service's; score it where truth is known.
@@ -165,10 +158,11 @@ def student(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"
             )
-        from workers.commands.service import fetch_student
         from workers.jobs.student import score_student
 
-        result = score_student(fetch_student(url, token, ca_file, job, out), test=test)
+        with connect(url, token, ca_file) as service:
+            service.student(job, out)
+        result = score_student(out, test=test)
     else:
         from workers.jobs.student import train_student
         from workers.students.ranks import is_first_process, run_in_ranks
@@ -186,11 +180,8 @@ def student(
             )
         if not is_first_process():
             return
-    if as_json:
-        print_json(result)
-        return
     score = "no truth to score against" if result.get("accuracy") is None else f"{result['accuracy']:.1%} right"
-    typer.echo(f"Student {result['kind']}: {score}; saved to {result['path']}")
+    tell(result, f"Student {result['kind']}: {score}; saved to {result['path']}", as_json=as_json)
 
 
 def predict(

@@ -7,17 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from workers.commands.console import Json, one_of, print_json
+from workers.commands.console import Json, one_of, tell
 
 Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
 
-journal_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(journal_app, name="journal", help="Verify and back up a home's ledger; go on after it was lost.")
+journal_app = typer.Typer(
+    help="Verify and back up a home's ledger; go on after it was lost.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 
 @journal_app.command()
@@ -29,10 +28,7 @@ def verify(home: Home, as_json: Json = False) -> None:
     from workers.homes.journals import verify_journal
 
     found = verify_journal(home)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(f"The journal holds: {found['entries']} entries, ending with {found['hash'][:16]}.")
+    tell(found, f"The journal holds: {found['entries']} entries, ending with {found['hash'][:16]}.", as_json=as_json)
 
 
 @journal_app.command()
@@ -50,10 +46,8 @@ def backup(
     from workers.homes.journals import backup_home
 
     found = backup_home(home, out)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(f"{out} holds {', '.join(found['files'])}; the ledger ends with entry {found['entries']}.")
+    said = f"{out} holds {', '.join(found['files'])}; the ledger ends with entry {found['entries']}."
+    tell(found, said, as_json=as_json)
 
 
 @journal_app.command()
@@ -81,7 +75,7 @@ def upgrade(
             f"The journal went from version {found['from']} to {found['to']}; its ledger is the same, up to entry "
             f"{found['entries']}. As it was before, it is kept in {found['backup']}."
         )
-    _tell(found, words, as_json=as_json)
+    tell(found, words, as_json=as_json)
 
 
 @journal_app.command("write-off")
@@ -99,7 +93,7 @@ def write_off(
     from workers.homes.journals import write_off_account
 
     found = write_off_account(home, account, one_of("level", level, ("instance", "agent")), reason=reason)
-    _tell(found, f"{found['written_off_nano']} nano-units of {account} ({level}) are written off.", as_json=as_json)
+    tell(found, f"{found['written_off_nano']} nano-units of {account} ({level}) are written off.", as_json=as_json)
 
 
 @journal_app.command("accept-restored")
@@ -116,7 +110,7 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
         "If this is a coordinator's, every site that saw the newer one consents, with\n"
         f"  labeler journal trust-restored --home HOME --head {found['head']}"
     )
-    _tell(found, words, as_json=as_json)
+    tell(found, words, as_json=as_json)
 
 
 @journal_app.command("trust-restored")
@@ -136,7 +130,7 @@ def trust_restored(
     found = trust_restored_journal(home, head)
     seen, accepted = found["seen"], found["accepted"]
     before = "what this party had seen cannot be read" if seen is None else f"had seen entry {_short(seen)}"
-    _tell(
+    tell(
         found,
         f"Before: {before}; kept in {Path(found['kept']).name}.\n"
         f"Accepted: entry {_short(accepted)}, and every journal that goes on from there.",
@@ -146,10 +140,3 @@ def trust_restored(
 
 def _short(head: dict[str, Any]) -> str:
     return f"{head['entries']} ({head['hash'][:16]})"
-
-
-def _tell(found: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(sentence)

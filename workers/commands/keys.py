@@ -9,19 +9,16 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands import service
-from workers.commands.console import Json, one_of, print_json
-from workers.commands.service import CaFile
+from workers.commands.console import Json, one_of, tell
+from workers.commands.service import CaFile, MaybeUrl
 
 Home = Annotated[Path, typer.Option(help="Home folder of the party.")]
-OptionalUrl = Annotated[str | None, typer.Option(envvar="LABELER_URL", help="Of a running service.")]
-OptionalToken = Annotated[str | None, typer.Option(envvar="LABELER_TOKEN", help="An administrator's access token.")]
 
-keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(keys_app, name="keys", help="Make, show, enrol, rotate and revoke keys; make access tokens.")
+keys_app = typer.Typer(
+    help="Make, show, enrol, rotate and revoke keys; make access tokens.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 
 @keys_app.command()
@@ -80,10 +77,8 @@ def enrol(
         question = f"Does {party['party_id']} ({party.get('role')}) read out the fingerprint {party['fingerprint']}?"
         typer.confirm(question, abort=True, err=True)
     view = service.enrol_party(url, token, party, rotated=rotated, ca_file=ca_file)
-    if as_json:
-        print_json(view)
-    else:
-        typer.echo(f"{view['party_id']} is enrolled as {view['role']} with fingerprint {view['fingerprint']}.")
+    said = f"{view['party_id']} is enrolled as {view['role']} with fingerprint {view['fingerprint']}."
+    tell(view, said, as_json=as_json)
 
 
 @keys_app.command()
@@ -98,11 +93,9 @@ def revoke(
 
     Example: `labeler keys revoke hospital-a --url https://labels.example.org`
     """
-    view = service.revoke_party(url, token, party_id, ca_file=ca_file)
-    if as_json:
-        print_json(view)
-    else:
-        typer.echo(f"{view['party_id']} is revoked.")
+    with service.connect(url, token, ca_file) as client:
+        view = client.revoke_party(party_id)
+    tell(view.model_dump(mode="json"), f"{view.party_id} is revoked.", as_json=as_json)
 
 
 @keys_app.command()
@@ -112,7 +105,7 @@ def token(
     home: Annotated[
         Path | None, typer.Option(help="The coordinator's home, while the coordinator is stopped: for the first token.")
     ] = None,
-    url: OptionalUrl = None,
+    url: MaybeUrl = None,
     access: Annotated[
         str | None, typer.Option("--token", envvar="LABELER_TOKEN", help="An administrator's token, with --url.")
     ] = None,
@@ -129,22 +122,21 @@ def token(
 
         made: dict[str, Any] = make_token_offline(home, name=name, role=wanted)
     elif url is not None and access is not None:
-        made = service.make_token(url, access, name=name, role=wanted, ca_file=ca_file)
+        with service.connect(url, access, ca_file) as client:
+            made = client.create_token(name, wanted).model_dump(mode="json")
     else:
         raise InvalidSetting("name the coordinator's home (--home), or a running service (--url and --token)")
-    if as_json:
-        print_json(made)
-    else:
-        typer.echo(f"Token of {made['name']} ({made['role']}), shown now and never again:")
-        typer.echo(made["token"])
+    said = f"Token of {made['name']} ({made['role']}), shown now and never again:"
+    tell(made, said, made["token"], as_json=as_json)
 
 
 def _tell(document: dict[str, Any], home: Path, *, as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-        return
-    typer.echo(f"{document['party_id']} ({document['role']})")
-    typer.echo(f"fingerprint  {document['fingerprint']}")
-    typer.echo(f"verify_key   {document['verify_key']}")
-    typer.echo(f"seal_key     {document['seal_key']}")
-    typer.echo(f"Both keys are in {home / 'keys.public.json'}, to be sent to others.")
+    tell(
+        document,
+        f"{document['party_id']} ({document['role']})",
+        f"fingerprint  {document['fingerprint']}",
+        f"verify_key   {document['verify_key']}",
+        f"seal_key     {document['seal_key']}",
+        f"Both keys are in {home / 'keys.public.json'}, to be sent to others.",
+        as_json=as_json,
+    )

@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, print_json
+from workers.commands import site
+from workers.commands.console import Json, tell
+from workers.commands.exposure import exposure
 from workers.commands.federation import stop_signal
+from workers.commands.invitations import agent_join, tallier_join
 
 Home = Annotated[Path, typer.Option(help="Home folder of this party.")]
 OptionalHome = Annotated[Path | None, typer.Option(help="Home folder of this party.")]
@@ -18,19 +21,10 @@ CoordinatorUrl = Annotated[str, typer.Option(help="Where the coordinator is: htt
 agent_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 tallier_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
 
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    from workers.commands import site
-    from workers.commands.exposure import exposure
-    from workers.commands.invitations import agent_join, tallier_join
-
-    agent_app.command("join")(agent_join)
-    tallier_app.command("join")(tallier_join)
-    site.add_to_agent(agent_app)
-    agent_app.command("exposure")(exposure)
-    app.add_typer(agent_app, name="agent")
-    app.add_typer(tallier_app, name="tallier")
+agent_app.command("join")(agent_join)
+tallier_app.command("join")(tallier_join)
+site.add_to_agent(agent_app)
+agent_app.command("exposure")(exposure)
 
 
 @agent_app.callback(invoke_without_command=True)
@@ -150,11 +144,8 @@ def tallier_listen(
     from workers.winner.certificates import fingerprint
 
     public = add_winner_identity(home, listen=address)
-    if as_json:
-        print_json(public)
-        return
-    typer.echo(f"Send {home / 'keys.public.json'} to the two other talliers, and read out its certificate:")
-    typer.echo(f"  {fingerprint(public['certificate'])}")
+    said = f"Send {home / 'keys.public.json'} to the two other talliers, and read out its certificate:"
+    tell(public, said, f"  {fingerprint(public['certificate'])}", as_json=as_json)
 
 
 @tallier_app.command("peers")
@@ -172,18 +163,17 @@ def tallier_peers(
     from workers.winner.certificates import fingerprint
 
     peers = pin_peers(home, [read_public(path) for path in files])
-    if as_json:
-        print_json(
-            [
-                {"tallier": number, "party_id": peer.tallier_id, "listen": peer.listen}
-                | {"certificate_sha256": fingerprint(peer.certificate)}
-                for number, peer in sorted(peers.items())
-            ]
-        )
-        return
-    typer.echo("Compare over the phone, then restart this tallier:")
-    for number, peer in sorted(peers.items()):
-        typer.echo(f"  tallier {number}, {peer.tallier_id} at {peer.listen}: {fingerprint(peer.certificate)}")
+    pinned = [
+        {"tallier": number, "party_id": peer.tallier_id, "listen": peer.listen}
+        | {"certificate_sha256": fingerprint(peer.certificate)}
+        for number, peer in sorted(peers.items())
+    ]
+    tell(
+        pinned,
+        "Compare over the phone, then restart this tallier:",
+        *("  tallier {tallier}, {party_id} at {listen}: {certificate_sha256}".format_map(peer) for peer in pinned),
+        as_json=as_json,
+    )
 
 
 @tallier_app.command("agents")
@@ -201,22 +191,23 @@ def tallier_agents(
 
     documents = [read_public(path) for path in files]
     named = name_agents(home, documents)
-    if as_json:
-        print_json(named)
-        return
-    typer.echo("Compare with each hospital over the phone, then restart this tallier:")
-    for document in documents:
-        typer.echo(f"  {document['party_id']}: {document['fingerprint']}")
-    typer.echo(f"It sums {len(named)} agents and nobody else: {', '.join(named)}.")
+    tell(
+        named,
+        "Compare with each hospital over the phone, then restart this tallier:",
+        *(f"  {document['party_id']}: {document['fingerprint']}" for document in documents),
+        f"It sums {len(named)} agents and nobody else: {', '.join(named)}.",
+        as_json=as_json,
+    )
 
 
 def _tell_made(home: Path, public: dict[str, object], *, next_step: str, as_json: bool) -> None:
-    if as_json:
-        print_json(public)
-        return
-    typer.echo(f"The home of {public['party_id']} is {home}. {next_step}")
-    typer.echo(f"Send {home / 'keys.public.json'} to the coordinator's administrator, and read out its fingerprint:")
-    typer.echo(f"  {public['fingerprint']}")
+    tell(
+        public,
+        f"The home of {public['party_id']} is {home}. {next_step}",
+        f"Send {home / 'keys.public.json'} to the coordinator's administrator, and read out its fingerprint:",
+        f"  {public['fingerprint']}",
+        as_json=as_json,
+    )
 
 
 def _needed(home: Path | None) -> Path:

@@ -15,11 +15,6 @@ from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
 from workers.commands.console import Json, one_of, print_json
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(plan)
-
-
 def plan(
     queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
     method: Annotated[str, typer.Option(help=f"{', '.join(METHOD_NAMES)}.")] = "knn",
@@ -125,7 +120,6 @@ def plan(
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.
     """
-    from labeler.errors import InvalidSetting
     from workers.plan import PlanRequest, make_plan, means_along, sampled_in, training_from
 
     if max_records is not None and min_records is None and axes is None:

@@ -9,25 +9,15 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, print_json
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(prune)
+from workers.commands.service import CaFile, MaybeToken, MaybeUrl
 
 
 def prune(
     older_than: Annotated[str, typer.Option(help="Age since the end of a job: 30d, 12h, 45m.")],
     home: Annotated[Path | None, typer.Option(help="Home of a stopped coordinator, agent or tallier.")] = None,
-    url: Annotated[
-        str | None, typer.Option(envvar="LABELER_URL", help="Of a running service, instead of --home.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="LABELER_TOKEN", help="An administrator's token, for --url.")
-    ] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
-    ] = None,
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
+    ca_file: CaFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -7,16 +7,10 @@ from typing import Annotated
 
 import typer
 
-from workers.commands.console import Json, print_json
+from workers.commands.console import Json, print_json, tell
 from workers.commands.federation import stop_signal
 
 Home = Annotated[Path, typer.Option(help="Home folder of this role.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(serve)
-    app.command()(embedder)
 
 
 def serve(
@@ -45,17 +39,14 @@ def serve(
         from workers.homes.new import make_coordinator_home
 
         public = make_coordinator_home(home)
-        if as_json:
-            print_json(public)
-        else:
-            typer.echo(f"Coordinator's home is {home}; fill in {home / 'coordinator.toml'} before the first start.")
-            typer.echo(f"Fingerprint {public['fingerprint']}: read it to every site over the phone.")
+        tell(
+            public,
+            f"Coordinator's home is {home}; fill in {home / 'coordinator.toml'} before the first start.",
+            f"Fingerprint {public['fingerprint']}: read it to every site over the phone.",
+            as_json=as_json,
+        )
         return
     from workers.serve import run_coordinator
-
-    def tell(url: str) -> None:
-        if as_json:
-            print_json({"url": url})
 
     run_coordinator(
         home,
@@ -65,7 +56,7 @@ def serve(
         tls_key=tls_key,
         log_file=log_file,
         peer_url=peer_url,
-        on_ready=tell,
+        on_ready=lambda url: print_json({"url": url}) if as_json else None,
     )
 
 

@@ -1,7 +1,6 @@
 """What commands ask of a running service, and the options that say where it is.
 
-Commands of other rooms (`keys`, `invite`, `evidence`, `prune`, `student`) reach it through these functions alone; the
-client is loaded when one of them is called.
+Commands of other rooms ask its client, which `connect` loads; what needs a model of the contract is a function here.
 """
 
 from __future__ import annotations
@@ -44,12 +43,6 @@ def connect(url: str, token: str, ca_file: Path | None) -> Client:
     return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
 
 
-def fetch_student(url: str, token: str, ca_file: Path | None, job: str, out: Path) -> Path:
-    """Download the student of a service's job; for `labeler student`."""
-    with connect(url, token, ca_file) as service:
-        return service.student(job, out)
-
-
 def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:
     """Enrol a party, or give one that is enrolled new keys; for `labeler keys`."""
     from pydantic import ValidationError
@@ -69,12 +62,6 @@ def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, c
         return service.enrol(request).model_dump(mode="json")
 
 
-def revoke_party(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
-    """Revoke a party; for `labeler keys`."""
-    with connect(url, token, ca_file) as service:
-        return service.revoke_party(party_id).model_dump(mode="json")
-
-
 def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
     """Invite a site; for `labeler invite`. The authority that this connection is checked against goes along."""
     from pydantic import ValidationError
@@ -91,33 +78,6 @@ def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Pa
         raise InvalidSetting(describe_validation(error, "the invitation")) from None
     with connect(url, token, ca_file) as service:
         return service.invite(request).model_dump(mode="json")
-
-
-def withdraw_invitation(url: str, token: str, party_id: str, *, ca_file: Path | None) -> dict[str, Any]:
-    """Withdraw the invitations of a name that were not used; for `labeler invite`."""
-    with connect(url, token, ca_file) as service:
-        return service.withdraw_invitation(party_id).model_dump(mode="json")
-
-
-def make_token(url: str, token: str, *, name: str, role: Role, ca_file: Path | None) -> dict[str, Any]:
-    """Make an access token at a running service; for `labeler keys`."""
-    with connect(url, token, ca_file) as service:
-        return service.create_token(name, role).model_dump(mode="json")
-
-
-def fetch_evidence(
-    url: str,
-    token: str,
-    ca_file: Path | None,
-    out: Path,
-    *,
-    task: str,
-    since: datetime | None,
-    until: datetime | None,
-) -> None:
-    """Write a running service's evidence of a task or a period into a file; for `labeler evidence`."""
-    with connect(url, token, ca_file) as service:
-        service.evidence(out, task=task, since=since, until=until)
 
 
 def prune_service(

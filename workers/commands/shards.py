@@ -10,14 +10,7 @@ import typer
 
 from feature_store.backbone_names import DEFAULT_BACKBONE
 from labeler.errors import IdenticalImages
-from workers.commands.console import Json, escaped, one_of, print_json
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(embed)
-    app.command()(duplicates)
-    app.command()(pretrain)
+from workers.commands.console import Json, escaped, one_of, print_json, tell
 
 
 def embed(
@@ -205,10 +198,8 @@ def pretrain(
 
     with progress_bars(quiet=as_json) as progress:
         result = pretrain_backbone(source, out, architecture=architecture, epochs=epochs, seed=seed, progress=progress)
-    if as_json:
-        print_json(result)
-    else:
-        typer.echo(f"Backbone {result['fingerprint'][:12]} ({result['dimension']} features) is in {out}")
+    said = f"Backbone {result['fingerprint'][:12]} ({result['dimension']} features) is in {out}"
+    tell(result, said, as_json=as_json)
 
 
 def _print_embed(result: dict[str, Any], *, as_json: bool) -> None:

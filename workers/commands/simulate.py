@@ -16,11 +16,6 @@ from workers.commands.console import Json, one_of, print_json
 METHODS: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(simulate)
-
-
 def simulate(
     agents: Annotated[str, typer.Option(help="How many agents; several numbers with commas between.")] = (
         "1000,10000,100000"

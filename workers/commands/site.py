@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting, NotFound
-from workers.commands.console import Json, escaped, one_of, print_json
+from workers.commands.console import Json, escaped, one_of, print_json, tell
 from workers.commands.federation import stop_signal
 
 Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]
@@ -29,14 +29,8 @@ FORMATS = ("table", "json", "csv")
 
 def add_to_agent(app: typer.Typer) -> None:
     """Add these commands to `labeler agent`."""
-    app.command("waiting")(waiting)
-    app.command("approve")(approve)
-    app.command("refuse")(refuse)
-    app.command("stop")(stop)
-    app.command("resume")(resume)
-    app.command("budget")(budget)
-    app.command("history")(history)
-    app.command("desk")(desk)
+    for command in (waiting, approve, refuse, stop, resume, budget, history, desk):
+        app.command()(command)
 
 
 def waiting(home: Home, as_json: Json = False) -> None:
@@ -52,7 +46,11 @@ def waiting(home: Home, as_json: Json = False) -> None:
         print_json(found)
         return
     if no := stopped(home):
-        _say(f"This agent has stopped answering since {_minute(no.at)}. To go on: labeler agent resume --home {home}")
+        typer.echo(
+            _filled(
+                f"This agent has stopped answering since {_minute(no.at)}. To go on: labeler agent resume --home {home}"
+            )
+        )
     if not found:
         typer.echo("No task waits for approval.")
     for task in found:
@@ -74,11 +72,8 @@ def approve(
 
     whole = _known(digest, home)
     (decisions.revoke_approval if revoke else decisions.approve)(home, whole)
-    if as_json:
-        print_json({"task_id": whole, "approved": not revoke})
-    else:
-        typer.echo(f"Task {whole}")
-        typer.echo("is no longer approved." if revoke else "is approved; the agent answers it from now on.")
+    said = "is no longer approved." if revoke else "is approved; the agent answers it from now on."
+    tell({"task_id": whole, "approved": not revoke}, f"Task {whole}", said, as_json=as_json)
 
 
 def refuse(
@@ -95,11 +90,8 @@ def refuse(
 
     whole = _known(digest, home)
     decisions.refuse(home, whole, reason)
-    if as_json:
-        print_json({"task_id": whole, "refused": True, "reason": reason})
-    else:
-        typer.echo(f"Task {whole}")
-        _say(f"is refused: {reason}. Approving it takes this back.")
+    said = _filled(f"is refused: {reason}. Approving it takes this back.")
+    tell({"task_id": whole, "refused": True, "reason": reason}, f"Task {whole}", said, as_json=as_json)
 
 
 def stop(
@@ -114,10 +106,8 @@ def stop(
     from workers.agent import decisions
 
     no = decisions.stop(home, reason)
-    if as_json:
-        print_json({"stopped": True, "reason": no.reason, "at": no.at})
-    else:
-        _say(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
+    said = _filled(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
+    tell({"stopped": True, "reason": no.reason, "at": no.at}, said, as_json=as_json)
 
 
 def resume(home: Home, as_json: Json = False) -> None:
@@ -128,10 +118,7 @@ def resume(home: Home, as_json: Json = False) -> None:
     from workers.agent import decisions
 
     decisions.resume(home)
-    if as_json:
-        print_json({"stopped": False})
-    else:
-        typer.echo("Answering again, within the policy.")
+    tell({"stopped": False}, "Answering again, within the policy.", as_json=as_json)
 
 
 def budget(home: Home, as_json: Json = False) -> None:
@@ -194,14 +181,11 @@ def desk(
     """
     from workers.serve import run_desk
 
-    def tell(address: str) -> None:
-        if as_json:
-            print_json({"url": address})
-            return
-        typer.echo("The desk is open, until Ctrl-C, for whoever has this address:")
-        typer.echo(f"  {address}")
+    def ready(address: str) -> None:
+        said = "The desk is open, until Ctrl-C, for whoever has this address:"
+        tell({"url": address}, said, f"  {address}", as_json=as_json)
 
-    run_desk(home, host=host, port=port, stop=stop_signal(), on_ready=tell)
+    run_desk(home, host=host, port=port, stop=stop_signal(), on_ready=ready)
 
 
 def _json(rounds: Sequence[Mapping[str, Any]]) -> str:
@@ -251,7 +235,7 @@ def _say_history(jobs: Sequence[Mapping[str, Any]]) -> None:
     if not jobs:
         typer.echo("Nothing was answered yet.")
     for job in jobs:
-        _say(f"{_minute(job['last_at'])}  {job['name'] or 'a task of an earlier version'}")
+        typer.echo(_filled(f"{_minute(job['last_at'])}  {job['name'] or 'a task of an earlier version'}"))
         _line("job", job["job_id"] or "not told")
         _line("task", str(job["task_id"]))
         _line(
@@ -271,8 +255,8 @@ def _line(label: str, text: str) -> None:
     typer.echo(words)
 
 
-def _say(text: str) -> None:
-    typer.echo(fill(escaped(text), _WIDTH, break_on_hyphens=False))
+def _filled(text: str) -> str:
+    return fill(escaped(text), _WIDTH, break_on_hyphens=False)
 
 
 def _rounds(count: int) -> str:
