@@ -87,7 +87,6 @@ class Gate:
     """Lets a request through, or says why not.
 
     Args:
-        tokens: where tokens are looked up.
         limits: how often one token may call, and how often one address may fail to show a good one.
         is_metrics_open: whether /metrics takes no token. Where a request comes from says nothing: behind a proxy on
             this machine every stranger comes from this machine.

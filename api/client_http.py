@@ -36,8 +36,6 @@ class ServiceProblem(LabelerError):
     Attributes:
         type: stable name of the reason, "urn:labeler:problem:..."; empty where the service sent no problem document.
         status: HTTP status; 0 where no answer came.
-        title: the reason in a few words.
-        detail: the reason in a sentence.
         members: further members of the document, for example account, level, left_nano of a refusal for budget.
     """
 
@@ -126,7 +124,6 @@ class Connection:
         """Send a request and return its whole answer.
 
         Args:
-            method, path, json, headers, params: the request.
             content: a body that can be iterated again for every try.
             repeat: whether the request means the same when it arrives twice.
             timeout_s: instead of the connection's.

@@ -17,12 +17,7 @@ from api.rate_limit import SLOT_WAIT_S, TooManyRequests
 
 
 class PerClient:
-    """ASGI middleware; see the module.
-
-    Args:
-        app: what is served.
-        most: requests of one address at once.
-    """
+    """ASGI middleware; see the module."""
 
     def __init__(self, app: ASGIApp, *, most: int) -> None:
         self._app = app

@@ -69,9 +69,6 @@ def answers(
     """The `responses` of a JSON route: its answer with an example, and its problems.
 
     Args:
-        description: of the answer.
-        example: the answer.
-        status: of the answer.
         problems: statuses beyond those every route with a token has (401, 403, 429, 503).
         is_open: the route takes no token.
         other: further answers, by "status_NNN".
@@ -100,8 +97,6 @@ def once(app: FastAPI, name: str, make: Callable[[], bytes | memoryview]) -> byt
     """What a stranger may ask for again and again, and the app's routes alone decide: made for the first who asks.
 
     Args:
-        app: the app with all its routes.
-        name: of it, among all such.
         make: writes it, in milliseconds of a processor.
     """
     kept: dict[str, bytes] = app.state.made_once
@@ -114,7 +109,6 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
     """The OpenAPI document of the app, made once.
 
     Args:
-        app: the app with all its routes.
         extra_models: models that routes refer to by name only.
     """
     if app.openapi_schema is not None:

@@ -15,7 +15,6 @@ class Part:
     """One part of a form.
 
     Attributes:
-        field: its name.
         content: its bytes, or the file that holds them; a file is open only while it is sent.
         file_name: what the service shall call it; "" for a plain field.
     """

@@ -25,7 +25,6 @@ class Front:
     Args:
         app: what is asked where there is no short way, or it does not answer.
         routers: their routes of `StrictRoute` whose endpoints have a short way are served here.
-        gate: lets requests in.
     """
 
     def __init__(self, app: ASGIApp, *, routers: Iterable[APIRouter], gate: Gate) -> None:

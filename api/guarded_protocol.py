@@ -81,9 +81,6 @@ class Guard:
     """The clocks of one connection; its protocol tells it what happens, and what the peer owes.
 
     Attributes:
-        crowd: where the connection is counted.
-        times: its limits.
-        loop: whose clocks these are.
         place: its place in the crowd; None where it was given to another before the protocol began.
         received: bytes of the peer since the last look at its pace.
     """
@@ -117,7 +114,6 @@ class Guard:
         """Start and stop clocks by what the peer owes us now.
 
         Args:
-            protocol: the connection's.
             in_body: of a request whose head is whole, more is to come.
             in_head: a head has begun to come and is not whole.
         """
@@ -182,13 +178,7 @@ class Guarded(Protocol):
 
 
 class Watched(asyncio.Protocol):
-    """What a connection tells its guard, whichever parser reads it; stands before uvicorn's class of that parser.
-
-    Args:
-        given, named: uvicorn's.
-        crowd: where the connection is counted.
-        times: its limits.
-    """
+    """What a connection tells its guard, whichever parser reads it; stands before uvicorn's class of that parser."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport

@@ -18,11 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class InTurn:
-    """See the module. Used in one event loop.
-
-    Args:
-        threads: pieces done at once.
-    """
+    """See the module. Used in one event loop."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = threads
@@ -33,7 +29,6 @@ class InTurn:
         """Do a piece of work when it is its turn.
 
         Args:
-            name: whose it is.
             piece: called in a thread; what it raises is raised.
         """
         if self._limiter is None:  # belongs to the event loop that serves

@@ -49,7 +49,6 @@ class JobIntake:
 
     Args:
         home: of the coordinator; an upload lies in `home/incoming` until its job has taken it over.
-        limits: how much one request may bring.
     """
 
     def __init__(self, home: Path, limits: LimitsTable) -> None:

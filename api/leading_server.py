@@ -25,7 +25,6 @@ def serve_side_by_side(
     """Serve as the one that leads, or as one that follows it, and change from the second to the first.
 
     Args:
-        door: where it listens.
         settings: of the shared home.
         peer_url: where the others reach this one; its own address where absent.
         tls_cert, tls_key: PEM files; both or neither.

@@ -40,7 +40,6 @@ class MessageIntake:
 
     Args:
         check_sender: checks who signed a header; raises Forged or NotEnrolled.
-        max_bytes_in_flight: of all bodies at once.
     """
 
     def __init__(

@@ -61,7 +61,6 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
 
     Args:
         error: any error of the tree.
-        instance: path of the request.
         delta: at which a refusal for budget states its epsilons.
     """
     problem = problem_of(error, delta=delta, job_id=getattr(error, "job_id", "")) | {"instance": instance}

@@ -101,10 +101,6 @@ class Door:
 
     Attributes:
         listening: the socket; close it, or use the door as a context manager.
-        crowd: who is let in.
-        times: how long a peer may take.
-        host, port: its address.
-        wire: what speaks to them.
     """
 
     listening: Listener
@@ -127,9 +123,6 @@ def open_door(
     """Listen for a coordinator that is about to be opened; port 0 takes a free one.
 
     Args:
-        settings: of the coordinator.
-        host, port: where.
-        times: how long a peer may take.
         wire: what speaks to them; the fastest that is installed where absent.
 
     Raises:
@@ -177,7 +170,6 @@ def serve_at(
     """Serve until SIGINT, SIGTERM, or until `should_exit` of the server is set; then stop the coordinator.
 
     Args:
-        door: where it listens.
         coordinator: opened, not yet started.
         tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
         on_ready: called with the URL once requests are taken.

@@ -27,7 +27,6 @@ class SharedLooks(Generic[Shown]):
 
     Args:
         read: what is known of some names, by name; called in a thread. What it leaves out is not there.
-        lanes: reads at once.
     """
 
     def __init__(self, read: Callable[[Collection[str]], Mapping[str, Shown]], *, lanes: int = LANES) -> None:

@@ -18,12 +18,7 @@ from api.guarded_protocol import GuardedProtocol, Times
 
 @dataclass(frozen=True)
 class Wire:
-    """What a server is made with.
-
-    Attributes:
-        loop: whose event loop.
-        parser: of HTTP.
-    """
+    """What a server is made with."""
 
     loop: Literal["uvloop", "asyncio"] = "asyncio"
     parser: Literal["httptools", "h11"] = "h11"

@@ -68,7 +68,6 @@ def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, 
     """Price a request, after solving it where it asks for that, and say how many labels will probably be right.
 
     Args:
-        request: the setting.
         public: a public shard, whose geometry then says how well its images fall into groups.
 
     Returns:

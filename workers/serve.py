@@ -51,8 +51,6 @@ def run_coordinator(
     """Serve a coordinator's home until SIGINT or SIGTERM.
 
     Args:
-        home: folder with coordinator.toml.
-        host: address to listen on.
         port: 0 takes a free one.
         tls_cert, tls_key: PEM files; without them put a TLS proxy in front, except on loopback.
         log_file: takes the log instead of standard error; rotated by size.

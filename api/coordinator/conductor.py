@@ -50,8 +50,6 @@ class PreparedQuestions:
     """Questions as `Preparation` leaves them beside a job; asked for again where they are missing.
 
     Args:
-        home: of the coordinator.
-        preparation: makes them, or has them made.
         ask_again_s: pause between two requests for one thing.
         steady: seconds that never run backwards.
     """
@@ -120,13 +118,7 @@ class Conductor:
     """See the module. One per service; `run` is its thread.
 
     Args:
-        home: of the coordinator.
-        database, ledger, tasks, jobs, aggregates, parties, sequences: its journal.
-        keys: its own.
-        mailbox: takes what it says.
-        patience: how long jobs wait.
         clock: the wall clock.
-        preparation: makes questions.
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
     """

@@ -16,13 +16,7 @@ _MOST_PRICED = 4096
 
 
 class Estimates:
-    """See the module.
-
-    Args:
-        config: settings.
-        stores: the journal.
-        owners: who may see which task.
-    """
+    """See the module."""
 
     def __init__(self, config: CoordinatorConfig, stores: Stores, owners: Owners) -> None:
         self._config = config

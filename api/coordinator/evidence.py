@@ -18,9 +18,6 @@ def signed_evidence(
     """Verify the journal from its first entry, in one moment of it, and sign what it says of a task or a period.
 
     Args:
-        wanted: a task or a period.
-        database: the coordinator's journal.
-        keys: its own.
         delta: of its settings.
         clock: the time now.
 

@@ -31,7 +31,6 @@ class Facts:
         backbone_fingerprint: of the backbone that made its features; None where it has not said.
         classes: names of the classes of its records, in order; empty where it has not said.
         winner_group: of a tallier: digest of the three talliers it finds winners with; None where it does not.
-        version: of its program.
     """
 
     backbone_fingerprint: str | None = None

@@ -19,11 +19,7 @@ class Health:
     """See the module.
 
     Args:
-        config: settings.
-        ledger: its head is told.
         witnesses: what parties have seen of the journal.
-        roster: who was heard of.
-        mailbox: Redis.
         room: raises where the disk has none.
         waiting_for_embedder: how many jobs cannot go on without one.
         clock: the wall clock.

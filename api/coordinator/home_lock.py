@@ -23,7 +23,6 @@ def owning_home(home: Path, *, side_by_side: bool = False) -> Iterator[None]:
     """Hold a coordinator's home; the system frees it if the process dies.
 
     Args:
-        home: the folder.
         side_by_side: others like this one may hold it too, one of which owns the journal; see api.leading.
 
     Raises:

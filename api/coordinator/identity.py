@@ -19,7 +19,6 @@ def own_keys(home: Path, *, is_known: bool) -> PartyKeys:
     """The keys in a coordinator's home; made at the first start.
 
     Args:
-        home: of the coordinator.
         is_known: whether a party was ever enrolled here, and so has pinned keys of this coordinator.
 
     Raises:

@@ -65,7 +65,6 @@ class ImageLabeller:
     """See the module. Its threads begin with the first job, and wait for processes.
 
     Args:
-        home: the coordinator's.
         order_of: what is to be made of a job.
     """
 

@@ -47,9 +47,6 @@ class Invitations:
 
     Args:
         config: settings: where the coordinator is reached, and its backbones.
-        database: of its journal.
-        parties: who is enrolled.
-        keys: the coordinator's own.
         open_accounts: gives an agent its accounts; the same again changes nothing.
         clock: the time now, with a time zone.
     """
@@ -76,7 +73,6 @@ class Invitations:
         """Make an invitation; one of the same name that was not used opens nothing any more.
 
         Args:
-            request: who is invited, as what.
             by: id of the access token that asks for it.
 
         Raises:

@@ -56,12 +56,7 @@ class Keeper:
     """See the module. One per service; `run` is its thread.
 
     Args:
-        home: the coordinator's.
-        jobs: all jobs.
-        forgotten: which of them are forgotten.
-        keeping: for how long.
         table_of: the table of questions and answers of a completed job, from its questions and releases.
-        labeller: makes the labels of images.
         clock: the time now, with its zone.
     """
 

@@ -35,7 +35,6 @@ class Reader:
 
     Attributes:
         token_id: of the token the request came with.
-        role: of that token.
     """
 
     token_id: str
@@ -54,11 +53,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Owners:
-    """Looks up what a reader may have.
-
-    Attributes:
-        tasks, jobs, shares: the stores.
-    """
+    """Looks up what a reader may have."""
 
     tasks: TaskStore
     jobs: JobStore
@@ -138,10 +133,8 @@ def ledger_for(
     no name. Where it searches, entries of others are left out: whether a text occurs in them would tell their names.
 
     Args:
-        reader: who asks.
         creators: job ids -> token ids.
         page: (after, limit) -> the page as an administrator sees it.
-        after, limit: what was asked for.
         is_search: whether the page holds only what matches a text.
     """
     if reader.role != "requester":

@@ -74,7 +74,6 @@ def read_rows(
     Args:
         file: with a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
             one length); and, if wanted, a column `name` or `id`.
-        limits: how much it may hold.
         name: of the file, which rows without a name are called after.
         before_rows: called with the size of the largest row group, as stated, before any row is read.
 

@@ -66,12 +66,10 @@ class Preparation:
     """See the module.
 
     Args:
-        home: the coordinator's.
         mailbox: through which the embedder learns that something waits.
         is_wanted: whether a job still waits for questions; work for others stops.
         on_end: called with the job when its questions, or a reason against them, may be there.
         backbone_of: fingerprint -> what loads it, for its name.
-        bounds: of images.
     """
 
     def __init__(

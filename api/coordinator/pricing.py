@@ -56,8 +56,6 @@ def round_amounts(task: Task, size: int, *, finite: Collection[Level], answered:
     """What one round is recorded as at each level; UNBOUNDED_NANO at a level that has no finite price.
 
     Args:
-        task, size: what is asked.
-        finite: the levels that have one.
         answered: queries of the rounds before.
     """
     charges = round_charges(task, size, answered=answered)

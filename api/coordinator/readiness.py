@@ -30,9 +30,6 @@ def talliers_live(
     """Every tallier is there: a secret share that nobody holds cannot be added up.
 
     Args:
-        talliers: all of them.
-        needed: how many.
-        now: the time.
         live_s: a party heard of within this counts as there.
         is_named: whether those that are silent are named; else they are counted.
 
@@ -57,9 +54,7 @@ def agents_live(
     """Enough agents are there.
 
     Args:
-        agents: all of them.
         quorum: how many are needed, at least; of all active ones where no task says otherwise.
-        now: the time.
         live_s: heard of within this many seconds counts as there.
         is_named: whether those that are silent are named.
 

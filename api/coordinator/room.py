@@ -26,8 +26,6 @@ class RoomProbe:
     """See the module.
 
     Args:
-        home: the coordinator's.
-        journal: where it writes its row.
         now: seconds, going up.
     """
 

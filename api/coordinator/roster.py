@@ -20,11 +20,8 @@ class Roster:
     """See the module.
 
     Args:
-        config: settings.
-        stores: the journal.
         own: the coordinator's public keys.
         mailroom: knows when a party was last heard of.
-        invitations: by which parties come.
         clock: the wall clock.
     """
 

@@ -44,7 +44,6 @@ class Seen:
     Only its bytes are kept: as objects a view takes six times the room, and hardly anybody wants those.
 
     Attributes:
-        job_id: the job.
         created_by: who submitted it.
         is_final: it has ended, so nothing of it changes any more.
         body: it as JSON.
@@ -73,7 +72,6 @@ class Unseen:
         is_final: it has ended, so nothing of it changes any more.
         num_rounds: how many rounds it has.
         is_small: its view is made in about a millisecond, so that an event loop may.
-        make: makes the view.
     """
 
     def __init__(self, *, is_final: bool, num_rounds: int, is_small: bool, make: Callable[[], JobView]) -> None:

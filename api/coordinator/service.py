@@ -94,9 +94,7 @@ class Coordinator:
     """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
 
     Args:
-        config: settings.
         stores: the journal, checked.
-        keys: the coordinator's own.
         mailbox: Redis; it need not answer yet.
         clock: the wall clock.
     """
@@ -504,7 +502,6 @@ class Coordinator:
         """A job at once, and again at every change, until it is finished or the reader's token is revoked.
 
         Args:
-            job_id: the job.
             after: version last seen, as text; an equal one is not sent again.
             reader: who watches. The token is looked up before anything is told, and at every tick: what was open when
                 it was revoked ends.

@@ -47,7 +47,6 @@ class StepwiseCoordinator:
 
     Args:
         home: with keys.json and a journal; it may lie in memory.
-        mailbox: takes what it says.
         clock: the wall clock.
         steady: seconds that never run backwards.
     """
@@ -125,11 +124,9 @@ class StepwiseCoordinator:
 
         Args:
             name: of the job, also its id.
-            task_digest: of its task.
             questions: int16, shape (queries, dimension).
             sizes: queries of each round.
             deadline_s: after which it expires.
-            by: token id of the requester.
 
         Returns:
             Its id.

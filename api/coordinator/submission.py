@@ -61,8 +61,6 @@ class Stores:
     """What taking a job reads and writes, all in one database.
 
     Attributes:
-        database: the coordinator's.
-        ledger, tasks, jobs: in it.
         clock: the time now, with its zone.
         hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
     """
@@ -106,13 +104,11 @@ def submit(
     """Take a job, or refuse it.
 
     Args:
-        request: what is asked.
         upload: images or vectors that came beside it; None where the vectors stand in the request.
         reader: who asks; the job will be that token's.
         owners: tells which tasks are open to it.
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
-        stores: see Stores.
         on_taken: called with the id of a job that is new and durable; a request that is sent again makes no job, and
             gives nobody anything to do.
 
@@ -146,10 +142,6 @@ def submit(
 def cancel(job_id: str, *, stores: Stores) -> JobView:
     """Stop a job. Rounds that nobody was asked about are given back; those that were asked stay charged.
 
-    Args:
-        job_id: the job, of whoever asks.
-        stores: see Stores.
-
     Raises:
         NotFound: there is no such job.
         NotReady: it has ended in another way.
@@ -168,8 +160,6 @@ def read_job(job_id: str, *, stores: Stores, connection: Connection | None = Non
     """One job as it stands.
 
     Args:
-        job_id: the job.
-        stores: see Stores.
         connection: transaction to join.
 
     Raises:

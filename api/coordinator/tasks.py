@@ -41,10 +41,7 @@ def create_task(
     """Make a task and keep it. Two equal requests make two tasks, each with its own noise and its own price.
 
     Args:
-        request: what is asked.
-        by: token id of who asks.
         config: default classes, number of talliers.
-        tasks, parties: the stores.
         clock: the time now.
         nonce: a new random text each time, such as secrets.token_hex(16).
 
@@ -91,7 +88,6 @@ def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[st
     """A task as requesters see it, with the price of all its queries.
 
     Args:
-        record: as it is kept.
         returned: how many of its queries were given out, came back unasked, and can be asked again.
         shared_with: token ids, for those who may know them.
     """

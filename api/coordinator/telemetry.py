@@ -49,7 +49,6 @@ class JobSpans:
     """Watches jobs as their steps become durable; called by the driver's thread alone.
 
     Args:
-        tracer: makes the spans.
         clock: the wall clock.
     """
 

@@ -43,7 +43,6 @@ def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: Pix
     """Pictures of some images of a job.
 
     Args:
-        folder: the job's.
         job: whose images; the caller has checked that it is the reader's.
         sources: names of images, as the job's labels give them.
         limits: of pixels, as the upload was taken under.

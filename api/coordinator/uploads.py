@@ -60,8 +60,6 @@ class Upload:
 
     Attributes:
         path: where it lies now; whoever has it moves or discards it.
-        count: images, or feature vectors.
-        source: which of the two.
         digest: SHA-256 of names and content, in hexadecimal.
         dimension: entries of a feature vector; None for images.
     """
@@ -92,7 +90,6 @@ class UploadWriter:
 
     Args:
         folder: where the file is written; made where it is missing.
-        limits: see `[limits]` of the configuration.
     """
 
     def __init__(self, folder: Path, limits: LimitsTable) -> None:

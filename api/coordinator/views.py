@@ -32,9 +32,7 @@ def job_view(
     """A job, its rounds and its price.
 
     Args:
-        job: as it is kept.
         rounds: its rounds in order; none for a job that was refused.
-        task: what it asks.
         answers: what agents said of it before they were asked.
     """
     views = tuple(_round_view(one, task, answers, is_over=job.is_finished) for one in rounds)

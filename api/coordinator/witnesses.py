@@ -32,7 +32,6 @@ class Witnesses:
     """Compares what parties have seen of the journal with the journal.
 
     Args:
-        ledger: the coordinator's.
         verify_key: the coordinator's own, which what it signed before is checked with.
     """
 
@@ -77,7 +76,6 @@ class Witnesses:
 
         Args:
             party_id: who polls; its signature was checked.
-            poll: what it says it has seen.
             proof: an answer to a poll as this coordinator signed it; None where none came.
 
         Raises:

@@ -56,7 +56,6 @@ def create_desk(site: Site, *, token: str) -> FastAPI:
     """Build the application.
 
     Args:
-        site: what it shows and decides through.
         token: what a request under /v1 has to show.
     """
     app = FastAPI(title="desk", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)

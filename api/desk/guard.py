@@ -27,7 +27,6 @@ class Guard:
     """Checks every request before the application sees it, and puts the headers on every answer.
 
     Args:
-        app: the application.
         token: what a request under /v1 has to show.
     """
 

@@ -23,10 +23,8 @@ def serve_desk(
     """Serve a site's desk to this machine.
 
     Args:
-        site: what it shows and decides through.
         host: a loopback address.
         port: 0 takes a free one.
-        stop: ends it within a moment.
         on_ready: called with the whole address, token and all, once it listens.
 
     Raises:

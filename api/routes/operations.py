@@ -31,7 +31,6 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path
 
     Args:
         coordinator: asked whether it is ready.
-        metrics: of this app.
         static: folder of the dashboard's files; what is in it when the app is made is served, nothing else.
     """
     router = APIRouter(tags=["operations"], route_class=StrictRoute)

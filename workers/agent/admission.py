@@ -26,9 +26,6 @@ class Admission:
     """What the site's policy and its people say to a task, asked or only proposed.
 
     Args:
-        home: of the agent.
-        memory: where tasks wait for a person.
-        asked_by: where it is kept who asked.
         read_policy: reads the policy as it is now.
         coordinator_key: with which signatures are checked.
         clock: the time now, with a time zone.
@@ -56,7 +53,6 @@ class Admission:
         """Refuse what the policy does not allow, what people have refused, and what nobody has approved who has to.
 
         Args:
-            asked: what is asked or proposed.
             is_charged: its price was taken before. Then people were asked before, and what they decide since is about
                 what comes: after a charge the agent answers.
 

@@ -138,7 +138,6 @@ class Agent:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Args:
-            task: the task.
             batch: the public queries.
             recipients: who gets the shares, in this order; the same at every answer to one round.
             expires_at: unix time in seconds after which nobody waits for the answer.
@@ -177,9 +176,7 @@ class Agent:
         a byte of it leaves, and where it cannot be stored, nothing leaves.
 
         Args:
-            task: the task.
             batch: the public queries.
-            key: of the round.
             seal: seals the body of one recipient, by its number.
         """
         with self._answering:
@@ -209,9 +206,7 @@ class Agent:
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
 
         Args:
-            task: the task.
             batch: the public queries.
-            key: of the round.
         """
         records = self._records(task)
 
@@ -271,7 +266,6 @@ class Agent:
         """What `check` can say before there are queries: the task, and how many of them each round will have.
 
         Args:
-            task: the task.
             sizes: queries of each round, at least one.
 
         Raises:

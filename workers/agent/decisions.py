@@ -58,8 +58,6 @@ def refuse(home: Path, digest: str, reason: str) -> None:
     """Refuse a task for good, or until somebody approves it after all.
 
     Args:
-        home: of the agent.
-        digest: of the task.
         reason: at most MAX_REASON printable characters; whoever asks is told.
 
     Raises:

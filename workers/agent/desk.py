@@ -64,12 +64,7 @@ class AgentDesk:
     """See the module. Used by one thread.
 
     Args:
-        mail: opens this agent's messages.
         coordinator_key: with which the coordinator's signatures are checked.
-        records: the agent over its shard.
-        database: of the agent's journal.
-        rounds, promises, ledger: of the same journal.
-        admission: policy and approvals.
         clock: the time now, with a time zone.
         ticks: seconds that only go up, for pauses; the system's where absent.
     """

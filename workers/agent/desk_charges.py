@@ -32,9 +32,6 @@ class DeskCharges:
     """See the module. Used by one thread.
 
     Args:
-        database: of the agent's journal.
-        records: the agent over its shard.
-        rounds, promises, ledger: of the same journal.
         clock: the time now, with a time zone.
     """
 

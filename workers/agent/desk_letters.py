@@ -21,12 +21,7 @@ log = logging.getLogger("labeler.agent")
 
 
 class DeskLetters:
-    """Writes the letters of a turn.
-
-    Args:
-        party_id: who this agent is.
-        rounds: where answers are kept.
-    """
+    """Writes the letters of a turn."""
 
     def __init__(self, party_id: str, rounds: JournalRounds) -> None:
         self._party_id = party_id

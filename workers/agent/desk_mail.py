@@ -28,9 +28,7 @@ class DeskMail:
     """Reads the mail of a poll.
 
     Args:
-        mail: opens this agent's messages.
         coordinator_key: with which the coordinator's signatures are checked.
-        memory: rounds and proposals.
     """
 
     def __init__(self, mail: PartyMail, coordinator_key: str, memory: DeskMemory) -> None:

@@ -30,7 +30,6 @@ class DeskMemory:
     """See the module. Used by one thread.
 
     Args:
-        rounds, promises: of the agent's journal.
         ticks: seconds that only go up, for pauses.
     """
 

@@ -24,9 +24,6 @@ class DeskSite:
     """See the module. What is shown is read anew each time, since the agent and the shell write meanwhile; what was
     answered, only where the ledger has moved.
 
-    Args:
-        home: of the agent.
-
     Raises:
         InvalidSetting: it is no agent's home.
     """

@@ -52,10 +52,7 @@ class DurableLedger:
     spent stops the agent from answering anything new. Accounts are opened anew where it is another policy.
 
     Args:
-        database: the site's journal.
         memory: what the agent was charged for.
-        ledger, promises: of the same journal.
-        account: the agent's account.
         read_policy: reads the site's policy; whatever it raises refuses the charge.
         clock: gives times with a time zone.
     """
@@ -135,7 +132,6 @@ class DurableLedger:
         Args:
             connection: the transaction; what this leaves when it raises has to be undone (`Database.attempt`).
             policy: as `open_accounts` returned it.
-            round_digest, shard_version, reservation_id, charges, task, num_queries, recipients: see AgentLedger.
 
         Returns:
             Whether it was charged now, and not before.
@@ -178,7 +174,6 @@ class DurableLedger:
         Args:
             connection: a transaction of many; what this leaves when it raises has to be undone (`Database.attempt`).
             policy: as `open_accounts` returned it.
-            proposal: what is asked.
 
         Returns:
             Until when the yes holds.

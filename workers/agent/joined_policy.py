@@ -34,7 +34,6 @@ def joined_policy(invitation: Invitation, fingerprint: str, wanted: Mapping[str,
     """The policy file of a site that joins, commented; `read_policy` reads it back.
 
     Args:
-        invitation: whose talliers and coordinator are pinned.
         fingerprint: of the backbone of the agent's shard.
         wanted: some of CHOICES, otherwise.
 

@@ -37,12 +37,8 @@ class AgentLedger(Protocol):
         """Take the price of one answer, once: the same round again changes nothing.
 
         Args:
-            round_digest: the round to be answered.
             shard_version: which records would answer, were it answered now.
-            reservation_id: names the charge for ever.
             charges: nano-units of mu^2 at every level at which the task has a finite price.
-            task: of the round.
-            num_queries: queries in the round.
             recipients: who gets the shares of the answer.
             expires_at: unix time in seconds after which nobody waits for the answer; None where nobody said.
 

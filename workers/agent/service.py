@@ -61,7 +61,6 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
     """Serve as an agent until told to stop.
 
     Args:
-        home: the agent's home (workers.party.home).
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.

@@ -160,7 +160,6 @@ def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = No
     What cannot be read is said in `problems`, and the rest is shown.
 
     Args:
-        home: of the agent.
         jobs: gives what was answered, for whoever remembers it; read from the journal where absent.
     """
     config = read_agent_config(home)

@@ -63,8 +63,6 @@ class Adversary:
 
     Attributes:
         name: on the command line.
-        sentence: for people.
-        prepare: makes its attack.
         takes: whether it has an attack on a task. Votes for life are a promise about all jobs of an image, which one
             life of one task does not reach: an adversary for them brings jobs of its own.
     """

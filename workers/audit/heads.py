@@ -56,8 +56,6 @@ def heard_heads(task: Task, batch: QueryBatch, without: Records, with_it: Record
     """An observer of the first agent.
 
     Args:
-        task: of method aux-distill.
-        batch: its questions.
         without, with_it: the agent's records in both worlds.
     """
     terms = head_terms(task)

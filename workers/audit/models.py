@@ -52,7 +52,6 @@ class Neighbours:
 
     Attributes:
         stay: of the agent; none where the agent is the canary.
-        unit: the canary's.
         moved: how far the canary moves the model without noise, in units of sigma.
     """
 
@@ -68,10 +67,7 @@ def worst_sets(
 
     Args:
         task: of a method that trains what it is priced by.
-        level: what a canary is.
         copies: how many records it has, but for an agent.
-        dimension: of a feature.
-        queries: what is asked.
     """
     measure = _measure(task, queries)
     votes = copies if level != "person" else min(copies, records_of_a_person(task))

@@ -105,10 +105,8 @@ class Pipeline:
     """Runs a task among shards.
 
     Args:
-        task: the task.
         batch: all its questions; of a model that is trained in steps, the rows of each.
         is_level: colluding agents keep the first two classes level, see `Levelling`.
-        engine: index engine of the agents.
     """
 
     def __init__(self, task: Task, batch: QueryBatch, *, is_level: bool = False, engine: str = "numpy") -> None:

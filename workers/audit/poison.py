@@ -51,7 +51,6 @@ def poisoned(
     Args:
         task: any method's.
         level: what a canary is: one record, the records of a person, or an agent.
-        canaries: how many.
         rng: public randomness.
         queries: those that are asked anyway; None lets the adversary choose them.
     """

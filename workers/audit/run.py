@@ -47,15 +47,12 @@ class Audit:
     """What to do.
 
     Attributes:
-        task: the task.
         adversaries: names in ADVERSARIES, and ONE_RUN for the one run with many canaries.
         runs: of each adversary, half of them with the canary.
         level: what a canary is: one record, the records of a person, or an agent.
-        view: what an adversary looks at.
         confidence: with which everything the audit states holds together.
         seed: of what is public in it.
         noise_seed: of all noise; None draws it as the product does.
-        features, labels: natural records.
     """
 
     task: Task
@@ -114,9 +111,7 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
     """Do an audit, or what is left of it, and write its document.
 
     Args:
-        audit: what to do.
         out: folder of its files; made if missing.
-        progress: told of every run.
 
     Raises:
         BadData: the folder belongs to another audit.

@@ -34,7 +34,6 @@ class StepVotes:
 
     Attributes:
         task: of method federated, with records as the unit.
-        canary: its record.
         batch: the rows of each step.
     """
 

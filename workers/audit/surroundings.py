@@ -55,9 +55,7 @@ class Surroundings:
 
     Attributes:
         task: the task; its fingerprint is that of the audit's records.
-        level: what a canary is.
         features, labels: natural records, quantised.
-        view: what the adversary looks at.
         folder: empty, for its files.
         seed: of everything public; the same for the same audit.
         noise_seed: of all noise; None draws it as the product does.

@@ -44,7 +44,6 @@ class World:
     """Who takes part with what.
 
     Attributes:
-        shards: of all agents.
         silenced: places of agents whose ballots are zero, whatever their shards hold.
     """
 
@@ -57,7 +56,6 @@ class Scene:
     """What an adversary sets up.
 
     Attributes:
-        task: what is asked.
         level: whose presence is attacked.
         agents: the records that stay, one entry per agent; each at least one record, but for the first agent's where it
             is the canary.

@@ -27,7 +27,6 @@ class Entry:
 
     Attributes:
         module: of `workers.commands`, which has a function of the command's name, or a group, `NAME_app`.
-        summary: the first paragraph of its help.
     """
 
     module: str

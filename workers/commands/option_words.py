@@ -27,7 +27,6 @@ def in_option_words(message: str, options: Mapping[str, str]) -> str:
     """A message with the options of a command for the names of its settings.
 
     Args:
-        message: what an error says.
         options: parameter of the command to the option that sets it, {"colluding_agents": "--colluding-agents"}.
     """
     known = dict(options) | {field: options[name] for field, name in ALIASES.items() if name in options}

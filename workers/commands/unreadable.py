@@ -10,10 +10,6 @@ from labeler.errors import InvalidSetting, UnreadableImage
 def unreadable_images(folder: Path, names: list[str]) -> dict[str, str]:
     """Which images of a folder cannot be read, and why: judged as the embedder judges them.
 
-    Args:
-        folder: of images.
-        names: of the images in it.
-
     Raises:
         InvalidSetting: it is no folder, or none of them can be read.
     """

@@ -16,7 +16,6 @@ class Finding:
 
     Attributes:
         what: was looked at, in a word or three.
-        state: see State.
         found: in words, without a full stop.
         to_do: what helps; empty where nothing has to be done.
         numbers: the same for machines, units in names.

@@ -24,7 +24,6 @@ def steps(home: Path, *, gpu: bool) -> list[Step]:
 
     Args:
         home: folder that a party keeps, or will keep, its journal in.
-        gpu: with what needs a CUDA device.
     """
     place = {"home": str(home)}
     found = [

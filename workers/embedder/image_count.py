@@ -17,7 +17,6 @@ def count_images(images: Path, *, endings: Collection[str]) -> int:
     """Images in a folder, a zip or a Parquet file; 1 for a file of another kind.
 
     Args:
-        images: what is to be sent.
         endings: of image files in a folder, lower case, with the dot.
 
     Raises:

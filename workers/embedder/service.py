@@ -92,7 +92,6 @@ def run_embedder(
 
     Args:
         coordinator_home: the coordinator's home, shared with it.
-        redis_url: the coordinator's Redis.
         backbones: fingerprint -> what loads it (feature_store.backbones.load_backbone).
         stop: ends it within a moment; another embedder goes on from there.
 
@@ -160,9 +159,7 @@ class Embedder:
         """Work for one requester, until nothing is left or somebody else's turn has come.
 
         Args:
-            lane: feature_store.embed_board.lane_of the requester.
             attempt: how often this turn was begun, from 1; the job it begins with may be what ended the others.
-            mailbox: where progress is told.
 
         Raises:
             TryAgain: stopped, or something cannot be reached or kept now; the jobs go on waiting.

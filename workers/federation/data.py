@@ -46,7 +46,6 @@ class FederationData:
     Attributes:
         shards: one per agent.
         classes: public class names.
-        fingerprint: of the backbone.
         backbone: what the coordinator's settings name for it.
     """
 

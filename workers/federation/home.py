@@ -64,8 +64,6 @@ class Enrolment:
     """What an administrator enrols.
 
     Attributes:
-        party_id: name of the party.
-        role: agent or tallier.
         keys: its public keys.
         tallier: number of a tallier, from 0.
     """
@@ -90,12 +88,7 @@ class LocalFederation:
     """A federation on disk; made or reopened by `make_federation`, by one process at a time.
 
     Attributes:
-        home: its folder.
-        coordinator: home of the coordinator.
-        agents: home by name.
         talliers: home by name, in tallier order.
-        redis: folder of redis-server.
-        logs: folder of logs.
     """
 
     def __init__(self, home: Path, state: _State) -> None:

@@ -110,7 +110,6 @@ def role_launcher(
     """How to start a command of `labeler` as a fork; the twin of `workers.federation.supervisor.launcher`.
 
     Args:
-        name: for messages.
         arguments: of the command line, without the program.
         output: file that takes what it prints.
         environment: added to the supervisor's own.

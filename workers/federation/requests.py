@@ -17,12 +17,7 @@ _TIMEOUT_S = 10.0
 
 
 class CoordinatorDoor:
-    """The coordinator as its supervisor reaches it.
-
-    Args:
-        host, port: where it listens.
-        token: an administrator's.
-    """
+    """The coordinator as its supervisor reaches it."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
         self._host = host

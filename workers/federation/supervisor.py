@@ -65,9 +65,7 @@ class Program:
     """One program to keep running.
 
     Attributes:
-        name: for people.
         stage: programs start from the lowest stage and stop from the highest.
-        launch: starts it.
         output: the file that takes what it prints, if there is one.
     """
 
@@ -82,7 +80,6 @@ class Death:
     """A program that ended although nobody asked it to.
 
     Attributes:
-        name: of the program.
         code: its exit code; negative: the signal that killed it.
         restart_in_s: when it is started again.
         deaths: how often in a row it has died.
@@ -98,7 +95,6 @@ class Supervisor:
     """Keeps programs running; call from one thread.
 
     Args:
-        programs: what to run.
         clock: seconds that never go back.
     """
 
@@ -215,8 +211,6 @@ def launcher(
     """How to start a command that writes to a log file.
 
     Args:
-        name: for messages.
-        command: program and arguments.
         output: file that takes what it prints.
         environment: added to the supervisor's own.
     """

@@ -57,10 +57,8 @@ class Running:
     """A federation that is ready.
 
     Attributes:
-        url: of the coordinator.
         token: the administrator's token of this federation, the same at every start.
         is_token_new: whether it was made at this start.
-        federation: its folders.
     """
 
     url: str
@@ -82,10 +80,8 @@ def run_up(
     """Make or reopen a federation, run it, and stop it when `stop` is set. Call it from a process's main thread.
 
     Args:
-        home: its folder.
         plan: what it should be when it is made.
         port: where the coordinator listens on loopback; 0 chooses a free one.
-        stop: set it to end.
         on_ready: called once, when jobs can be taken.
         on_death: called for every program that died and is to be started again.
         on_killed: called at the end with the programs that did not stop within their grace, where there are any.

@@ -49,8 +49,6 @@ def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ())
     """Verify the journal of a coordinator's or an agent's home, and sign what it says of a task or a period.
 
     Args:
-        home: whose journal and keys.
-        wanted: what it is about.
         audits: of tasks in it, to stand in the document.
 
     Raises:
@@ -74,7 +72,6 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
     """Look at everything that can be checked: the signature, what follows from the facts, and a journal's word.
 
     Args:
-        signed: the file.
         verify_key: of the party that should have signed; None takes the home's, else the file's own.
         home: with the journal it was made from, or a later copy of it.
     """

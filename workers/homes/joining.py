@@ -81,10 +81,8 @@ def join_agent(
     """Make an agent's home from an invitation, or renew its keys and pins, and enrol it.
 
     Args:
-        home: its folder.
         invitation: read, and its phrase compared.
         shard: the private shard it answers from; may be absent where the home is there.
-        engine: index engine.
         wanted: what the site's policy says of `workers.agent.joined_policy.CHOICES`; the defaults elsewhere.
 
     Raises:
@@ -130,7 +128,6 @@ def join_tallier(home: Path, invitation: Invitation, *, listen: str | None) -> J
     """Make a tallier's home from an invitation, or renew its keys and pins, and enrol it; see `join_agent`.
 
     Args:
-        home: its folder.
         invitation: read, and its phrase compared.
         listen: HOST:PORT at which the two other talliers reach this one, to find winners; None: it adds up only.
     """

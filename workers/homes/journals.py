@@ -170,7 +170,6 @@ def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
     file named by the time.
 
     Args:
-        home: of an agent or a tallier.
         head: the accepted head, ENTRY:HASH, as `accept_restored_journal` told it to the operator.
 
     Raises:

@@ -103,10 +103,7 @@ def make_tallier_home(
     """Make a tallier's home: keys and settings, and a certificate where it is to compute winners.
 
     Args:
-        home: its folder.
-        tallier_id: who it is.
         number: which tallier, from 0.
-        coordinator_url: where the coordinator is.
         coordinator: its public keys.
         listen: HOST:PORT at which the two other talliers reach this one; None: it adds up shares only.
 

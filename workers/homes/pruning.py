@@ -63,7 +63,6 @@ def prune_home(
         home: of a coordinator, an agent or a tallier.
         age: what ended, or expired, longer ago than this goes.
         dry_run: only count.
-        progress: told after every job.
         clock: the time now, with its zone.
 
     Returns:

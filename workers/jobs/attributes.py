@@ -31,7 +31,6 @@ class AttributeResult:
     Attributes:
         labelled: the student, and what it says of every public image.
         outcome: of the student, where there are images to score it on.
-        report: what the report shows of them.
     """
 
     labelled: LabelledAttributes

@@ -43,7 +43,6 @@ def run_demo(
         out: the folder; a demo interrupted there continues.
         seed: decides who holds which digit, the backbone's training and the noise. Without it the split is that
             of seed 0 and the noise is the operating system's.
-        task: what to ask.
         clock: told how long each stage took; nothing that is written says so.
         progress: told of every step.
 

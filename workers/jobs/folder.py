@@ -124,7 +124,6 @@ class JobFolder:
         """What the parties keep of the batches that are not released yet.
 
         Args:
-            agents: their ids.
             talliers: of those that draw noise; none where the agents add it.
             secrets: the key of every round, by agent and by such a tallier, of a job that is seeded.
 

@@ -37,7 +37,6 @@ class KeptRounds:
 
     Args:
         state: folder of the job's state; private to its owner.
-        agents: ids of all agents.
         talliers: names of those that draw noise; none where the agents add it.
         secrets: the key of every round, by agent and by tallier that draws noise, of a job that is seeded.
 

@@ -43,7 +43,6 @@ def run_job(
     """Do a job, or what is left of it.
 
     Args:
-        job: what to do.
         clock: told how long each stage took; nothing that is written says so.
         progress: told of every step.
         warn: told, before anybody is asked, that the noise will drown the votes, and what would do.

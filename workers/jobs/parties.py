@@ -44,9 +44,7 @@ class RunParties:
     """See the module.
 
     Args:
-        task: what is asked.
         batches: the questions of each round, by its number.
-        agents: those that take part.
         kept: the keys and answers of their rounds.
         is_seeded: those keys came from a known seed.
         winner_engine: how the talliers find the winner of each query; None puts their sums together in this process.

@@ -53,10 +53,8 @@ def predict_images(
     """Label images.
 
     Args:
-        model: see `feature_store.job_files.models.read_model`.
         images: a shard, or a source of images to embed: a folder, Parquet, or torchvision:NAME?root=DIR.
         backbone, architecture: what loads the backbone, where the model's file names none.
-        progress: told of images embedded.
 
     Raises:
         MixedShards: the shard, or the backbone, is not the model's.

@@ -41,14 +41,11 @@ class LabellingJob:
         file: the task file.
         shards: one private shard per agent.
         queries: a public shard, or a folder of public images (then `backbone` says how to embed them).
-        out: the output folder.
         test: a labelled public shard to score the student on.
-        backbone: see `queries`.
         allow_small_shards: let an agent with fewer than k records vote with what it has. Refusing is the
             default because it is nearly always a mistake; in a federation of several owners the agent
             always votes, since a refusal would tell the others how few records it has.
         seed: makes noise and ids reproducible; a simulation that protects nobody.
-        engine, memory_limit_bytes: see feature_store.index.build_index.
         winner: how winners are found: "plain" puts the sums together in this process, which sees everything
             anyway; "secure" computes them as talliers that distrust each other do. "mpyc" is its earlier name.
     """

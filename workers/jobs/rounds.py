@@ -51,10 +51,7 @@ def run_rounds(
     """Bring a job to its end.
 
     Args:
-        journal: it is written down there.
-        job: as it is in the journal.
         features: its questions, int16, shape (queries, dimension).
-        parties: agents and talliers.
         is_seeded: noise from a known seed is expected.
         on_step: told of the job after each step that is durable.
 

@@ -58,9 +58,6 @@ class Order:
     """A job as it is written down.
 
     Attributes:
-        job_id: its name.
-        task: what is asked.
-        agents: their names.
         batches: the questions of each round, in order.
         caps: what each agent may spend, in nano-units of mu^2, at the levels at which the task has a price.
         images, strategy, count, seed: how many there are, and how questions were chosen among them.
@@ -83,7 +80,6 @@ class EarlierRound:
 
     Attributes:
         charges: of each agent, by level.
-        contributors: who was summed.
         release: what was opened; None where it was charged and not opened.
     """
 
@@ -105,7 +101,6 @@ class RunJournal:
         """Write a job down, or find it as it was left.
 
         Args:
-            order: the job.
             keys: of the agents, as rounds note them.
             earlier: rounds of it that a version without this journal has charged, by number; they are taken over.
 

@@ -41,8 +41,6 @@ class FinishedJob:
     """What a job's output folder says to a student: public features and released answers.
 
     Attributes:
-        task: the task.
-        answers: the release.
         public: the public images.
         is_seeded: whether any noise came from a known seed.
     """
@@ -92,7 +90,6 @@ def train_student(
 
     Args:
         folder: output folder of a finished job.
-        kind: of fit_student, or finetune.
         test: labelled public shard to score on; for finetune a source of labelled images.
         images: finetune only: the source of public images the job asked about.
         backbone: finetune only: the network to start from.

@@ -36,7 +36,6 @@ class _Desk:
 
     Attributes:
         opening: the round, and which tallier it is.
-        state: as its machine left it.
         shares: those it holds, by agent; gone once they are summed.
         aggregate: its sum, once it was asked for.
     """
@@ -51,7 +50,6 @@ class RunTalliers:
     """See the module.
 
     Args:
-        task: of all rounds.
         names: of the talliers, in order.
         engine: how they find the winner of each query; None puts their sums together in this process.
         noise_key: (tallier, digest of a round): what it draws its noise of the round from, where talliers add it.

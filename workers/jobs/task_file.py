@@ -127,7 +127,6 @@ class TaskFile(_Table):
         """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
 
         Args:
-            classes, agents, num_queries, fingerprint, nonce: of the task.
             agreed_colluding_agents: what an interrupted job was begun with; it counts where the file does not say.
             has_attributes: whether the shards hold attributes, any number per record.
 

@@ -33,7 +33,6 @@ def fit_certainty(
         records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
         negatives: public, terms.num_negatives of them, likewise.
         num_records: how many the client has; may be 0.
-        terms: the mechanism.
         engine: which devices may be used; see descent.descend.
     """
 

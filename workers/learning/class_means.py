@@ -46,7 +46,6 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
 
     Args:
         records: finite features and labels that are classes, as a shard holds.
-        terms: the mechanism.
         axes: the public map.
 
     Returns:

@@ -50,7 +50,6 @@ def fit_heads(
     Args:
         features: shape (agents, records, dimension), finite.
         labels: shape (agents, records); NO_RECORD where an agent has fewer records than the largest.
-        num_classes: of the task.
         inverse_regularisation: C, the same for all.
         tolerance: distance from the minimum, in the norm of the weights.
 

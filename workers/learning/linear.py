@@ -42,7 +42,6 @@ def train_linear(
     Args:
         features: shape (num_records, dimension), any scale: rows are cut to `terms.feature_norm`.
         labels: shape (num_records,), 0 to num_classes - 1.
-        terms: the learner.
 
     Returns:
         float64, shape (dimension + 1, num_classes); the last row is the weight of the constant `terms.bias_feature`.
@@ -67,7 +66,6 @@ def train_rows(
 
     Args:
         records: finite features and labels that are classes, as a shard holds.
-        terms: the learner.
         axes: the public map in front of it; None for features as they are.
         engine: which devices may be used; see descent.descend.
     """
@@ -104,7 +102,6 @@ def train_users(
     Args:
         features: shape (users, rows, dimension).
         labels: shape (users, rows); NO_RECORD where a user has fewer records than rows.
-        terms: the learner, the same for all.
         progress: told how many users are done.
 
     Returns:
@@ -144,7 +141,6 @@ def linear_scores(
     Args:
         features: shape (n, dimension).
         weights: shape (dimension + 1, num_classes), of one user or an average of many.
-        terms: the learner.
 
     Returns:
         float64, shape (n, num_classes).

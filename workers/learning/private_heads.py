@@ -186,7 +186,6 @@ def fit_rows(
     Args:
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.
         negatives: public images that are nobody's, as stored, terms.num_negatives of them.
-        terms: the mechanism and its price.
         maps: of `public_maps`.
         engine: which devices may be used; see descent.descend.
     """

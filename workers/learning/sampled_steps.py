@@ -68,7 +68,6 @@ def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms
     Args:
         rows: whole UNIT-ths, shape (n, terms.rows), at most BLOCK of them.
         labels: classes.
-        theta: on its grid.
         terms: of the step.
     """
     scores = (rows @ (theta * THETA_UNIT)) / float(UNIT * THETA_UNIT)
@@ -118,7 +117,6 @@ def clipped_update(
 
     Args:
         records, axes: see `rows_on_grid`.
-        theta, terms, source: as for `sampled_gradients`.
         rate: length of a gradient step.
         shrink: lambda of lambda/2 |theta|^2.
         local_steps: how many, each over all records.

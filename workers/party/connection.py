@@ -31,9 +31,7 @@ class Answer:
     """What came back, with its body as far as it was allowed to be long.
 
     Attributes:
-        status: of HTTP.
         retry_after: the header of that name; empty where there is none.
-        body: all of it.
     """
 
     status: int
@@ -46,7 +44,6 @@ class Connection:
 
     Args:
         address: http or https, checked.
-        certificates: for https.
         read_timeout_s: longest silence while waiting for an answer.
         is_near: whether it is this machine, to which no proxy leads.
 
@@ -89,9 +86,6 @@ class Connection:
         """Send bytes once.
 
         Args:
-            path: below the address.
-            data: the body.
-            media_type: of the body.
             most: longest body of an answer that accepts (200 or 202).
             most_of_refusal: longest body of any other.
 

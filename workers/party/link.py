@@ -77,15 +77,10 @@ class PartyLink:
 
     Args:
         url: of the coordinator; https, or http to this machine only.
-        party_id: who this party is.
-        keys: its keys.
         coordinator_key: the pinned key that the coordinator's signatures are checked with.
-        database: of its own journal.
-        sequences: of the same journal.
         journal_head: the head of its own ledger, told at every poll.
         seen: file that remembers the coordinator's highest head.
         facts: what the coordinator is told at every poll.
-        stop: ends every wait and every retry.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
         door: the way to the coordinator; HTTP to `url` where absent.
@@ -329,11 +324,6 @@ class Handler(Protocol):
 
 def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
     """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
-
-    Args:
-        link: to the coordinator.
-        handler: of this party.
-        stop: ends the conversation.
 
     Raises:
         LabelerError: this party's own journal or files cannot be used any more.

@@ -24,7 +24,6 @@ class Draft:
     """A message before it has a number and a signature.
 
     Attributes:
-        kind, recipient, task_digest, round_digest: as in a header.
         body: in clear, or sealed before (feature_store.keys.seal_body).
         seal_to: the recipient's seal key; None sends the body as it is.
         is_sealed: True where the body was sealed before.
@@ -43,14 +42,7 @@ class Draft:
 
 
 class PartyMail:
-    """See the module. Used by one thread.
-
-    Args:
-        party_id: who this party is.
-        keys: its keys.
-        database: of its own journal.
-        sequences: of the same journal.
-    """
+    """See the module. Used by one thread."""
 
     def __init__(self, party_id: str, keys: PartyKeys, *, database: Database, sequences: Sequences) -> None:
         self.party_id = party_id
@@ -65,7 +57,6 @@ class PartyMail:
         """Check who signed a message and that it is new, and open its body.
 
         Args:
-            message: as received.
             verify_key: the pinned or enrolled key of the sender it names.
 
         Raises:

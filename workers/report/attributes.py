@@ -15,7 +15,6 @@ class AttributeOutcome:
     """One attribute over all public images.
 
     Attributes:
-        name: of the attribute.
         on: how many images have it, as far as the answers say.
         confidence: mean probability that what is said of it is right, 0 to 1.
         right: share of the images of known truth on which that is right; None where there are none.
@@ -45,7 +44,6 @@ class AttributeReport:
 
     Attributes:
         outcomes: of each attribute, in the order of the task.
-        images: some of the images.
         count: how many images there are.
         known: of how many the truth is known.
     """

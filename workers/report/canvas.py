@@ -72,7 +72,6 @@ def plain_axes(
     """Axes in the page's manner: no box, quiet ticks, a grid along one axis at most.
 
     Args:
-        figure: what they are part of.
         grid: the axis with lines.
         place: (rows, columns, number) among several axes, as matplotlib counts.
     """

@@ -31,7 +31,6 @@ class ImageLabels:
     """The labels of all public images, as `student_labels.parquet` holds them.
 
     Attributes:
-        sources: names of the images.
         labels: int16, shape (n,).
         confidences: float64, shape (n,), what the student states of its label, 0 to 1.
         asked: bool, shape (n,), images that were questions themselves.
@@ -105,10 +104,7 @@ class Band:
     """Labels stated with a confidence in a band, and how many of them are right.
 
     Attributes:
-        low, high: of the confidence.
-        count: labels stated in it.
         stated: their mean confidence; 0 where there are none.
-        known: labels whose truth is known.
         right: of those, how many are.
     """
 

@@ -30,10 +30,8 @@ class AnsweredQuery:
     """One question about public images, and what came back.
 
     Attributes:
-        query_id: as in the pseudo-label set.
         source: uri or file name of the public image, or a name for the group of images asked about.
         label: released class number; -1 unless the status is answered.
-        status: what happened to the question.
         truth: true class number where the requester knows it, for scoring only.
         noisy_votes: float64, shape (num_classes,), the noisy sum in votes that was released and paid
             for; None for the winner release and where nothing was released.
@@ -134,7 +132,6 @@ class Privacy:
         breakdown: the reported price beside others of the same releases.
         spent: (questions asked so far, instance epsilon so far), in order.
         person: all records of one person at one agent, where the task bounds how many vote.
-        records_per_person: that bound.
     """
 
     delta: float
@@ -226,7 +223,6 @@ class JobReport:
     Attributes:
         task: the task, whose public settings the page lists.
         queries: what was asked, in order.
-        privacy: the price.
         contributors: how many agents took part.
         public_images: how many public images the requester holds.
         student: None where none was trained.
@@ -239,8 +235,6 @@ class JobReport:
         notes: more lines on the price, in plain words.
         warnings: what a reader must know before trusting the page.
         is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
-        backbone: name of the backbone, for people.
-        job_id, created_at: for people.
         downloads: (file name beside the page, what it holds).
     """
 

@@ -18,7 +18,6 @@ def write_report(report: JobReport, out: Path) -> None:
     to which the page links, are the caller's to write.
 
     Args:
-        report: what to show.
         out: the folder; made if it is missing.
 
     Raises:

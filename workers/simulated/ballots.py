@@ -43,7 +43,6 @@ def ballots_of(task: Task, batch: QueryBatch, agents: Federation, *, engine: str
         task: what is asked, of a method of SIMULATED.
         batch: the public queries.
         agents: the group and its records; of `group_size` agents at most.
-        engine: which exact index engine searches (feature_store.index.build_index).
 
     Returns:
         int64, shape (agents, num_queries, num_classes). Private.

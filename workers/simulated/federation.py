@@ -76,7 +76,6 @@ class Pool:
     Attributes:
         name: of where they come from, for people.
         classes: in label order.
-        features, labels: what is dealt to agents.
         public, truth: features of public images, and what they show, which only scoring reads.
 
     Raises:
@@ -98,7 +97,6 @@ class Pool:
         """Give every agent so many records, drawn without repetition as far as the pool goes, and then again.
 
         Args:
-            agents: how many.
             records: of each.
             seed: of the deal; the first agents of a larger federation hold what those of a smaller one do.
 

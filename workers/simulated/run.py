@@ -51,8 +51,6 @@ class Simulation:
 
     Attributes:
         agents: sizes of the federation, each a round of its own.
-        method: of workers.simulated.ballots.
-        k: neighbours that vote.
         records: of each agent.
         ballot_radius: reverse-knn: of the ball that ballots are drawn onto; None bounds each agent's records instead.
         queries: public images asked about; for blind-average the rows of its model are asked, whatever this is.
@@ -62,7 +60,6 @@ class Simulation:
         talliers: 2 or 3.
         seed: of the deal, the questions, the noise and the masks.
         processes: how many compute; 1 is this one.
-        engine: see feature_store.index.build_index.
 
     Raises:
         InvalidSetting: a number out of bounds, or neither or both of epsilon and sigma.
@@ -130,7 +127,6 @@ class Questions:
     """What is asked, and what is known of the answers.
 
     Attributes:
-        batch: the queries.
         score: the share of right labels that a release gives, from 0 to 1.
     """
 
@@ -144,8 +140,6 @@ def simulate(
     """One round per size of the federation.
 
     Args:
-        wanted: the sizes, and what is asked.
-        pool: whose records are dealt.
         out: keeps what is done after each size; the same simulation then goes on after the last size kept.
         progress: told how many agents of each size have answered.
 
@@ -184,10 +178,8 @@ def release_of(task: Task, batch: QueryBatch, federation: Federation, *, seed: i
 
     Args:
         task: of a histogram release, for as many agents as the federation has.
-        batch: the queries.
         federation: who holds what.
         seed: of noise and masks.
-        engine: see feature_store.index.build_index.
     """
     size = group_size(task, batch, federation)
     groups = [

@@ -55,8 +55,6 @@ def sum_group(
     """The answers of a group of agents, added up by each tallier.
 
     Args:
-        task: of a histogram release.
-        batch: the queries.
         ballots: int64, shape (agents, num_queries, num_classes).
         first: number of the first agent of the group.
         source_of: each agent's source.
@@ -109,7 +107,6 @@ class Traffic:
     """Bytes of one round's messages as they go over the wire, signed, sealed and framed; HTTP and TLS come on top.
 
     Attributes:
-        asked: what one agent receives.
         shares: what one agent sends, one message per tallier, through the coordinator.
     """
 

@@ -39,7 +39,6 @@ class FineTuning:
         epochs: passes over the public images.
         batch_size: images per step.
         learning_rate: of the new head; the backbone moves ten times more slowly.
-        weight_decay: of all weights.
         warmup_epochs: passes that train the head alone, so that its first random steps do not damage the backbone.
     """
 
@@ -144,7 +143,6 @@ def fine_tune(
         backbone: maps images to features (n, dimension); runs on the device its parameters are on.
         images: float tensor, shape (n, channels, height, width), preprocessed as the backbone wants.
         soft_labels: shape (n, num_classes), rows sum to one.
-        settings: see FineTuning.
         weights: shape (n,), how much each image counts; all equal when absent.
         augment: applied to every batch of training images; by each process to its share, with randomness of its own.
         seed: of the order of images and the head. Repeatable on a CPU.

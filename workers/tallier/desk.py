@@ -87,11 +87,9 @@ class TallierDesk:
     """See the module. Used by one thread.
 
     Args:
-        mail: opens this tallier's messages.
         coordinator_key: with which the coordinator's signatures are checked.
         coordinator_seal_key: to which sums are sealed.
         agents: id and verify key of the agents that the site knows; None where it names none.
-        journal: of this tallier.
         winners: finds winners with the two other talliers.
         clock: the time now, with a time zone.
     """

@@ -23,7 +23,6 @@ class DeskMemory:
     """See the module. Used by one thread.
 
     Args:
-        journal: of this tallier.
         agents: id and verify key of the agents that the site knows; None where it names none.
     """
 

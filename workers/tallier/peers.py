@@ -38,9 +38,7 @@ class Peer(Settings):
     """Another tallier, as this one's site has pinned it.
 
     Attributes:
-        tallier_id: the name it is enrolled under.
         listen: HOST:PORT where it can be reached.
-        verify_key: checks what it signs.
         certificate: PEM; nobody else is it.
     """
 
@@ -54,7 +52,6 @@ class PeersFile(Settings):
     """`peers.toml`.
 
     Attributes:
-        number: which tallier this one is.
         listen: HOST:PORT where it listens while winners are computed; one address, never all of them.
         peers: the two others, by number; empty until they are pinned.
     """
@@ -68,8 +65,6 @@ class WinnerGroup:
     """The three talliers that compute winners together, as one of them knows them.
 
     Attributes:
-        number: which of them this one is.
-        identity_path: its own key and certificate.
         addresses: in tallier order.
         certificates: in tallier order, PEM.
         verify_keys: in tallier order.

@@ -47,7 +47,6 @@ def run_tallier(
     """Serve as a tallier until told to stop.
 
     Args:
-        home: the tallier's home (workers.party.home).
         stop: ends it within a moment; nothing is lost.
         clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.

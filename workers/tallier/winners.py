@@ -55,7 +55,6 @@ class Outcome:
     """What came of one computation.
 
     Attributes:
-        opening: the round.
         answer: the winners, or why there are none.
     """
 
@@ -69,7 +68,6 @@ class WinnerDesk:
     Args:
         group: the three talliers, or None where this one's site has pinned no others.
         keys: of this tallier, which signs what it was told to compute.
-        engine: computes with the others.
         patience_s: how long after it was asked for a round is tried again here; None for `MEETING_LIMIT_S`.
     """
 

@@ -41,9 +41,7 @@ def soft_ballots(
     """Certainty times class probability of each query on the grid: at least 0, and at most 1 (the scale) in a row.
 
     Args:
-        task: of method aux-distill.
         batch: the public queries, all of the task.
-        records: the agent's.
         models: where the answer is kept, before it leaves.
         source: the agent's secret source of local noise for this batch, at its beginning.
         engine: which devices may be used; see workers.learning.descent.

@@ -30,9 +30,7 @@ def weight_ballots(
     """The agent's weights on the grid, in units of their sensitivity, shape (rows asked about, num_classes).
 
     Args:
-        task: of method blind-average.
         batch: as many rows as the model has (`workers.agent.agent.Agent.check`).
-        records: the agent's.
         models: where the weights are kept: trained once per batch and version of the records.
         engine: which devices may be used; see workers.learning.descent.
     """

@@ -42,9 +42,7 @@ def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: Mo
     """One vote per query, for the class that the agent's own head predicts; the lowest among equals.
 
     Args:
-        task: of method ensemble.
         batch: the public queries.
-        records: the agent's.
         models: where its head is kept: trained once per task and version of the records.
 
     Returns:

@@ -25,7 +25,6 @@ def step_ballots(task: Task, batch: QueryBatch, records: Records, *, source: Byt
     """What an agent adds to one step, on the grid, in units of what its unit can change; shape (rows, num_classes).
 
     Args:
-        task: of method federated.
         batch: one step's rows, with the public model.
         records: the agent's; all of them, since a cut would let one record replace another.
         source: the agent's secret source of this round's coins, at its beginning.

@@ -37,7 +37,6 @@ def lifetime_ballots(
     """The votes of the images that are near enough and can pay for them, and what each image spends.
 
     Args:
-        task: with `life`.
         batch: the public queries, all of the task.
         shard: the agent's, which knows its images again.
         spends: what images have spent, by their digests, each once.

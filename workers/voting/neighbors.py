@@ -22,10 +22,6 @@ NEIGHBORS_AT_ONCE = 2**21
 class NeighborVotes:
     """Casts ballots of neighbours. The index over the records is kept until the records change.
 
-    Args:
-        engine, memory_limit_bytes: see feature_store.index.build_index.
-        dimension: of features.
-
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit that no shard of this dimension could be
             searched under. Said when an agent starts: once it is asked, nothing here fails.
@@ -51,10 +47,6 @@ class NeighborVotes:
 
         Engines of this process are there. What a cluster loses later is begun anew or done here: once charged, it is
         answered.
-
-        Args:
-            task: whose neighbours are asked for.
-            select: the records that would answer it.
 
         Raises:
             Unavailable: see feature_store.cluster.search.ClusterIndex.ready.

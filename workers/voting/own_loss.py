@@ -20,11 +20,8 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, *, e
     nothing else moves.
 
     Args:
-        owner: the agent's id.
         task: of method knn or reverse-knn, without caps, ball or votes for life.
         batch: its public questions.
-        records: the agent's.
-        engine: index engine.
 
     Raises:
         InvalidSetting: another method, or a cap: there what leaves lets another in, or moves a model.

@@ -114,10 +114,6 @@ def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
     The cut of a person comes before any other: it hangs on that person's records alone, so that nobody else's vote
     depends on how many there are. A cap on all of an agent's records comes after it.
 
-    Args:
-        shard: the agent's.
-        records_per_person: the task's.
-
     Raises:
         PrivacyRefusal: the task bounds records of one person, and the shard does not know whose they are.
     """

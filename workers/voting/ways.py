@@ -27,7 +27,6 @@ class Means:
     """What an agent answers with beside its records.
 
     Attributes:
-        neighbors: finds neighbours among records or queries.
         models: where models are kept while a round is open.
         local_noise: gives the agent's secret source of chance of its own for this batch, at its beginning: of noise, or
             of who takes part in a step.

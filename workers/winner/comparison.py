@@ -86,10 +86,8 @@ async def compare(party: int, width: Width, pairs: Pairs, masks: Masks, deal: De
     Args:
         party: 0 or 1.
         width: of the comparisons; a difference in range lies in [-2^l, 2^l).
-        pairs: what is compared.
         masks: this tallier's part, for this many comparisons, used for nothing else.
         deal: the like; waited for once the first opening needs no more of this tallier.
-        exchange: with the other tallier.
     """
     top = np.uint64(1 << width.bits)
     own_z = pairs.left - pairs.right + masks.r

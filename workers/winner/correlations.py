@@ -142,9 +142,6 @@ def part_of(party: int, width: Width, count: int, stream: ByteSource, dealt: byt
 
     Args:
         party: 0 or 1.
-        width: of the comparisons.
-        count: how many.
-        stream: of this tallier.
         dealt: `width.dealt_bytes(party, count)` bytes of `deal`.
     """
     if party == 0:
@@ -168,8 +165,6 @@ def deal(width: Width, count: int, stream_0: ByteSource, stream_1: ByteSource) -
     """What talliers 0 and 1 are sent for the next comparisons of their streams.
 
     Args:
-        width: of the comparisons.
-        count: how many.
         stream_0: the stream of tallier 0.
         stream_1: the stream of tallier 1.
     """

@@ -262,7 +262,6 @@ class WinnerEngine(Protocol):
 
         Args:
             orders: one or more, of different jobs of the same talliers.
-            stop: ends the computation within a moment.
             met: set once all three are there; which jobs are computed is decided then.
 
         Returns:

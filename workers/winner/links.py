@@ -125,7 +125,6 @@ class Links:
         """Close in order, so that what was sent last (a hello that says what differs) still arrives.
 
         Args:
-            limit_s: for what was sent to arrive.
             late_limit_s: a peer that has not come yet is given this long to, so that it learns what is wrong. None
                 of it where the job is tried again: a peer that comes late comes to the next attempt, and would be
                 turned away from that.

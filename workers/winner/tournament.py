@@ -147,11 +147,8 @@ async def deal_chunk(job: WinnerJob, share: Words, chunk: int, seeds: tuple[byte
     """The dealer's part of a chunk: hand its share over, deal for every level, and wait until it was used.
 
     Args:
-        job: the job.
         share: the dealer's, of the queries of the chunk.
-        chunk: its number.
         seeds: of talliers 0 and 1.
-        wire: of the chunk.
     """
     first, second = (stream_of(seed, job, chunk) for seed in seeds)
     split = uniform_below(job.field.modulus, first, share.size)
@@ -170,11 +167,7 @@ async def find_chunk(job: WinnerJob, share: Words, chunk: int, seed: bytes, wire
     """The part of tallier 0 or 1 in a chunk.
 
     Args:
-        job: the job.
         share: this tallier's, of the queries of the chunk.
-        chunk: its number.
-        seed: the dealer's for this tallier.
-        wire: of the chunk.
 
     Raises:
         Unavailable: masks have to be drawn again; see the module.
