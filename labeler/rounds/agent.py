@@ -15,6 +15,7 @@ durable; beside it at most one thing is under way.
 
 The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
 
+* **Of this round alone.** An ask of another round changes nothing, whatever came of it.
 * **Charged once.** `Charge` is asked for in stage `new` only, and while none is under way. Its result `Charged` leaves
   the stage for ever. A driver's charge is itself idempotent by the round, so a repeated `Charged` is none.
 * **Stored before it leaves.** `SendStored` is asked for in stage `stored` only, and only `Stored` leads there: the
@@ -223,6 +224,8 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
         now: unix time in seconds.
     """
     match event:
+        case Asked(ask) | Admitted(ask) | Charged(ask) if ask.round.digest != state.round_digest:
+            return state, ()
         case Asked(ask):
             return state, (Admit(ask, is_charged=state.stage != "new"),)
         case Refused(refusal):

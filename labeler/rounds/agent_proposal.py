@@ -127,6 +127,8 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
                 return state, (_said(state, now),)
             return (state, ()) if state.is_promising else (replace(state, is_promising=True), (Promise(proposal),))
         case Refused(refusal):
+            if state.stage != "unheard":
+                return state, (_said(state, now),)
             return replace(state, is_promising=False), (Decline(refusal),)
         case Promised(until):
             if not state.is_promising:

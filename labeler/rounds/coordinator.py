@@ -183,7 +183,7 @@ class _Turn:
             case QuestionsPrepared():
                 self._prepared(event)
             case BodiesMade():
-                self._change_round(job.rounds[event.number], is_made=True)
+                self._change_round(self._round(event.number), is_made=True)
             case TurnGranted():
                 self._ask_all_for_winners(event)
             case Opened():
@@ -196,6 +196,8 @@ class _Turn:
                 else:
                     self._fail(event.error)
             case Ended():
+                if event.state in UNFINISHED or job.state not in (*UNFINISHED, event.state):
+                    raise InvalidSetting(f"the job is {job.state}, and does not become {event.state} by its end")
                 self._ended(event.state)
             case Answered():
                 self._answered(event)
@@ -567,7 +569,7 @@ class _Turn:
         self._looks.append(self._now.steady_s + min(1.0, max(LEAST_LOOK_S, self.job.patience.ask_again_s)))
 
     def _opened(self, event: Opened) -> None:
-        job, one, release = self.job, self.job.rounds[event.number], event.release
+        job, one, release = self.job, self._round(event.number), event.release
         if job.state not in UNFINISHED or one.state != "posted":
             return
         if release.is_seeded and not job.is_simulated:
@@ -636,6 +638,11 @@ class _Turn:
             self._effects.append(SendWithdrawn(enrolled))
 
     # Small things.
+
+    def _round(self, number: int) -> RoundRun:
+        if not 0 <= number < len(self.job.rounds):
+            raise InvalidSetting(f"round {number} is none of the job's {len(self.job.rounds)}")
+        return self.job.rounds[number]
 
     def _change_round(self, one: RoundRun, **changes: Any) -> RoundRun:
         changed = replace(one, **changes)

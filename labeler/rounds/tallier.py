@@ -311,6 +311,8 @@ def _refused(state: TallierRound, error: LabelerError) -> tuple[TallierEffect, .
 
 
 def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> _Step:
+    if opening.round.digest != state.round_digest:
+        raise WrongDigest("an open-round names another round than it holds")
     if opening.expires_at < now:
         raise ProtocolViolation("the round has expired")
     _check_agents(opening, site)

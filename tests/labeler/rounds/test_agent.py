@@ -111,6 +111,14 @@ def test_after_its_deadline_it_is_not_tried_any_more_and_a_later_ask_begins_anew
     assert kinds([list(again)]) == [machine.Compute]
 
 
+def test_an_ask_of_another_round_changes_nothing_whatever_came_of_it() -> None:
+    other = replace(ASK, batch=QueryBatch(np.full((2, 4), 3, dtype=np.int16)))
+    for before in (ANSWERED[:0], ANSWERED[:2], ANSWERED[:3], ANSWERED):
+        state, _ = run(before)
+        for event in (machine.Asked(other), machine.Admitted(other), machine.Charged(other)):
+            assert step(state, event, 0.0) == (state, ())
+
+
 def test_a_process_that_begins_with_a_charged_round_computes_it_once_it_is_asked() -> None:
     state = AgentRound(ASK.round.digest, "charged", machine.recipients_of(ASK))
     assert resume(state) == ()

@@ -50,6 +50,12 @@ def test_a_no_for_want_of_budget_is_remembered_and_any_other_is_considered_anew(
     assert isinstance(step(refused, machine.Proposed(PROPOSAL), 0.0)[1][0], machine.AdmitProposal)
 
 
+def test_who_has_said_yes_says_it_again_where_the_same_proposal_is_not_admitted_a_second_time() -> None:
+    # One mail may bring it twice, and of two looks at the policy the second may come out otherwise.
+    willing = AgentProposal("willing", 100.0)
+    assert step(willing, Refused(NO), 50.0) == (willing, (machine.SayWilling(100.0),))
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

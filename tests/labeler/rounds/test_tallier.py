@@ -81,6 +81,7 @@ def test_a_second_sum_over_other_agents_is_refused_for_ever() -> None:
         ((OPEN, came(share("a")), asked("a", "b")), "protocol-violation"),
         ((OPEN, came(share("a"), share("b"), share("b", 1)), asked("a", "b")), "protocol-violation"),
         ((OPEN, machine.Opened(replace(OPENING, tallier=0), SITE)), "wrong-digest"),
+        ((machine.Opened(replace(OPENING, round=replace(ROUND, batch_digest="d" * 64)), SITE),), "wrong-digest"),
         ((came(share("a")),), "wrong-digest"),
         ((OPEN, came(share("x"))), "protocol-violation"),
         ((OPEN, came(share("a", misfit="has another shape"))), "protocol-violation"),
