@@ -285,8 +285,6 @@ class CoordinatorDriver:
             return
         if fresh is not None:
             self._live.know(fresh)
-        else:
-            self._live.deferred.add(job_id)  # what memory holds of it may be ahead: its next look reads it again
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             plan = self._plan(now)
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})

@@ -137,6 +137,8 @@ class LiveJobs:
         live.trouble = error
         live.pause_s = min(2 * live.pause_s, LONGEST_PAUSE_S) if live.pause_s else _FIRST_PAUSE_S
         live.not_before_s = live.due_s = steady_s + live.pause_s
+        # What memory holds of it is not what the journal has: ahead of it, or waiting for what has become durable.
+        self.deferred.add(job_id)
         heapq.heappush(self._heap, (live.due_s, job_id))
 
     def next_due_s(self) -> float | None:

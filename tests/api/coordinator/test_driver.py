@@ -444,6 +444,26 @@ def test_what_is_paid_for_is_opened_while_the_next_question_cannot_be_read(
     assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["opened", "asked"]
 
 
+def test_a_job_whose_step_after_its_agreement_meets_a_defect_goes_on_at_its_next_look(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = _asked_in_rounds_of_one(site, monkeypatch)
+    with monkeypatch.context() as broken:
+
+        def defect(*_: Any) -> None:
+            raise MemoryError
+
+        broken.setattr(Sender, "make", defect)  # of the round that would be asked while this one is summed
+        site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
+        site.conductor.tick()
+        site.conductor.tick()
+        assert site.state(job) == "tallying"
+    for _ in range(2):
+        site.steady_s += LONGEST_PAUSE_S
+        site.conductor.tick()
+    assert [one.state for one in site.house.jobs.rounds(job.job_id)] == ["posted", "asked"]
+
+
 def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
