@@ -7,6 +7,8 @@ uvicorn limits only the idle time between requests. A connection is in one of th
     body        at least `body_bytes` in every `body_window_s`, unless it is we who do not read, or told it to wait
     answer      what was written is taken within `stalled_s`, buffer by buffer
     idle        uvicorn's own `timeout_keep_alive`
+    half closed the peer sends no more and may still read: what it has asked is answered within `half_closed_s`. It may
+                as well be gone, which nothing tells before something is written
 
 Two parsers are guarded in the same way: h11 here, and where it is installed httptools (`api.quick_protocol`), which is
 several times as fast.
@@ -66,6 +68,7 @@ class Times:
         headers_s: of one request, from its first byte to the end of its headers.
         body_window_s, body_bytes: so many bytes of an unfinished body come in every window. 1 KiB/s by default.
         stalled_s: until a full buffer of an answer (64 KiB) was taken.
+        half_closed_s: until an answer is complete whose peer has ended its own side.
         keep_alive_s: between an answer and the next request.
     """
 
@@ -73,6 +76,7 @@ class Times:
     body_window_s: float = 30.0
     body_bytes: int = 30 * 1024
     stalled_s: float = 60.0
+    half_closed_s: float = 10.0
     keep_alive_s: int = 75
 
 
@@ -83,6 +87,7 @@ class Guard:
     Attributes:
         place: its place in the crowd; None where it was given to another before the protocol began.
         received: bytes of the peer since the last look at its pace.
+        is_half_closed: the peer has ended its side, and an answer is due.
     """
 
     crowd: Crowd
@@ -90,8 +95,10 @@ class Guard:
     loop: asyncio.AbstractEventLoop
     place: Place | None = None
     received: int = 0
+    is_half_closed: bool = False
     _pace: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    _last: asyncio.TimerHandle | None = None
 
     def begin(self, protocol: Guarded) -> None:
         """Its connection was made: take its place, or let it go where it has none."""
@@ -105,10 +112,19 @@ class Guard:
 
     def end(self) -> None:
         """Its connection is lost: no clock runs any more."""
-        for timer in (self._pace, self._stall):
+        for timer in (self._pace, self._stall, self._last):
             if timer is not None:
                 timer.cancel()
-        self._pace = self._stall = None
+        self._pace = self._stall = self._last = None
+
+    def half_closed(self, protocol: Guarded) -> bool:
+        """The peer sends no more: whether an answer is due, for which the connection stays a while."""
+        cycle = protocol.cycle
+        is_due = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if is_due and protocol.transport.get_extra_info("sslcontext") is None:  # TLS knows no such half
+            self.is_half_closed = True
+            self._last = self._last or self.loop.call_later(self.times.half_closed_s, protocol.transport.close)
+        return self.is_half_closed
 
     def look(self, protocol: Guarded, *, in_body: bool, in_head: bool) -> None:
         """Start and stop clocks by what the peer owes us now.
@@ -195,6 +211,15 @@ class Watched(asyncio.Protocol):
         self._guard.end()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:
+        return self._guard.half_closed(cast("Guarded", self))
+
+    def close_if_half(self) -> None:
+        """Every request of a peer that ended its side is answered."""
+        cycle = cast("Guarded", self).cycle
+        if self._guard.is_half_closed and cycle.response_complete:
+            self.transport.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._guard.stalls(self.transport)
@@ -204,7 +229,7 @@ class Watched(asyncio.Protocol):
         self._guard.goes_on()
 
 
-class GuardedProtocol(Watched, H11Protocol):
+class GuardedProtocol(Watched, H11Protocol):  # type: ignore[misc]  # uvicorn never stays half open
     """One connection, read by h11; see the module."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -219,6 +244,7 @@ class GuardedProtocol(Watched, H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._look()
+        self.close_if_half()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, of which ours take the place
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

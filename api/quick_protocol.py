@@ -32,7 +32,7 @@ class Malformed(Exception):
     """A request that llhttp takes and we do not; raised within its callbacks."""
 
 
-class QuickProtocol(Watched, HttpToolsProtocol):
+class QuickProtocol(Watched, HttpToolsProtocol):  # type: ignore[misc]  # uvicorn never stays half open
     """One connection, read by llhttp; see the module."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -64,6 +64,7 @@ class QuickProtocol(Watched, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._read_on()
+        self.close_if_half()
 
     def _read_on(self) -> None:
         if self._at < len(self._ahead):

@@ -175,6 +175,7 @@ class Coordinator:
             ledger=stores.ledger,
             tasks=stores.tasks,
             jobs=stores.jobs,
+            parties=stores.parties,
             clock=clock,
             hand_in=self._hand_in,
         )

@@ -64,7 +64,9 @@ class StepwiseCoordinator:
             ledger.verify()
             self._tasks, self._jobs = TaskStore(database), JobStore(database, clock=clock)
             self._parties, sequences = PartyStore(database), Sequences(database, clock=clock)
-            self._stores = submission.Stores(database, ledger, self._tasks, self._jobs, clock, self._hand_in)
+            self._stores = submission.Stores(
+                database, ledger, self._tasks, self._jobs, self._parties, clock, self._hand_in
+            )
             keys = PartyKeys.load(home / "keys.json")
             common: dict[str, Any] = {
                 "database": database,

@@ -20,6 +20,7 @@ from datetime import timedelta
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.facts import facts_of
 from api.coordinator.incoming import INCOMING
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
@@ -35,6 +36,7 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
 from feature_store.journal.joining import reading
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.parties import PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
@@ -69,6 +71,7 @@ class Stores:
     ledger: Ledger
     tasks: TaskStore
     jobs: JobStore
+    parties: PartyStore
     clock: Clock
     hand_in: Callable[[Errand], None] | None = None
 
@@ -206,6 +209,7 @@ def _order(
     task = record.task
     num_queries = _num_queries(request, upload, task)
     _check_backbone(request, upload, record, config)
+    _check_dimension(upload, record, stores.parties)
     if num_queries > task.max_queries:
         raise InvalidSetting(
             f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
@@ -286,6 +290,28 @@ def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, con
         raise InvalidSetting(
             f"the service has no backbone of fingerprint {wanted} to embed images with; send feature vectors, or "
             "ask the operator to add it to [backbones]"
+        )
+
+
+def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
+    """Refuse vectors that none of the task's agents could compare with its own, as far as agents have told.
+
+    One that is wrong about itself does not refuse others' jobs. Where nobody has told, agents refuse when they are
+    asked, and the charge is given back.
+
+    Raises:
+        InvalidSetting: every agent that told has features of another dimension.
+    """
+    if upload.dimension is None:
+        return
+    wanted = record.task.backbone_fingerprint
+    facts = [facts_of(one.facts) for one in parties.all() if one.party_id in record.participants]
+    told = {one.dimension for one in facts if one.dimension and one.backbone_fingerprint == wanted}
+    if told and upload.dimension not in told:
+        raise InvalidSetting(
+            f"features: the vectors have {upload.dimension} entries, and those that backbone {wanted[:20]} made for "
+            f"the task's agents have {' or '.join(map(str, sorted(told)))}. Embed with the task's backbone, and send "
+            "its vectors whole"
         )
 
 

@@ -117,6 +117,13 @@ def _declined(answers: Answers) -> dict[str, str]:
     return {agent: printable(said.sentence) for agent, said in sorted(answers.items()) if said.answer == "declined"}
 
 
+def _preparing(job: JobRecord) -> str:
+    if job.source == "images":
+        return f"{job.images} images are being embedded" if job.images != 1 else "1 image is being embedded"
+    count = job.num_queries
+    return f"{count} questions are being chosen" if count != 1 else "1 question is being chosen"
+
+
 def stage(
     job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
 ) -> str:
@@ -124,9 +131,8 @@ def stage(
     done = sum(one.num_queries for one in rounds if one.state == "opened")
     match job.state:
         case "queued":
-            what = "images are being embedded" if job.source == "images" else "questions are being chosen"
             is_prepared = bool(rounds) and all(one.round_digest for one in rounds)
-            parts = ["questions are ready" if is_prepared else f"{job.images} {what}", *_agreement(task, answers)]
+            parts = ["questions are ready" if is_prepared else _preparing(job), *_agreement(task, answers)]
             return "; ".join(parts)
         case "completed":
             return f"done: {done} of {job.num_queries} answered"

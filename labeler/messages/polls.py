@@ -31,7 +31,7 @@ class Poll:
             coordinator restored from an old copy is found out; 0 and an empty hash for none.
         coordinator_hash: as above.
         version: of the program.
-        facts: what the coordinator needs to know of it (an agent: backbone_fingerprint, classes). Never a
+        facts: what the coordinator needs to know of it (an agent: backbone_fingerprint, dimension, classes). Never a
             number of records.
     """
 

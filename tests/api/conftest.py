@@ -64,7 +64,7 @@ class House:
 
     @property
     def stores(self) -> submission.Stores:
-        return submission.Stores(self.database, self.ledger, self.tasks, self.jobs, self.clock)
+        return submission.Stores(self.database, self.ledger, self.tasks, self.jobs, self.parties, self.clock)
 
     def with_caps(self, *, federation: tuple[Any, Any], agents: tuple[Any, Any] = ("unlimited", "unlimited")) -> House:
         """The same house, with other caps (instance, agent); accounts are changed to them."""
@@ -76,9 +76,11 @@ class House:
         open_accounts(self.ledger, config, [party.party_id for party in self.parties.list(role="agent")])
         return replace(self, config=config)
 
-    def enrol(self, agent_id: str, *, classes: tuple[str, ...] = CLASSES, fingerprint: str = FINGERPRINT) -> None:
+    def enrol(
+        self, agent_id: str, *, classes: tuple[str, ...] = CLASSES, fingerprint: str = FINGERPRINT, **facts: Any
+    ) -> None:
         self.parties.enrol(agent_id, "agent", secrets.token_hex(32), secrets.token_hex(32))
-        facts: dict[str, Any] = {"classes": list(classes), "backbone_fingerprint": fingerprint}
+        facts |= {"classes": list(classes), "backbone_fingerprint": fingerprint}
         self.parties.contact(agent_id, self.clock(), facts, Head(1, "a" * 64))
         open_accounts(self.ledger, self.config, [agent_id])
 

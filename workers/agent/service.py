@@ -161,7 +161,12 @@ class _Records:
 
     def facts(self) -> Mapping[str, Any]:
         """What the coordinator may know of the records; never how many there are."""
-        return {"backbone_fingerprint": self._shard.fingerprint, "classes": list(self._shard.classes)}
+        shard = self._shard
+        return {
+            "backbone_fingerprint": shard.fingerprint,
+            "classes": list(shard.classes),
+            "dimension": shard.dimension,
+        }
 
     def agent(self) -> Agent:
         stamp = self._manifest_stamp()

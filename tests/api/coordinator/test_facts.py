@@ -10,7 +10,7 @@ from api.coordinator.facts import MAX_CLASS_CHARACTERS, Facts, check_facts, fact
 from labeler.errors import ProtocolViolation
 from labeler.task import MOST_CLASSES
 
-GOOD = {"backbone_fingerprint": "sha256:a", "classes": ["cat", "a dog"]}
+GOOD = {"backbone_fingerprint": "sha256:a", "classes": ["cat", "a dog"], "dimension": 1280}
 BAD: list[dict[str, Any]] = [
     {"classes": 5},
     {"classes": "cat"},
@@ -23,6 +23,10 @@ BAD: list[dict[str, Any]] = [
     {"backbone_fingerprint": 5},
     {"backbone_fingerprint": "a\nb"},
     {"backbone_fingerprint": "a" * 201},
+    {"dimension": 0},
+    {"dimension": True},
+    {"dimension": "64"},
+    {"dimension": 2**20 + 1},
     {"records": 100},
 ]
 

@@ -80,6 +80,8 @@ def test_a_large_job_is_reserved_whole_and_then_round_by_round_for_those_who_are
 def test_a_selection_asks_about_some_of_the_images(house: House) -> None:
     view = house.submit(house.task(), 30, selection={"strategy": "clustered", "count": 7, "seed": 3})
     assert (view.queries, view.images) == (7, 30)
+    assert view.stage == "7 questions are being chosen"
+    assert house.submit(house.task(), 1, start=50).stage == "1 question is being chosen"
     assert view.selection.count == 7
 
 
@@ -112,6 +114,24 @@ def test_what_does_not_fit_the_task_is_refused_and_leaves_nothing(
     assert house.files() == []
     assert house.ledger.head() == head
     assert house.jobs.list() == []
+
+
+def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_told(house: House) -> None:
+    before = house.task()
+    assert house.submit(before, 3).state == "queued"  # nobody has told: agents refuse it, and it costs nothing
+    house.enrol("south", dimension=64)
+    house.enrol("far", dimension=3, fingerprint="another")
+    record = house.task(agents=["north", "south"])
+    head, files = house.ledger.head(), house.files()
+    said = "features: the vectors have 3 entries, and those that backbone ffffffffffffffff made for the task's agents "
+    with pytest.raises(InvalidSetting, match=re.escape(said + "have 64.")):
+        house.submit(record, 3, key="once")
+    assert (house.ledger.head(), house.files()) == (head, files)
+    assert house.jobs.known("tok-1", "once") is None
+    # Who is not in the task decides nothing, and one agent that is wrong about itself refuses nobody's job.
+    assert house.submit(before, 3, start=10).state == "queued"
+    house.enrol("right", dimension=3)
+    assert house.submit(house.task(agents=["right", "south"]), 3).state == "queued"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,21 @@ def quick(serve_in: ServeIn, config_of: ConfigOf, tmp_path_factory: pytest.TempP
         yield service
 
 
+def test_who_only_stops_sending_is_answered_and_then_closed(quick: Service) -> None:
+    head = f"GET /v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {quick.tokens['requester']}\r\n\r\n"
+    for asked in (head.encode(), ASK, ASK * 2):
+        for _ in range(5):  # the end comes with the request, or while it is answered
+            with connected(quick) as connection:
+                connection.sendall(asked)
+                connection.shutdown(socket.SHUT_WR)
+                assert answer(connection).count(b"HTTP/1.1 200 OK") == asked.count(b"HTTP/1.1")
+    for asked in (b"", HALF, b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"):
+        with connected(quick) as connection:
+            connection.sendall(asked)
+            connection.shutdown(socket.SHUT_WR)
+            assert b" 200 " not in answer(connection)
+
+
 def test_a_small_answer_does_not_wait_for_the_acknowledgement_of_its_head(
     quick: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

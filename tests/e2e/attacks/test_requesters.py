@@ -49,6 +49,8 @@ def test_nobody_uses_up_or_reads_what_is_anothers(
             submit(mallory, task, digit_features)
         assert refused(problem) == 404
     assert alice.task(task.task_id).queries_left == QUERIES
+    with pytest.raises(ServiceProblem, match=r"the vectors have 63 entries, .* for the task's agents have 64"):
+        submit(alice, task, digit_features[:, 1:])
     done = alice.wait(submit(alice, task, digit_features).job_id)
     assert (done.state, done.queries_done) == ("completed", QUERIES)
     for attempt in (mallory.job, mallory.cancel, mallory.forget):
