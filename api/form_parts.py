@@ -15,6 +15,12 @@ from labeler.errors import TooLarge
 
 MAX_PARTS = 200_000
 
+OUR_BOUNDARY = b"labeler-"
+"""Begins the boundary of forms that our own clients write (api.form_body, the dashboard): they quote a name as HTTP
+does. Browsers and most libraries write a quote in a name as %22 instead, and nothing else so."""
+
+_AS_BROWSERS_WRITE = ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n"))
+
 
 @dataclass(frozen=True)
 class PartStart:
@@ -55,7 +61,7 @@ async def form_events(request: Request, *, max_bytes: int) -> AsyncIterator[Even
     boundary = options.get(b"boundary")
     if not boundary:
         raise HTTPException(422, "the Content-Type of a form needs a boundary")
-    parts = _Parts()
+    parts = _Parts(is_ours=boundary.startswith(OUR_BOUNDARY))
     try:
         parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
         async for chunk in chunks(request, max_bytes=max_bytes):
@@ -100,7 +106,8 @@ async def chunks(request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:
 class _Parts:
     """Turns the parser's callbacks into events; bounds what a part's head may hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ours: bool) -> None:
+        self._is_ours = is_ours
         self.events: deque[Event] = deque()
         self.is_complete = False
         self._count = 0
@@ -141,8 +148,10 @@ class _Parts:
         _, options = parse_options_header(self._disposition)
         if b"name" not in options:
             raise FormParserError("a part has no name")
-        field = options[b"name"].decode("utf-8", "replace")
-        self.events.append(PartStart(field, options.get(b"filename", b"").decode("utf-8", "replace")))
+        field, name = options[b"name"].decode("utf-8", "replace"), options.get(b"filename", b"")
+        for written, meant in () if self._is_ours else _AS_BROWSERS_WRITE:
+            name = name.replace(written, meant)
+        self.events.append(PartStart(field, name.decode("utf-8", "replace")))
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self.events.append(PartData(data[start:end]))

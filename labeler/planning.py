@@ -139,7 +139,10 @@ class LifePrice:
 
     def to_json(self) -> dict[str, Any]:
         """Only JSON types, and what it means."""
-        return asdict(self) | {"means": FOR_LIFE}
+        jobs = self.votes // self.most_votes
+        after = f"{jobs} such jobs" if jobs != 1 else "1 such job"
+        last = f"An image that is near enough each time falls silent after {after}, whoever asks."
+        return asdict(self) | {"means": f"{FOR_LIFE} {last}"}
 
 
 FOR_LIFE = (

@@ -82,7 +82,7 @@ class Service:
         return job.job_id
 
     def labels(self, job_id: str, frame: Frame = "pandas") -> Any:
-        """The label of every image of a completed job, asked about or inferred, with a calibrated confidence.
+        """The label of every image of a completed job, asked about or inferred, with a confidence (docs/labels.md).
 
         Args:
             job_id: the job.

@@ -50,7 +50,7 @@ class TrainedStudent:
         backbone: str | None = None,
         quiet: bool = False,
     ) -> Any:
-        """Label images: source, label, its name, and a calibrated confidence.
+        """Label images: source, label, its name, and a confidence (docs/labels.md).
 
         Args:
             images: a folder of images or another source (then they are embedded), or a shard.

@@ -55,10 +55,10 @@ def headline(report: JobReport) -> str:
     if unseen is not None:
         return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
-        return (
-            f"{count(len(images), 'public image')} labelled, half of them with a confidence of "
-            f"{say_percent(images.median_confidence)} or more."
-        )
+        labelled = f"{count(len(images), 'public image')} labelled"
+        if report.task.traits.asks_for_a_model:  # its own confidence claims nothing
+            return f"{labelled} by the released model."
+        return f"{labelled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
     if report.label_accuracy is not None:
         return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
     return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."

@@ -105,6 +105,7 @@ export class Api {
   revokeToken = (id) => this.#json(`/v1/tokens/${encodeURIComponent(id)}`, { method: "DELETE" });
   makeTask = (body) => this.#json("/v1/tasks", { method: "POST", body });
   tasks = (after = null) => this.#json(`/v1/tasks?${query({ after, limit: PAGE })}`);
+  task = (id) => this.#json(`/v1/tasks/${encodeURIComponent(id)}`);
   job = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`);
   cancel = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
   forget = (id) => this.#json(`/v1/jobs/${encodeURIComponent(id)}/data`, { method: "DELETE" });

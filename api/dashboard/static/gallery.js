@@ -6,6 +6,8 @@ import { Pictures } from "./pictures.js";
 import { count, sentence, whole } from "./words.js";
 
 const AT_ONCE = 24;
+/** Methods that release a model, which says by itself how sure it is (docs/labels.md). */
+const MODELS = ["blind-average", "federated"];
 const LEVELS = {
   all: () => true,
   sure: (row) => row.confidence !== null && row.confidence >= 0.95,
@@ -19,6 +21,7 @@ export class Gallery {
   #jobId = "";
   #rows = [];
   #shown = AT_ONCE;
+  #isCalibrated = true;
   #pictures;
 
   constructor(api, place) {
@@ -46,13 +49,15 @@ export class Gallery {
     this.#place.hidden = false;
     this.#pictures.open(job.job_id);
     setText(byId("gallery-words"), "Reading the labels ...");
-    await this.#read(job.job_id);
+    await this.#read(job);
   }
 
   /** Asks for the labels until they are there: the service may still be labelling the images that were not asked about. */
-  async #read(jobId) {
+  async #read({ job_id: jobId, task_id: taskId }) {
     while (this.#jobId === jobId) {
       try {
+        const task = await this.#api.task(taskId).catch(() => null); // not shared any more
+        this.#isCalibrated = !MODELS.includes(task?.task.method);
         const rows = (await this.#api.labelRows(jobId)).map(rowOf);
         if (this.#jobId !== jobId) return;
         this.#rows = rows;
@@ -114,7 +119,7 @@ export class Gallery {
     const inferred = this.#rows.filter((row) => row.origin === "inferred").length;
     const asked = this.#rows.length - inferred;
     const from = !inferred ? "" : `${asked ? `${count(asked, "image was", "images were")} asked about, and ${whole(inferred)} labels` : `All ${whole(inferred)} labels were`} inferred from the answers, at no further price. `;
-    setText(byId("gallery-words"), `${from}${whole(shown.length)} of ${count(found.length, "label")} shown.`);
+    setText(byId("gallery-words"), `${from}${whole(shown.length)} of ${count(found.length, "label")} shown.${this.#isCalibrated ? "" : " How sure a label is, the released model says by itself; nothing has calibrated it, and it may be far too high."}`);
     fill(byId("gallery-list"), JSON.stringify([this.#jobId, shown]), () => shown.map((row) => this.#figure(row)));
     byId("gallery-more").hidden = shown.length === found.length;
     setText(byId("gallery-more"), `Show ${whole(Math.min(AT_ONCE, found.length - shown.length))} more`);

@@ -145,11 +145,8 @@ export class NewJob {
   #body() {
     const strategy = byId("job-strategy").value;
     const selection = strategy === "all" ? { strategy } : { strategy, count: Number(byId("job-count").value) };
-    const form = new FormData();
-    // The request comes first: the service reads a form in the order in which it is sent.
-    form.append("request", JSON.stringify({ task_id: byId("job-task").value, name: byId("job-name").value.trim(), selection }));
-    for (const file of this.#files) form.append(this.#container ?? "images", file, file.name);
-    return form;
+    const request = JSON.stringify({ task_id: byId("job-task").value, name: byId("job-name").value.trim(), selection });
+    return formOf(request, this.#container ?? "images", this.#files);
   }
 }
 
@@ -158,6 +155,18 @@ function taskWords(task, isWhole) {
   const opened = inside.release === "winner" ? "only the winning class is opened" : "the noisy sum of votes is opened";
   const classes = inside.num_classes ?? inside.classes?.length;
   return `${count(task.participants.length, "agent")}; ${classes ? `${count(classes, "class", "classes")}; ` : ""}${opened}; ${whole(task.queries_left)} questions left${isWhole ? ", asked all at once" : ""}. All of them together: ${priceWords(task.price)}.`;
+}
+
+/**
+ * The form, with every name as it is: a browser's own writes a quote as %22, which a name may hold itself (api/form_parts.py).
+ * The request comes first: the service reads a form in the order in which it is sent.
+ */
+function formOf(request, field, files) {
+  const boundary = `labeler-${newKey()}`;
+  const head = (name, more) => `--${boundary}\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n`;
+  const quoted = (name) => name.replace(/[\\"]/g, "\\$&").replace(/[\r\n]/g, "_");
+  const parts = files.flatMap((file) => [head(field, `; filename="${quoted(file.name)}"`), file, "\r\n"]);
+  return new Blob([head("request", ""), request, "\r\n", ...parts, `--${boundary}--\r\n`], { type: `multipart/form-data; boundary=${boundary}` });
 }
 
 function newKey() {

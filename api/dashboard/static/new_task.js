@@ -14,6 +14,7 @@ const NUMBERS = {
   colluding_agents: "task-colluding",
   max_dropouts: "task-dropouts",
   records_per_person: "task-person",
+  attributes_per_record: "task-attributes",
   abstain_below: "task-abstain",
   ballot_radius: "task-radius",
 };
@@ -66,7 +67,10 @@ export class NewTask {
     const isNoise = byId("task-measure").value === "sigma_votes";
     setText(byId("task-k").labels[0], choose ? "Questions an image votes at (k)" : "Votes of an agent on a question (k)");
     setText(byId("task-noise-words"), isNoise ? "Noise, in votes (sigma)" : "Epsilon of all its questions, for one image");
-    byId("task-abstain").parentElement.hidden = byId("task-release").value !== "winner";
+    const isWinner = byId("task-release").value === "winner";
+    byId("task-abstain").parentElement.hidden = !isWinner;
+    // A winner is the one class with most votes, and of attributes any number may hold.
+    byId("task-attributes").parentElement.hidden = byId("task-method").value !== "knn" || isWinner;
     // Talliers' noise is known to no agent, however many collude.
     byId("task-colluding").parentElement.hidden = byId("task-noise-by").value !== "";
     const request = this.#request();

@@ -68,6 +68,8 @@ def test_the_price_says_that_it_is_of_everything_and_what_a_vote_costs(house: Ho
     assert (view.life.votes, view.life.most_votes) == (7, 1)
     assert "together" in view.life.means
     assert "nobody is told" in view.life.means
+    jobs = view.life.votes // view.life.most_votes
+    assert f"falls silent after {jobs} such jobs, whoever asks" in view.life.means
 
 
 @pytest.mark.parametrize(("federation", "agents"), [(None, 0.5), (0.5, None), (None, None)])

@@ -102,6 +102,31 @@ def test_images_arrive_as_files_as_a_zip_and_as_parquet(service: Service, kind: 
     assert incoming(service) == []
 
 
+@pytest.mark.parametrize(
+    ("boundary", "written", "meant"),
+    [
+        ("----WebKitFormBoundaryx", "an %22odd%22 \\ {}%é.png", 'an "odd" / {}%é.png'),
+        ("x", r"an \"odd\" one.png", 'an "odd" one.png'),
+        ("labeler-x", r"an \"odd\" %22one%22.png", 'an "odd" %22one%22.png'),
+    ],
+    ids=["as browsers write it", "as HTTP quotes it", "as our clients write it"],
+)
+def test_a_name_in_a_form_comes_back_as_it_was_chosen(
+    service: Service, boundary: str, written: str, meant: str
+) -> None:
+    request = json.dumps({"task_id": service.task().task_id})
+    disposition = "Content-Disposition: form-data; name="
+    head = f'--{boundary}\r\n{disposition}"request"\r\n\r\n{request}\r\n--{boundary}\r\n'
+    head += f'{disposition}"images"; filename="{written}"\r\n\r\n'
+    body = head.encode() + picture(0) + f"\r\n--{boundary}--\r\n".encode()
+    kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    with service.http("requester") as http:
+        response = http.post("/v1/jobs", content=body, headers=kind)
+    assert response.status_code == 202, response.text
+    stored = pq.read_table(service.coordinator.config.home / "jobs" / response.json()["job_id"] / "upload.parquet")
+    assert stored.column("name").to_pylist() == [meant]
+
+
 def test_the_client_submits_a_folder_a_zip_and_files(service: Service, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     (folder / "a").mkdir(parents=True)

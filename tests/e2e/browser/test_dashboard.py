@@ -122,8 +122,8 @@ def percent(text: str) -> float:
 
 
 def photos(federation: Federation, folder: Path, count: int) -> list[Path]:
-    """Some of the example images as files, two of them with names that must stay names."""
-    odd = {0: "Grünes Bild 春.png", 1: "<img src=x onerror=alert(1)>.png"}
+    """Some of the example images as files, some of them with names that must stay names."""
+    odd = {0: "Grünes Bild 春.png", 1: "<img src=x onerror=alert(1)>.png", 2: 'a "quoted" 100 %22.png'}
     with zipfile.ZipFile(federation.examples / "digits.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".png")][:count]
         for place, name in enumerate(names):

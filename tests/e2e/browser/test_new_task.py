@@ -59,6 +59,19 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
         expect(page.get_by_label(hidden)).to_be_hidden()
     page.get_by_label("How agents answer").select_option("reverse-knn")
 
+    # Of attributes an image may have several, where its nearest images vote and every count is opened.
+    attributes = page.get_by_label("Attributes of an image that vote")
+    expect(attributes).to_be_hidden()
+    page.get_by_label("How agents answer").select_option("knn")
+    one_class = price.inner_text()
+    attributes.fill("3")
+    expect(price).not_to_have_text(one_class, timeout=SLOW_MS)
+    page.get_by_label("What is opened").select_option("winner")
+    expect(attributes).to_be_hidden()
+    page.get_by_label("What is opened").select_option("histogram")
+    attributes.fill("")
+    page.get_by_label("How agents answer").select_option("reverse-knn")
+
     # A ball gives a whole agent a price that it otherwise has not.
     expect(price).to_contain_text("no bound", timeout=SLOW_MS)
     page.get_by_label("Radius of an agent's ballot").fill("3")

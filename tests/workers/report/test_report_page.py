@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from labeler.task import Task
 from workers.report.confused import confusion_table
 from workers.report.model import JobReport, LevelPrice, Privacy
 from workers.report.page import render_page
@@ -166,6 +167,17 @@ def test_without_any_truth_the_claim_is_how_sure_the_labels_are(make_report):
     report = make_report(has_truth=False)
     assert headline(report) == "80 public images labelled, half of them with a confidence of 65.0 % or more."
     assert headline(replace(report, images=None)) == "11 of 12 questions answered."
+
+
+def test_the_confidence_of_a_released_model_is_shown_as_its_own_word_and_claims_nothing(make_report):
+    report = make_report(has_truth=False)
+    fields = {"method": "blind-average", "k": 1, "training": {"min_records": 100, "regularisation": 0.1}}
+    task = Task.model_validate(report.task.model_dump() | fields)
+    model = replace(report, task=task)
+    assert headline(model) == "80 public images labelled by the released model."
+    said = "its confidence is what the released model itself states, which nothing has calibrated"
+    assert said in Page(render_words(model)).text
+    assert said not in Page(render_words(report)).text
 
 
 def test_without_truth_the_page_speaks_of_no_accuracy(make_report):
