@@ -99,8 +99,7 @@ def audit(
 
 
 def _show(document: dict[str, Any], page: Path) -> None:
-    from labeler.auditing import AuditFindings
-    from workers.audit.page import in_words
+    from workers.audit.page import in_words, read_document
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
@@ -140,11 +139,5 @@ def _show(document: dict[str, Any], page: Path) -> None:
         markup=False, soft_wrap=True,
     )  # fmt: skip
     console.print(f"Holds     all together with confidence {facts['confidence']:g}", soft_wrap=True)
-    console.print(f"Found     {in_words(AuditFindings.model_validate_json(_dumped(findings)))}", markup=False)
+    console.print(f"Found     {in_words(read_document(document)[1])}", markup=False)
     console.print(f"Report    {page}", markup=False, soft_wrap=True)
-
-
-def _dumped(document: Any) -> str:
-    import json
-
-    return json.dumps(document)
