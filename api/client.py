@@ -152,7 +152,7 @@ class Client:
     def unshare_task(self, task_id: str, token_id: str) -> TaskView:
         """Let it submit no more into it."""
         path = f"/v1/tasks/{quote(task_id, safe='')}/shares/{quote(token_id, safe='')}"
-        return TaskView.model_validate_json(self._connection.call("DELETE", path, repeat=True).content)
+        return self._delete(TaskView, path)
 
     def estimate(self, request: EstimateRequest) -> EstimateView:
         """What a job would cost, and whether the budgets cover it. Charges nothing."""
@@ -236,13 +236,11 @@ class Client:
 
     def cancel(self, job_id: str) -> JobView:
         """Cancel a job; rounds nobody was asked about are refunded."""
-        answer = self._connection.call("DELETE", _job_path(job_id), repeat=True)
-        return JobView.model_validate_json(answer.content)
+        return self._delete(JobView, _job_path(job_id))
 
     def forget(self, job_id: str) -> JobView:
         """Delete for good what an ended job sent and got: images, questions, labels. Its charge stays."""
-        answer = self._connection.call("DELETE", f"{_job_path(job_id)}/data", repeat=True)
-        return JobView.model_validate_json(answer.content)
+        return self._delete(JobView, f"{_job_path(job_id)}/data")
 
     def wait(self, job_id: str, on_change: Callable[[JobView], None] | None = None) -> JobView:
         """Wait until a job is finished; goes on through lost connections and restarts of the service.
@@ -361,8 +359,7 @@ class Client:
 
     def revoke_party(self, party_id: str) -> PartyView:
         """Take nothing from a party any more."""
-        answer = self._connection.call("DELETE", f"/v1/parties/{quote(party_id, safe='')}", repeat=True)
-        return PartyView.model_validate_json(answer.content)
+        return self._delete(PartyView, f"/v1/parties/{quote(party_id, safe='')}")
 
     def invite(self, request: InvitationRequest) -> InvitationView:
         """Invite a site. Not repeated when the answer is lost: a second one opens where the first no longer does."""
@@ -370,8 +367,7 @@ class Client:
 
     def withdraw_invitation(self, party_id: str) -> WithdrawnView:
         """Let invitations of a name that were not used open nothing any more."""
-        answer = self._connection.call("DELETE", f"/v1/invitations/{quote(party_id, safe='')}", repeat=True)
-        return WithdrawnView.model_validate_json(answer.content)
+        return self._delete(WithdrawnView, f"/v1/invitations/{quote(party_id, safe='')}")
 
     def whoami(self) -> TokenView:
         """Name and role of this client's token."""
@@ -388,8 +384,7 @@ class Client:
 
     def revoke_token(self, token_id: str) -> TokenView:
         """Refuse a token from now on."""
-        answer = self._connection.call("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", repeat=True)
-        return TokenView.model_validate_json(answer.content)
+        return self._delete(TokenView, f"/v1/tokens/{quote(token_id, safe='')}")
 
     def readiness(self) -> ReadinessView:
         """Whether jobs can be taken, and what is missing."""
@@ -416,6 +411,9 @@ class Client:
     def _get(self, view: type[View], path: str, **params: Any) -> View:
         answer = self._connection.call("GET", path, params=params, repeat=True)
         return view.model_validate_json(answer.content)
+
+    def _delete(self, view: type[View], path: str) -> View:
+        return view.model_validate_json(self._connection.call("DELETE", path, repeat=True).content)
 
     def _post(
         self,

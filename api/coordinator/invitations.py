@@ -129,16 +129,8 @@ class Invitations:
     def key_changes(self) -> tuple[KeyChangeView, ...]:
         """Invitations that may still be used, and those that were lately: keys that change, or have changed."""
         now = self._clock()
-        return tuple(
-            KeyChangeView(
-                party_id=one.party_id,
-                role=one.role,
-                is_rotation=one.is_rotation,
-                expires_at=one.expires_at,
-                used_at=one.used_at,
-            )
-            for one in self._store.lately(now, used_since=now - LATELY)
-        )
+        changes = self._store.lately(now, used_since=now - LATELY)
+        return tuple(KeyChangeView.model_validate(one, from_attributes=True) for one in changes)
 
     def withdraw(self, party_id: str) -> WithdrawnView:
         """Let the invitations of a name that were not used open nothing any more."""

@@ -12,6 +12,7 @@ from typing import Any
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
+from api.coordinator.views import listed
 from api.schema import LifeRequest, TaskRequest, TaskView
 from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
@@ -141,8 +142,8 @@ def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord
     unknown = [name for name in named if name not in active]
     if unknown:
         raise NotEnrolled(
-            f"agents {_listed(unknown)} are not enrolled, or were revoked; enrol their keys first, or leave them out. "
-            f"Enrolled are {_listed(sorted(active)) or 'none'}"
+            f"agents {listed(unknown)} are not enrolled, or were revoked; enrol their keys first, or leave them out. "
+            f"Enrolled are {listed(sorted(active)) or 'none'}"
         )
     if len(set(named)) != len(named):
         raise InvalidTask("agents: each agent takes part once; the list names one twice")
@@ -160,15 +161,15 @@ def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[P
         silent = [agent.party_id for agent in agents if agent.party_id not in reported]
         if silent:
             raise InvalidTask(
-                f"classes: name them, because agents {_listed(silent)} have not reported theirs yet; "
+                f"classes: name them, because agents {listed(silent)} have not reported theirs yet; "
                 "they do when they first reach the coordinator"
             )
         chosen = reported[agents[0].party_id]
     different = [name for name, classes in reported.items() if classes != chosen]
     if different:
         raise InvalidTask(
-            f"classes: agents {_listed(different)} have other classes, or the same in another order, than the task "
-            f"({len(chosen)} classes, beginning with {_listed(chosen)}); leave these agents out, or name the classes "
+            f"classes: agents {listed(different)} have other classes, or the same in another order, than the task "
+            f"({len(chosen)} classes, beginning with {listed(chosen)}); leave these agents out, or name the classes "
             "that all of them were set up with"
         )
     return chosen
@@ -181,14 +182,14 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
         silent = [agent.party_id for agent in agents if agent.party_id not in reported]
         if silent:
             raise InvalidTask(
-                f"backbone_fingerprint: name it, because agents {_listed(silent)} have not reported theirs yet; "
+                f"backbone_fingerprint: name it, because agents {listed(silent)} have not reported theirs yet; "
                 "they do when they first reach the coordinator"
             )
         chosen = reported[agents[0].party_id]
     different = [f"{name} ({print_[:20]})" for name, print_ in reported.items() if print_ != chosen]
     if different:
         raise InvalidTask(
-            f"backbone_fingerprint: agents {_listed(different)} made their features with another backbone than "
+            f"backbone_fingerprint: agents {listed(different)} made their features with another backbone than "
             f"{chosen[:20]}; votes of different backbones do not add up. Embed again, or leave these agents out"
         )
     return chosen
@@ -215,18 +216,14 @@ def _check_winner_group(parties: PartyStore) -> None:
     told = {one.party_id: facts_of(one.facts).winner_group for one in talliers}
     silent = [name for name, group in told.items() if group is None]
     if silent or len(told) < NUM_WINNER_TALLIERS:
-        who = f"{_listed(silent)} cannot" if silent else f"only {len(told)} talliers are enrolled"
+        who = f"{listed(silent)} cannot" if silent else f"only {len(told)} talliers are enrolled"
         raise InvalidTask(
             f"release: the winner is found by {NUM_WINNER_TALLIERS} talliers together, and {who}; their sites exchange "
             'addresses and certificates first (`labeler tallier peers`). Or use release "histogram", which costs more'
         )
     if len(set(told.values())) != 1:
         raise InvalidTask(
-            f"release: talliers {_listed(list(told))} have pinned certificates that do not match each other's, or run "
+            f"release: talliers {listed(list(told))} have pinned certificates that do not match each other's, or run "
             "versions that find winners in different ways, so they could not find one together; their sites bring them "
             "to one version and, if that is not it, exchange certificates again (`labeler tallier peers`)"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

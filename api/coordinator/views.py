@@ -19,8 +19,6 @@ from feature_store.journal.willingness import AgentAnswer, Answers
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
 
-_NAMES = 5
-
 SMALL_SIZE = 64 * 1024
 """Characters of what was said of a job of which a view is made in about a millisecond; of 500 agents in 64 rounds
 there are seven million."""
@@ -139,7 +137,7 @@ def stage(
         case "refused":
             asked = "refused before anybody was asked"
             declined = _declined(answers)
-            return f"{asked}; nothing was charged. Declined: {_listed(list(declined))}" if declined else asked
+            return f"{asked}; nothing was charged. Declined: {listed(list(declined))}" if declined else asked
         case "failed":
             return _ended("failed", rounds)
         case "cancelled":
@@ -162,14 +160,14 @@ def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
     silent = [agent for agent in task.participants if agent not in answers] if answers else []
     parts = []
     if approving:
-        parts.append(f"waiting for approval by a person at {_listed(approving)}")
+        parts.append(f"waiting for approval by a person at {listed(approving)}")
     if others:
-        parts.append(f"waiting for {_listed(others)}, who cannot say now")
+        parts.append(f"waiting for {listed(others)}, who cannot say now")
     if silent:
         total = len(task.participants)
-        parts.append(f"waiting for {len(silent)} of {total} agents to say whether they will: {_listed(silent)}")
+        parts.append(f"waiting for {len(silent)} of {total} agents to say whether they will: {listed(silent)}")
     if _declined(answers):
-        parts.append(f"declined: {_listed(list(_declined(answers)))}")
+        parts.append(f"declined: {listed(list(_declined(answers)))}")
     return parts
 
 
@@ -208,15 +206,15 @@ def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers) -> str:
         return "questions are ready; agents are about to be asked"
     if one.state == "asked":
         total = len(one.participants) or len(task.participants)
-        refused = f"; refused: {_listed(sorted(view.refused))}" if view.refused else ""
+        refused = f"; refused: {listed(sorted(view.refused))}" if view.refused else ""
         if not view.waiting_for:
             return f"{len(view.answered)} of {total} agents have answered{refused}"
-        return f"waiting for {len(view.waiting_for)} of {total} agents: {_listed(view.waiting_for)}{refused}"
+        return f"waiting for {len(view.waiting_for)} of {total} agents: {listed(view.waiting_for)}{refused}"
     if one.state == "agreed":
         return f"{len(view.answered)} agents have answered; the charge is being posted"
     if task.task.release == "winner":
         stuck = sorted(set(one.refusals) - set(task.participants))
-        tried = f"; not at the first attempt, see what {_listed(stuck)} said" if stuck else ""
+        tried = f"; not at the first attempt, see what {listed(stuck)} said" if stuck else ""
         return f"talliers are finding the winners of {len(view.answered)} agents' votes{tried}"
     return f"talliers are adding up the shares of {len(view.answered)} agents"
 
@@ -228,5 +226,6 @@ def _ended(how: str, rounds: Sequence[RoundRecord]) -> str:
     return f"{how}; {asked} of {len(rounds)} {'batch' if len(rounds) == 1 else 'batches'} had been asked"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+def listed(names: Sequence[str], *, most: int = 5) -> str:
+    """Names in a sentence: the first few, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

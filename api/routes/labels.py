@@ -61,12 +61,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
         who: Who,
         idempotency_key: IdempotencyKey = None,
     ) -> LabelsView | Response:
-        job = JobRequest(
-            task_id=request.task_id,
-            features=request.features,
-            query_ids=request.query_ids,
-            backbone_fingerprint=request.backbone_fingerprint,
-        )
+        job = JobRequest.model_validate(request.model_dump(exclude={"wait_s"}))
         view: JobView = await run_in_threadpool(
             coordinator.submit, job, None, reader=who, idempotency_key=idempotency_key
         )

@@ -77,13 +77,7 @@ def token_routes(coordinator: Coordinator) -> APIRouter:
 
 
 def _view(record: TokenRecord) -> TokenView:
-    return TokenView(
-        token_id=record.token_id,
-        name=record.name,
-        role=record.role,
-        created_at=record.created_at,
-        revoked_at=record.revoked_at,
-    )
+    return TokenView.model_validate(record, from_attributes=True)
 
 
 def _place(record: TokenRecord) -> tuple[str, str]:
