@@ -19,6 +19,9 @@ from labeler.errors import InvalidSetting
 BANDS = ((0.0, 0.5), (0.5, 0.75), (0.75, 0.9), (0.9, 1.0))
 """Bands of confidence, the lower end included; the last one holds 1."""
 
+_DEVIATIONS = 1.96
+"""On both sides of a share, of which 95 % lie between."""
+
 MAX_FIRST = 8
 """Images to look at first, of each kind: wrong ones, and the least sure of the others."""
 
@@ -120,14 +123,14 @@ class Band:
         """None where no truth is known."""
         return self.right / self.known if self.known else None
 
-    def interval(self, *, deviations: float = 1.96) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """Where the share that is right may lie, by chance alone, 95 % (Wilson 1927)."""
         if not self.known:
             return 0.0, 1.0
-        share, square = self.right / self.known, deviations**2
+        share, square = self.right / self.known, _DEVIATIONS**2
         middle = (share + square / (2 * self.known)) / (1 + square / self.known)
         spread = math.sqrt(share * (1 - share) / self.known + square / (4 * self.known**2))
-        reach = deviations * spread / (1 + square / self.known)
+        reach = _DEVIATIONS * spread / (1 + square / self.known)
         return max(0.0, middle - reach), min(1.0, middle + reach)
 
 

@@ -8,7 +8,7 @@ Every object checks itself when it is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -169,19 +169,6 @@ class CurvePoint:
         _check_share("an accuracy of the curve", self.accuracy)
 
 
-@dataclass(frozen=True)
-class ReferencePoint:
-    """A result to compare with, for example the one a paper prints."""
-
-    name: str
-    epsilon: float
-    accuracy: float
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-        _check_share("a reference accuracy", self.accuracy)
-
-
 @dataclass(frozen=True, eq=False)
 class Coverage:
     """A map of the public set and how much of it the answers speak for.
@@ -226,14 +213,12 @@ class JobReport:
         contributors: how many agents took part.
         public_images: how many public images the requester holds.
         student: None where none was trained.
-        curve, references: accuracy against instance epsilon, where truth is known. The curve must cost
+        curve: accuracy against instance epsilon, where truth is known. It must cost
             nothing: students of this job's answers with more noise added, or data that need no protection.
         images: the labels of all public images; None where there are none.
         attributes: the same where an image may have any number of labels.
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
-        notes: more lines on the price, in plain words.
-        warnings: what a reader must know before trusting the page.
         is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
         downloads: (file name beside the page, what it holds).
     """
@@ -245,13 +230,10 @@ class JobReport:
     public_images: int
     student: StudentOutcome | None = None
     curve: tuple[CurvePoint, ...] = ()
-    references: tuple[ReferencePoint, ...] = ()
     images: ImageLabels | None = None
     attributes: AttributeReport | None = None
     coverage: Coverage | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
     is_seeded: bool = False
     backbone: str = ""
     job_id: str = ""

@@ -58,16 +58,12 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             attribute_tiles=attribute_tiles(report),
             meaning=words.what_epsilon_means(report),
             price_rows=_price_rows(report),
-            price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report), *report.notes),
+            price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report)),
             kept=words.never_revealed(report),
             released=words.was_released(report),
             curve=[
                 (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point)
                 for point in report.curve
-            ],
-            references=[
-                (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point.name)
-                for point in report.references
             ],
             settings=_settings(report),
         )

@@ -45,8 +45,6 @@ LEAST_IN_A_BAND = 10
 """Of fewer labels the share that is right tells nothing."""
 
 _NAME_SIZE = np.array([0.3, 0.06])
-_MOST_REFERENCES = 6
-_MARKS = "osD^vP"
 
 
 def draw_pictures(report: JobReport) -> dict[str, Picture]:
@@ -62,9 +60,8 @@ def draw_pictures(report: JobReport) -> dict[str, Picture]:
 
 
 def accuracy(report: JobReport) -> Picture | None:
-    """Student accuracy against instance epsilon, with this job and results to compare with."""
+    """Student accuracy against instance epsilon, with this job."""
     here = report.privacy.instance.epsilon, report.student_accuracy
-    references = report.references[:_MOST_REFERENCES]
     if not report.curve or (len(report.curve) < 2 and here[0] is None):
         return None
     figure = new_figure(3.6, 3.0)
@@ -78,11 +75,6 @@ def accuracy(report: JobReport) -> Picture | None:
             epsilons, np.clip(means - spread, 0, 1), np.clip(means + spread, 0, 1), color=ACCENT, alpha=0.16, lw=0
         )
     axes.plot(epsilons, means, color=ACCENT, lw=2.2, marker="o", ms=5, label="student, mean of repetitions")
-    for mark, reference in zip(_MARKS[1:] + _MARKS[:1], references, strict=False):
-        axes.plot(
-            [reference.epsilon], [reference.accuracy], mark, ms=8, mfc="none", mec=MUTED, mew=1.8,
-            label=f"{drawable(reference.name, most=30)}: {say_percent(reference.accuracy)}",
-        )  # fmt: skip
     alt = (
         f"Line chart of student accuracy against epsilon: {say_percent(means[0])} at epsilon "
         f"{say_estimate(epsilons[0], digits=3)}, {say_percent(means[-1])} at {say_estimate(epsilons[-1], digits=3)}."
@@ -91,7 +83,7 @@ def accuracy(report: JobReport) -> Picture | None:
         label = f"this job: {say_percent(here[1])}"
         axes.plot([here[0]], [here[1]], "*", ms=19, mfc=WRONG, mec=SURFACE, mew=1.2, zorder=5, label=label)
         alt += f" This job reached {say_percent(here[1])} at {say_epsilon(here[0])}."
-    every = [*epsilons, *(point.epsilon for point in references), *([here[0]] if here[0] is not None else [])]
+    every = [*epsilons, *([here[0]] if here[0] is not None else [])]
     positive = [value for value in every if value > 0]
     if positive and len(positive) == len(every) and max(positive) > 6 * min(positive):
         axes.set_xscale("log")

@@ -29,7 +29,7 @@ SIDE = 112
 _SMOOTH_FROM = 40
 
 
-def places_to_show(queries: Sequence[AnsweredQuery], *, most: int = MAX_SHOWN) -> list[int]:
+def places_to_show(queries: Sequence[AnsweredQuery]) -> list[int]:
     """Which queries a page has room for, in the order in which to look at them: a caller reads no picture in vain.
 
     Wrong answers come first, then questions without one, then the others, the least clear first where votes were
@@ -38,7 +38,7 @@ def places_to_show(queries: Sequence[AnsweredQuery], *, most: int = MAX_SHOWN) -
     order = sorted(range(len(queries)), key=lambda place: _urgency(queries[place]))
     gone_wrong = [place for place in order if _urgency(queries[place])[0] < _FINE][:MAX_WRONG]
     rest = [place for place in order if _urgency(queries[place])[0] == _FINE]
-    room = max(0, most - len(gone_wrong))
+    room = max(0, MAX_SHOWN - len(gone_wrong))
     return gone_wrong + [rest[number] for number in evenly(len(rest), room).tolist()]
 
 

@@ -252,7 +252,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
 
 
 def all_warnings(report: JobReport) -> tuple[str, ...]:
-    """The caller's warnings, and those that follow from the job itself, most serious first."""
+    """What a reader must know before trusting the page, most serious first."""
     found: list[str] = []
     if report.is_seeded:
         found.append(
@@ -272,6 +272,4 @@ def all_warnings(report: JobReport) -> tuple[str, ...]:
             if counts[status]
         ]
         found.append(f"{count(missing, 'question')} got no label: {', '.join(reasons)}.")
-    found += class_totals(report)
-    found += [line for line in report.warnings if line not in found]
-    return tuple(found)
+    return (*found, *class_totals(report))

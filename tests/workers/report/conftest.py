@@ -21,7 +21,6 @@ from workers.report.model import (
     LevelPrice,
     PriceRow,
     Privacy,
-    ReferencePoint,
     StudentOutcome,
 )
 
@@ -108,7 +107,6 @@ def make_report() -> ReportMaker:
             public_images=80,
             student=StudentOutcome("nearest prototype", 80, *((0.961, 300) if has_truth else ())),
             curve=(CurvePoint(0.5, 0.8, 0.02), CurvePoint(1.0, 0.95), CurvePoint(4.0, 0.97)) if has_truth else (),
-            references=(ReferencePoint("paper", 2.8, 0.863),) if has_truth else (),
             images=image_labels(len(classes), has_truth=has_truth, source=source),
             coverage=map_public_set(features, features[:num_queries], np.array([q.label >= 0 for q in queries])),
             versions={"private-labeler": "0.1.0"},
