@@ -58,42 +58,6 @@ def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list
     return charges_of(task.participants, total)
 
 
-def divide(
-    job: JobRecord,
-    rounds: Sequence[RoundRecord],
-    task: TaskRecord,
-    asked: Collection[str],
-    *,
-    amounts: Sequence[Amounts],
-    ledger: Ledger,
-    connection: Connection,
-) -> None:
-    """Put one reservation per round, for those who are asked, in the place of the job's.
-
-    Nothing was asked under the job's reservation, and what takes its place is part of it, so it always fits.
-
-    Args:
-        amounts: what each round costs (`round_prices`), worked out before the transaction: a price may take seconds.
-
-    Raises:
-        NotReady: the job has ended meanwhile.
-    """
-    whole = proposed_id(job.job_id)
-    state = ledger.state(whole, connection=connection)
-    if state is None:
-        return  # of an earlier version: its rounds are reserved already
-    if state != "reserved":
-        raise NotReady(f"job {job.job_id!r} has ended meanwhile, and its charge was given back")
-    ledger.void(whole, NothingLeft(whole, "divided"), connection=connection)
-    for one, nano in zip(rounds, amounts, strict=True):
-        ledger.reserve(
-            reservation_id(job.job_id, one.number),
-            charges_of([agent for agent in task.participants if agent in asked], nano),
-            detail={"job": job.job_id, "task": task.digest, "queries": one.num_queries, "by": job.created_by},
-            connection=connection,
-        )
-
-
 def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
     """What each round of a job is recorded as, by level: of rounds of such sizes."""
     finite = finite_levels(task.task, num_queries)
@@ -105,69 +69,9 @@ def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> li
     return [by_size[size, number == 0] for number, size in enumerate(sizes)]
 
 
-def settle_rounds(
-    job: JobRecord,
-    state: JobState,
-    error: LabelerError | None,
-    *,
-    database: Database,
-    ledger: Ledger,
-    jobs: JobStore,
-    tasks: TaskStore,
-    connection: Connection | None = None,
-) -> JobRecord:
-    """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
-
-    Nothing left of a round where nobody was asked, or where everybody who was asked refused and no share was ever
-    passed on to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked
-    again under another policy. In every other case shares may be on their way, so the charge stands.
-
-    Args:
-        job: unfinished.
-        state: cancelled, failed, refused or expired.
-        error: why, shown to the requester.
-        connection: write transaction to join.
-
-    Returns:
-        The job as it is now.
-    """
-    with writing(database, connection) as connection:
-        now = jobs.get(job.job_id, connection=connection)
-        if now.is_finished:
-            # Somebody else ended it, and gave back what there was.
-            return now
-        asked = jobs.willingness.asked(job.job_id, connection=connection)
-        participants = set(asked or tasks.get(job.task_digest, connection=connection).participants)
-        rounds = jobs.rounds(job.job_id, connection=connection)
-        whole = proposed_id(job.job_id)
-        if ledger.state(whole, connection=connection) == "reserved":
-            if all(one.state == "waiting" for one in rounds):
-                ledger.void(whole, NothingLeft(whole, "never-asked"), connection=connection)
-            else:
-                # No program of ours asks before it has divided; whichever did, what it asked is paid for.
-                ledger.post(whole, detail={"job": job.job_id, "because": "asked before divided"}, connection=connection)
-        for one in rounds:
-            name = reservation_id(job.job_id, one.number)
-            if ledger.state(name, connection=connection) is None:
-                continue  # it was reserved with the whole job, and nobody was asked
-            if one.state == "waiting":
-                ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
-            elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
-                ledger.void(name, NothingLeft(name, "refused"), connection=connection)
-            elif one.state in ("asked", "agreed"):
-                detail = {"job": job.job_id, "queries": one.num_queries, "because": f"{state} after agents were asked"}
-                ledger.post(name, detail=detail, connection=connection)
-        problem = None if error is None else problem_of(error)
-        ended = jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
-        # After the end: until then a round that waits could still be asked.
-        for first_query, num_queries in jobs.unasked(job.job_id, connection=connection):
-            tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
-        return ended
-
-
 @dataclass(frozen=True)
 class JournalSettlement:
-    """What the driver needs of this module (feature_store.driving.storing.Settlement)."""
+    """How jobs are settled in this journal (feature_store.driving.storing.Settlement)."""
 
     database: Database
     ledger: Ledger
@@ -188,18 +92,84 @@ class JournalSettlement:
         amounts: Sequence[Amounts],
         connection: Connection,
     ) -> None:
-        """See `divide`."""
-        divide(job, rounds, task, asked, amounts=amounts, ledger=self.ledger, connection=connection)
+        """Put one reservation per round, for those who are asked, in the place of the job's.
 
-    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
-        """See `settle_rounds`."""
-        return settle_rounds(
-            job,
-            state,
-            error,
-            database=self.database,
-            ledger=self.ledger,
-            jobs=self.jobs,
-            tasks=self.tasks,
-            connection=connection,
-        )
+        Nothing was asked under the job's reservation, and what takes its place is part of it, so it always fits.
+
+        Args:
+            amounts: what each round costs (`prices`), worked out before the transaction: a price may take seconds.
+
+        Raises:
+            NotReady: the job has ended meanwhile.
+        """
+        whole = proposed_id(job.job_id)
+        state = self.ledger.state(whole, connection=connection)
+        if state is None:
+            return  # of an earlier version: its rounds are reserved already
+        if state != "reserved":
+            raise NotReady(f"job {job.job_id!r} has ended meanwhile, and its charge was given back")
+        self.ledger.void(whole, NothingLeft(whole, "divided"), connection=connection)
+        for one, nano in zip(rounds, amounts, strict=True):
+            self.ledger.reserve(
+                reservation_id(job.job_id, one.number),
+                charges_of([agent for agent in task.participants if agent in asked], nano),
+                detail={"job": job.job_id, "task": task.digest, "queries": one.num_queries, "by": job.created_by},
+                connection=connection,
+            )
+
+    def end(
+        self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection | None = None
+    ) -> JobRecord:
+        """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
+
+        Nothing left of a round where nobody was asked, or where everybody who was asked refused and no share was ever
+        passed on to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked
+        again under another policy. In every other case shares may be on their way, so the charge stands.
+
+        Args:
+            job: unfinished.
+            state: cancelled, failed, refused or expired.
+            error: why, shown to the requester.
+            connection: write transaction to join.
+
+        Returns:
+            The job as it is now.
+        """
+        with writing(self.database, connection) as connection:
+            now = self.jobs.get(job.job_id, connection=connection)
+            if now.is_finished:
+                # Somebody else ended it, and gave back what there was.
+                return now
+            asked = self.jobs.willingness.asked(job.job_id, connection=connection)
+            participants = set(asked or self.tasks.get(job.task_digest, connection=connection).participants)
+            rounds = self.jobs.rounds(job.job_id, connection=connection)
+            whole = proposed_id(job.job_id)
+            if self.ledger.state(whole, connection=connection) == "reserved":
+                if all(one.state == "waiting" for one in rounds):
+                    self.ledger.void(whole, NothingLeft(whole, "never-asked"), connection=connection)
+                else:
+                    # No program of ours asks before it has divided; whichever did, what it asked is paid for.
+                    self.ledger.post(
+                        whole, detail={"job": job.job_id, "because": "asked before divided"}, connection=connection
+                    )
+            for one in rounds:
+                name = reservation_id(job.job_id, one.number)
+                if self.ledger.state(name, connection=connection) is None:
+                    continue  # it was reserved with the whole job, and nobody was asked
+                if one.state == "waiting":
+                    self.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
+                elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
+                    self.ledger.void(name, NothingLeft(name, "refused"), connection=connection)
+                elif one.state in ("asked", "agreed"):
+                    detail = {
+                        "job": job.job_id,
+                        "queries": one.num_queries,
+                        "because": f"{state} after agents were asked",
+                    }
+                    self.ledger.post(name, detail=detail, connection=connection)
+            problem = None if error is None else problem_of(error)
+            ended = self.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
+            # After the end: until then a round that waits could still be asked.
+            for first_query, num_queries in self.jobs.unasked(job.job_id, connection=connection):
+                self.tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
+            return ended

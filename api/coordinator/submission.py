@@ -24,7 +24,7 @@ from api.coordinator.facts import facts_of
 from api.coordinator.incoming import INCOMING
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
-from api.coordinator.settlement import proposed_id, settle_rounds, worst_case
+from api.coordinator.settlement import JournalSettlement, proposed_id, worst_case
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view
 from api.problems import problem_of, refusal_of
@@ -34,7 +34,6 @@ from feature_store.driving.errands import Errand, Result, run_errand
 from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
-from feature_store.journal.joining import reading
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
@@ -63,7 +62,6 @@ class Stores:
     """What taking a job reads and writes, all in one database.
 
     Attributes:
-        clock: the time now, with its zone.
         hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
     """
 
@@ -74,6 +72,11 @@ class Stores:
     parties: PartyStore
     clock: Clock
     hand_in: Callable[[Errand], None] | None = None
+
+    @property
+    def settlement(self) -> JournalSettlement:
+        """How a job ends here."""
+        return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
 
     def write(self, step: Callable[[Connection], Result]) -> Result:
         """Run a step in a write transaction; it is durable when this returns, and undone whole where it raises."""
@@ -151,25 +154,20 @@ def cancel(job_id: str, *, stores: Stores) -> JobView:
     """
     job = stores.jobs.get(job_id)
     if job.state not in FINISHED:
-        job = settle_rounds(
-            job, "cancelled", None, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
-        )
+        job = stores.settlement.end(job, "cancelled", None)
     if job.state != "cancelled":
         raise NotReady(f"job {job_id} has ended ({job.state}), so it cannot be cancelled")
     return read_job(job_id, stores=stores)
 
 
-def read_job(job_id: str, *, stores: Stores, connection: Connection | None = None) -> JobView:
+def read_job(job_id: str, *, stores: Stores) -> JobView:
     """One job as it stands.
-
-    Args:
-        connection: transaction to join.
 
     Raises:
         NotFound: there is no such job.
     """
     # One moment for all three: a job and its rounds that belong together, in one transaction instead of three.
-    with reading(stores.database, connection) as connection:
+    with stores.database.read() as connection:
         job = stores.jobs.get(job_id, connection=connection)
         rounds = stores.jobs.rounds(job_id, connection=connection)
         task = stores.tasks.made(job.task_digest) or stores.tasks.get(job.task_digest, connection=connection)

@@ -15,7 +15,6 @@ from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
-from api.coordinator.settlement import divide, round_prices
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
@@ -121,8 +120,9 @@ class House:
         agents = task.participants if asked is None else asked
         with self.database.write() as connection:
             rounds = self.jobs.rounds(job_id, connection=connection)
-            amounts = round_prices(task, [one.num_queries for one in rounds], job.num_queries)
-            divide(job, rounds, task, agents, amounts=amounts, ledger=self.ledger, connection=connection)
+            settlement = self.stores.settlement
+            amounts = settlement.prices(job, rounds, task)
+            settlement.divide(job, rounds, task, agents, amounts=amounts, connection=connection)
             self.jobs.willingness.fix_asked(job_id, agents, connection=connection)
             self.jobs.change(job_id, "collecting", expected=["queued"], connection=connection)
 

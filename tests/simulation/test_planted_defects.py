@@ -126,13 +126,12 @@ class _Forgetful:
 
 
 def _give_back_asked(patch: Patch) -> None:
-    settle = settlement.settle_rounds
+    end = settlement.JournalSettlement.end
 
-    def forgetting(*arguments: Any, jobs: JobStore, **more: Any) -> Any:
-        return settle(*arguments, jobs=_Forgetful(jobs), **more)
+    def forgetting(self: Any, *arguments: Any, **more: Any) -> Any:
+        return end(replace(self, jobs=_Forgetful(self.jobs)), *arguments, **more)
 
-    patch.setattr(settlement, "settle_rounds", forgetting)
-    patch.setattr("api.coordinator.submission.settle_rounds", forgetting)
+    patch.setattr(settlement.JournalSettlement, "end", forgetting)
 
 
 def _lose_returned_queries(patch: Patch) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from api.coordinator import pricing, submission
 from api.coordinator.pricing import charges_of
-from api.coordinator.settlement import divide, settle_rounds
 from api.schema import JobView
 from feature_store.driving.intake import said_of
 from feature_store.driving.loading import answer_from, parties_of
@@ -350,14 +349,8 @@ def test_a_job_of_an_earlier_version_keeps_its_reservations(house: House) -> Non
     with house.database.write() as connection:
         old = house.jobs.get(job.job_id, connection=connection)
         rounds = house.jobs.rounds(job.job_id, connection=connection)
-        divide(
-            replace(old, job_id="job-old"),
-            rounds,
-            record,
-            ("east",),
-            amounts=[],
-            ledger=house.ledger,
-            connection=connection,
+        house.stores.settlement.divide(
+            replace(old, job_id="job-old"), rounds, record, ("east",), amounts=[], connection=connection
         )
     assert house.ledger.state("job-old/0") == "reserved"
 
@@ -368,9 +361,7 @@ def test_what_was_asked_without_being_divided_is_paid_for(house: House) -> None:
     house.jobs.change(job.job_id, "collecting", expected=["queued"])
     house.jobs.set_asked(job.job_id, 0)
     record = house.jobs.get(job.job_id)
-    settle_rounds(
-        record, "failed", None, database=house.database, ledger=house.ledger, jobs=house.jobs, tasks=house.tasks
-    )
+    house.stores.settlement.end(record, "failed", None)
     assert house.ledger.state(f"{job.job_id}/proposed") == "posted"
 
 

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from api.coordinator import submission
-from api.coordinator.settlement import settle_rounds
 from api.schema import JobView
 from feature_store.journal.tasks import TaskRecord
 from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
@@ -73,10 +72,7 @@ def test_what_was_asked_stays_given_out(house: House, monkeypatch: pytest.Monkey
 def test_a_job_that_ends_in_another_way_gives_them_back_too(house: House, state: str) -> None:
     task = house.task(max_queries=20)
     view = house.submit(task, 15)
-    settle_rounds(
-        house.jobs.get(view.job_id), state, LabelerError("x"),  # type: ignore[arg-type]
-        database=house.database, ledger=house.ledger, jobs=house.jobs, tasks=house.tasks,
-    )  # fmt: skip
+    house.stores.settlement.end(house.jobs.get(view.job_id), state, LabelerError("x"))  # type: ignore[arg-type]
     assert left(house, task) == 20
 
 
@@ -116,9 +112,7 @@ def test_a_second_ending_gives_nothing_back_a_second_time(house: House) -> None:
     before = house.jobs.get(view.job_id)
     cancel(house, view)
     taken = house.submit(task, 10)
-    settle_rounds(
-        before, "cancelled", None, database=house.database, ledger=house.ledger, jobs=house.jobs, tasks=house.tasks
-    )
+    house.stores.settlement.end(before, "cancelled", None)
     assert left(house, task) == 10
     assert place(house, taken) == (0, 10)
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from api.coordinator import submission
 from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
-from api.coordinator.settlement import settle_rounds
 from api.schema import JobView, RoundView
 from feature_store.journal.job_records import RoundCharge, RoundRecord
 from labeler.errors import LabelerError, QuorumNotReached
@@ -36,9 +35,7 @@ def test_a_refusal_in_a_job_is_shown_that_way(house: House) -> None:
 def _end(house: House, job_id: str, error: LabelerError) -> JobView:
     stores = house.stores
     job = stores.jobs.get(job_id)
-    settle_rounds(
-        job, "failed", error, database=stores.database, ledger=stores.ledger, jobs=stores.jobs, tasks=stores.tasks
-    )
+    stores.settlement.end(job, "failed", error)
     return submission.read_job(job_id, stores=stores)
 
 
