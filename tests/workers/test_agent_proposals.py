@@ -16,8 +16,8 @@ from labeler.messages.rounds import Ask
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
 from workers.agent import durable_ledger
+from workers.agent.decisions import approve
 from workers.agent.service import run_agent
-from workers.party.home import approve
 
 UNTIL = NOW.timestamp() + 3600
 

@@ -36,12 +36,13 @@ from labeler.planning import price
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
+from workers.agent.decisions import approve, revoke_approval
 from workers.agent.desk import AgentDesk
 from workers.agent.desk_charges import DeskCharges
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
 from workers.homes.journals import accept_restored_journal, backup_home
-from workers.party.home import KEYS_FILE, AgentConfig, approve, create_agent_home, revoke_approval
+from workers.party.home import KEYS_FILE, AgentConfig, create_agent_home
 from workers.party.link import converse
 
 AGENT = "hospital-1"

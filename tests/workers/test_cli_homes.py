@@ -28,11 +28,12 @@ from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
 from labeler.task import Task, parse_task
 from tests.homes import unpack
+from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy
 from workers.cli import main
 from workers.commands.console import cell, complain, escaped
 from workers.homes.new import read_public
-from workers.party.home import is_approved, read_agent_config, read_tallier_config
+from workers.party.home import read_agent_config, read_tallier_config
 from workers.tallier.peers import read_group
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

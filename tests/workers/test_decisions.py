@@ -20,8 +20,6 @@ from workers.agent.desk_site import DeskSite
 from workers.agent.history_csv import as_csv
 from workers.agent.site import answered_jobs, answered_rounds, overview
 from workers.homes.journals import backup_home
-from workers.party.home import approve as approved_before
-from workers.party.home import is_approved
 
 
 def test_a_stop_refuses_what_is_not_charged_and_answers_what_is(site: Site) -> None:  # noqa: F811
@@ -79,7 +77,8 @@ def test_a_refused_task_is_declined_for_good_in_the_words_of_a_person(site: Site
     assert shown["waiting"] == []
     assert [(one["decision"], one["reason"]) for one in shown["decided"]] == [("refused", "no ethics vote yet")]
     # Approved after all, also where both files are left for a moment: until then it is refused.
-    approved_before(site.home, digest)
+    (site.home / "approved").mkdir(exist_ok=True)
+    (site.home / "approved" / digest).touch()
     propose(site, made)
     assert declined(site, 3)[2].refusal.is_final
     desk.approve(digest)
@@ -199,7 +198,7 @@ def test_a_backup_keeps_what_people_have_decided_so_a_home_that_comes_back_does_
     backup_home(site.home, tmp_path / "copy")
     assert decisions.stopped(tmp_path / "copy") == decisions.stopped(site.home)
     assert decisions.refused(tmp_path / "copy", "a" * 64) == decisions.refused(site.home, "a" * 64) is not None
-    assert is_approved(tmp_path / "copy", "b" * 64)
+    assert decisions.is_approved(tmp_path / "copy", "b" * 64)
 
 
 def test_a_home_whose_agent_never_ran_says_so_and_shows_the_rest(site: Site) -> None:  # noqa: F811

@@ -14,9 +14,8 @@ from feature_store.journal.asked_by import AskedBy
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
-from workers.agent.decisions import objection
+from workers.agent.decisions import is_approved, objection
 from workers.agent.policy import Policy
-from workers.party.home import is_approved
 
 _MOST_FOLLOWED = 10_000
 """Tasks of which it is remembered that the journal says what the folder says; this process alone writes it."""
@@ -28,7 +27,6 @@ class Admission:
     Args:
         read_policy: reads the policy as it is now.
         coordinator_key: with which signatures are checked.
-        clock: the time now, with a time zone.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from feature_store.durable import replace_file, sync_folder
 from labeler.errors import InvalidSetting, LabelerError, PolicyRefusal, SiteStopped
-from workers.party import home as home_files
 
+APPROVED_FOLDER = "approved"
 STOPPED_FILE = "stopped"
 REFUSED_FOLDER = "refused"
 MAX_REASON = 300
@@ -45,13 +45,20 @@ class Decision:
 
 def approve(home: Path, digest: str) -> None:
     """Let the agent answer a task; a refusal from before is taken back."""
-    home_files.approve(home, digest)
-    _remove(home / REFUSED_FOLDER / _checked(digest))
+    folder = home / APPROVED_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    replace_file(folder / _checked(digest), b"", mode=0o600)
+    _remove(home / REFUSED_FOLDER / digest)
 
 
 def revoke_approval(home: Path, digest: str) -> None:
     """Take an approval back; what was charged stays answered."""
-    home_files.revoke_approval(home, digest)
+    _remove(home / APPROVED_FOLDER / _checked(digest))
+
+
+def is_approved(home: Path, digest: str) -> bool:
+    """Whether a person has approved a task, whatever else was decided."""
+    return (home / APPROVED_FOLDER / _checked(digest)).is_file()
 
 
 def refuse(home: Path, digest: str, reason: str) -> None:
@@ -69,7 +76,7 @@ def refuse(home: Path, digest: str, reason: str) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     # First the no, so that no moment lies between in which neither holds.
     _write(folder / _checked(digest), reason)
-    home_files.revoke_approval(home, digest)
+    revoke_approval(home, digest)
 
 
 def refused(home: Path, digest: str) -> Decision | None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from feature_store.clock import now_utc
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.answer_history import AnsweredRound, answered
 from feature_store.journal.asked_by import requesters
@@ -26,10 +27,10 @@ from labeler.errors import InvalidSetting, LabelerError, NotReady
 from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.task import Task
-from workers.agent.decisions import refused, stopped
+from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.policy import read_policy
 from workers.agent.policy_words import policy_in_words
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, is_approved, read_agent_config
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
 _MARGIN = 1e-7
 
@@ -48,7 +49,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
     caps = {"instance": limits.instance_epsilon, "agent": limits.agent_epsilon}
     delta = limits.delta
     with closing(_look(home)) as database:
-        ledger = Ledger(database, clock=_now)
+        ledger = Ledger(database, clock=now_utc)
         balances, unpriced, aside = ledger.balances(), ledger.charged_without(), all_set_aside(database)
     return [
         {
@@ -124,7 +125,7 @@ def ledger_head(home: Path) -> tuple[int, str]:
         NotReady: the agent has not run yet.
     """
     with closing(_look(home)) as database:
-        head = Ledger(database, clock=_now).head()
+        head = Ledger(database, clock=now_utc).head()
     return head.seq, head.hash
 
 
@@ -286,14 +287,10 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
     Raises:
         NotReady: nothing is there: the home has joined and its agent never ran.
     """
-    ledger = Ledger(database, clock=_now)
+    ledger = Ledger(database, clock=now_utc)
     try:
         if with_answers:
             PromiseStore(database, ledger)
         return AgentMemory(database, ledger)
     except InvalidSetting:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

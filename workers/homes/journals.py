@@ -13,10 +13,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.anchor import Anchor
@@ -30,14 +30,13 @@ from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
-from workers.agent.decisions import REFUSED_FOLDER, STOPPED_FILE
-from workers.homes.keys import journal_of
+from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
+from workers.homes.keys import existing_journal, journal_of
 from workers.homes.new import PUBLIC_FILE
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
-    APPROVED_FOLDER,
     CA_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
@@ -68,7 +67,7 @@ def verify_journal(home: Path) -> dict[str, Any]:
         JournalBehind: it is older than what its anchor remembers.
     """
     with _opened(home, read_only=True) as database:
-        head = Ledger(database, clock=_now).verify()
+        head = Ledger(database, clock=now_utc).verify()
     return {"entries": head.seq, "hash": head.hash}
 
 
@@ -109,7 +108,6 @@ def upgrade_journal(home: Path, *, dump: Path | None) -> dict[str, Any]:
     """Bring the journal of a home to this program's version, after a backup; its owner must not run.
 
     Args:
-        home: of a coordinator, an agent or a tallier.
         dump: what pg_dump wrote, where the journal is in PostgreSQL.
 
     Raises:
@@ -117,9 +115,7 @@ def upgrade_journal(home: Path, *, dump: Path | None) -> dict[str, Any]:
         JournalBroken, JournalBehind: the journal cannot be trusted as it is; nothing was changed.
         InvalidSetting: it was made by a newer program, or the dump is missing or not of this journal.
     """
-    target = journal_of(home)
-    if isinstance(target, Path) and not target.is_file():
-        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    target = existing_journal(home)
     if dump is not None and isinstance(target, Path):
         raise InvalidSetting("this journal is a file, of which a copy is made by itself; leave --dump out")
     done: list[Upgraded] = []
@@ -145,7 +141,7 @@ def write_off_account(home: Path, account: str, level: Level, *, reason: str) ->
         NotFound: there is no such account.
     """
     with _opened(home, read_only=False) as database:
-        ledger = Ledger(database, clock=_now)
+        ledger = Ledger(database, clock=now_utc)
         ledger.verify()
         amount = ledger.write_off(account, level, reason)
     return {"account": account, "level": level, "written_off_nano": amount}
@@ -157,7 +153,7 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     See feature_store.journal.recovery. A party's erasable keys are made anew: nothing is kept of any round from before.
     """
     with _opened(home, read_only=False) as database:
-        head = accept_restored(database, clock=_now, reason=reason)
+        head = accept_restored(database, clock=now_utc, reason=reason)
         if (home / AGENT_FILE).exists() or (home / TALLIER_FILE).exists():
             renew_home(database, KeyFolder(home / ERASABLE_FOLDER))
     return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}"}
@@ -192,7 +188,7 @@ def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
         raise InvalidSetting(
             f"this party has seen just this head, entry {accepted.seq}; there is nothing to consent to"
         )
-    kept = home / f"{SEEN_FILE}.{_now():%Y%m%dT%H%M%S%fZ}"
+    kept = home / f"{SEEN_FILE}.{now_utc():%Y%m%dT%H%M%S%fZ}"
     replace_file(kept, path.read_bytes(), mode=0o600)
     Anchor(path).replace(accepted)
     return {
@@ -214,12 +210,5 @@ def _parse_head(text: str) -> Head:
 
 @contextmanager
 def _opened(home: Path, *, read_only: bool) -> Iterator[Database]:
-    target = journal_of(home)
-    if isinstance(target, Path) and not target.is_file():
-        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
-    with closing(open_database(target, anchor=home / ANCHOR_FILE, read_only=read_only)) as database:
+    with closing(open_database(existing_journal(home), anchor=home / ANCHOR_FILE, read_only=read_only)) as database:
         yield database
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

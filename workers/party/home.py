@@ -2,7 +2,7 @@
 
     agent HOME      agent.toml    who it is, where the coordinator is, which shard it answers from
                     policy.toml   what the site allows (workers.agent.policy)
-                    approved/     one empty file per task digest a person has approved
+                    approved/     what its people decided (workers.agent.decisions)
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers)
     both            keys.json          its own keys
@@ -18,14 +18,13 @@ a backup, so a home that was restored is found out by its absence.
 
 from __future__ import annotations
 
-import re
 import stat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from feature_store.durable import replace_file, sync_folder
+from feature_store.durable import replace_file
 from feature_store.erasable import erase_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
@@ -40,14 +39,12 @@ KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"
 ANCHOR_FILE = "journal.head"
 CA_FILE = "coordinator-ca.pem"
-APPROVED_FOLDER = "approved"
 SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
 SECRET_FILE = "noise.secret"
 """What versions before 0.1.0 drew all noise from, for life."""
 
 _MAX_SETTINGS_BYTES = 64 * 1024
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Settings(BaseModel):
@@ -206,33 +203,6 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
             "this home. If they are lost for good, retire this agent: enrol a new one with a new home and a policy "
             "whose caps allow only what the old one had left, and no votes for life (life_epsilon)"
         )
-
-
-def approve(home: Path, digest: str) -> None:
-    """A person at the site approves a task; works while the agent runs, which owns the journal."""
-    folder = home / APPROVED_FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    replace_file(folder / _digest(digest), b"", mode=0o600)
-
-
-def revoke_approval(home: Path, digest: str) -> None:
-    """Take an approval back; what was answered stays answered."""
-    (home / APPROVED_FOLDER / _digest(digest)).unlink(missing_ok=True)
-    if (home / APPROVED_FOLDER).is_dir():
-        sync_folder(home / APPROVED_FOLDER)
-
-
-def is_approved(home: Path, digest: str) -> bool:
-    """Whether a person at the site has approved a task."""
-    return (home / APPROVED_FOLDER / _digest(digest)).is_file()
-
-
-def _digest(digest: str) -> str:
-    if not _DIGEST.fullmatch(digest):
-        raise InvalidSetting(
-            "a task is approved by its whole digest, 64 hexadecimal digits; see `labeler agent waiting`"
-        )
-    return digest
 
 
 def make_home(home: Path) -> None:
