@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -153,39 +154,14 @@ def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | Non
     return questions_for(task, public_images=images, records=request.records)
 
 
-def training_from(min_records: int, max_records: int | None, regularisation: float) -> Training:
+def training_of(fields: Mapping[str, Any]) -> Training:
     """How agents train, with defaults for what moves the price little.
 
     Raises:
         InvalidSetting: a number is out of bounds.
     """
     try:
-        return Training(min_records=min_records, max_records=max_records, regularisation=regularisation)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "training")) from None
-
-
-def sampled_in(steps: int, rate: float, unit: str, min_records: int) -> Training:
-    """That a model is trained in so many steps over secret samples, with defaults for what moves no price.
-
-    Raises:
-        InvalidSetting: a number is out of bounds.
-    """
-    fields = {"min_records": min_records, "regularisation": 1e-4, "iterations": steps}
-    try:
-        return Training.model_validate(fields | {"sampled": {"rate": rate, "unit": unit}})
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "training")) from None
-
-
-def means_along(axes: int, max_records: int | None) -> Training:
-    """That agents train nothing, and sum their records by class along so many public axes.
-
-    Raises:
-        InvalidSetting: a number is out of bounds.
-    """
-    try:
-        return Training.model_validate({"learner": "means", "axes": axes, "max_records": max_records})
+        return Training.model_validate(fields)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, "training")) from None
 

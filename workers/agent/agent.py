@@ -138,7 +138,6 @@ class Agent:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Args:
-            batch: the public queries.
             recipients: who gets the shares, in this order; the same at every answer to one round.
             expires_at: unix time in seconds after which nobody waits for the answer.
 
@@ -176,7 +175,6 @@ class Agent:
         a byte of it leaves, and where it cannot be stored, nothing leaves.
 
         Args:
-            batch: the public queries.
             seal: seals the body of one recipient, by its number.
         """
         with self._answering:
@@ -204,9 +202,6 @@ class Agent:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
-
-        Args:
-            batch: the public queries.
         """
         records = self._records(task)
 

@@ -65,7 +65,6 @@ class AgentDesk:
 
     Args:
         coordinator_key: with which the coordinator's signatures are checked.
-        clock: the time now, with a time zone.
         ticks: seconds that only go up, for pauses; the system's where absent.
     """
 

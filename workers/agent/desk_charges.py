@@ -29,11 +29,7 @@ log = logging.getLogger("labeler.agent")
 
 
 class DeskCharges:
-    """See the module. Used by one thread.
-
-    Args:
-        clock: the time now, with a time zone.
-    """
+    """See the module. Used by one thread."""
 
     def __init__(
         self,

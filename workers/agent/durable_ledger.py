@@ -54,7 +54,6 @@ class DurableLedger:
     Args:
         memory: what the agent was charged for.
         read_policy: reads the site's policy; whatever it raises refuses the charge.
-        clock: gives times with a time zone.
     """
 
     def __init__(

@@ -345,35 +345,11 @@ class PolicyFile:
 
 def policy_toml(policy: Policy) -> str:
     """A policy as a file that `read_policy` reads back."""
-    budget, allow = policy.budget, policy.allow
-    lines = [
-        "# What this site allows its agent to answer. Read again at every ask; see docs/policy.md.",
-        "[budget]",
-        f"instance_epsilon = {toml_value(budget.instance_epsilon)}",
-        f"agent_epsilon = {toml_value(budget.agent_epsilon)}",
-        f"delta = {toml_value(budget.delta)}",
-        *([] if budget.life_epsilon is None else [f"life_epsilon = {toml_value(budget.life_epsilon)}"]),
-        "",
-        "[allow]",
-        f"backbones = {toml_value(allow.backbones)}",
-        f"tasks = {toml_value(allow.tasks)}",
-        f"methods = {toml_value(allow.methods)}",
-        f"releases = {toml_value(allow.releases)}",
-        f"max_queries_per_day = {toml_value(allow.max_queries_per_day)}",
-        f"max_noise_contributors = {toml_value(allow.max_noise_contributors)}",
-        # Said where it is not the default: a version that does not know it reads every other file.
-        *([f"max_noise_talliers = {toml_value(allow.max_noise_talliers)}"] if allow.max_noise_talliers else []),
-        f"approval = {toml_value(allow.approval)}",
-        *([] if allow.person_epsilon is None else [f"person_epsilon = {toml_value(allow.person_epsilon)}"]),
-        *([] if allow.life_job_share is None else [f"life_job_share = {toml_value(allow.life_job_share)}"]),
-        "",
-        "[talliers]",
-        *(f"{toml_value(tallier)} = {toml_value(key)}" for tallier, key in sorted(policy.talliers.items())),
-        "",
-        "[coordinator]",
-        f"verify_key = {toml_value(policy.coordinator.verify_key)}",
-        "",
-    ]
+    lines = ["# What this site allows its agent to answer. Read again at every ask; see docs/policy.md."]
+    # What is as by default is not said: a version that does not know a field reads every other file.
+    for table, fields in policy.model_dump(exclude_defaults=True).items():
+        names = {name: toml_value(name) if table == "talliers" else name for name in fields}
+        lines += [f"[{table}]", *(f"{names[name]} = {toml_value(fields[name])}" for name in fields), ""]
     return "\n".join(lines)
 
 

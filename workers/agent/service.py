@@ -13,11 +13,10 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from feature_store.clock import Clock
+from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
@@ -62,13 +61,12 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
 
     Args:
         stop: ends it within a moment; nothing is lost.
-        clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.
 
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
     """
-    clock = clock or _now
+    clock = clock or now_utc
     config = read_agent_config(home)
     policy_file = PolicyFile(home / POLICY_FILE)
     policy = policy_file.read()
@@ -201,7 +199,3 @@ class _Records:
         except OSError:
             return (0, 0, 0)
         return (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

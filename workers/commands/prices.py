@@ -120,7 +120,7 @@ def plan(
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.
     """
-    from workers.plan import PlanRequest, make_plan, means_along, sampled_in, training_from
+    from workers.plan import PlanRequest, make_plan, training_of
 
     if max_records is not None and min_records is None and axes is None:
         raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
@@ -129,6 +129,14 @@ def plan(
     if (steps is None) != (rate is None):
         raise InvalidSetting("--steps and --rate go together: a model is trained in steps over secret samples")
 
+    training: dict[str, Any] | None = None
+    if steps is not None:
+        sampled = {"rate": rate, "unit": one_of("unit", unit, ("record", "agent"))}
+        training = {"min_records": min_records or 1, "regularisation": 1e-4, "iterations": steps, "sampled": sampled}
+    elif axes is not None:
+        training = {"learner": "means", "axes": axes, "max_records": max_records}
+    elif min_records is not None:
+        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
     request = PlanRequest(
         method=one_of("method", _current(method), METHOD_NAMES),
         k=k,
@@ -150,15 +158,7 @@ def plan(
         ballot_radius=_radius(ballot_radius),
         life_epsilon=life_epsilon,
         least_similarity=least_similarity,
-        training=(
-            sampled_in(steps, rate, one_of("unit", unit, ("record", "agent")), min_records or 1)
-            if steps is not None and rate is not None
-            else means_along(axes, max_records)
-            if axes is not None
-            else None
-            if min_records is None
-            else training_from(min_records, max_records, regularisation)
-        ),
+        training=None if training is None else training_of(training),
         records=records,
     )
     result = make_plan(request, public=queries_shard)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from feature_store.clock import now_utc
 from feature_store.evidence_file import SignedEvidence, sign_evidence
 from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.chain import Head, time_of
@@ -25,7 +26,7 @@ from labeler.evidence.check import contradictions, differences, rebuilt
 from labeler.evidence.derive import derive, software
 from labeler.evidence.document import Facts
 from workers.agent.policy import read_policy
-from workers.homes.keys import journal_of
+from workers.homes.keys import existing_journal
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import AGENT_FILE, ANCHOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
 
@@ -58,7 +59,7 @@ def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ())
     """
     keys = PartyKeys.load(home / KEYS_FILE)
     with _reading(home) as connection:
-        facts = _facts(home, connection, wanted, read_at=datetime.now(UTC), head=None)
+        facts = _facts(home, connection, wanted, read_at=now_utc(), head=None)
     facts = facts.model_copy(update={"audits": tuple(audits)})
     if foreign := {one.task_digest for one in audits} - {one.digest for one in facts.tasks}:
         raise InvalidSetting(
@@ -143,11 +144,8 @@ def _reading(home: Path) -> Iterator[Connection]:
             f"{home} is no home of a coordinator or an agent; a tallier keeps sums and no prices, so its journal is "
             "evidence of none"
         )
-    target = journal_of(home)
-    if isinstance(target, Path) and not target.is_file():
-        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
-    with closing(open_database(target, anchor=home / ANCHOR_FILE, read_only=True)) as database:
-        Ledger(database, clock=lambda: datetime.now(UTC))  # refuses a journal that is behind its anchor
+    with closing(open_database(existing_journal(home), anchor=home / ANCHOR_FILE, read_only=True)) as database:
+        Ledger(database, clock=now_utc)  # refuses a journal that is behind its anchor
         with database.read() as connection:
             yield connection
 

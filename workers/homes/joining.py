@@ -14,10 +14,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
@@ -247,7 +247,7 @@ def _request(invitation: Invitation, keys: PartyKeys) -> bytes:
 
 def _exchange(home: Path) -> None:
     """Take new keys into use; the old ones are kept in a file named by the time."""
-    moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    moment = f"{now_utc():%Y%m%dT%H%M%SZ}"
     replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
     (home / NEXT_KEYS_FILE).replace(home / KEYS_FILE)
     sync_folder(home)
@@ -273,7 +273,7 @@ def _try_connection(
         coordinator_key=invitation.verify_key,
         database=database,
         sequences=Sequences(database),
-        journal_head=Ledger(database, clock=lambda: datetime.now(UTC)).head,
+        journal_head=Ledger(database, clock=now_utc).head,
         seen=home / SEEN_FILE,
         facts=lambda: facts,
         stop=stop,

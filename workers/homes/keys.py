@@ -93,6 +93,18 @@ def journal_of(home: Path) -> str | Path:
     return read_settings(home).journal_target
 
 
+def existing_journal(home: Path) -> str | Path:
+    """`journal_of` a home, for whoever only looks at it.
+
+    Raises:
+        InvalidSetting: the file is not there.
+    """
+    target = journal_of(home)
+    if isinstance(target, Path) and not target.is_file():
+        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    return target
+
+
 def _exchange(home: Path) -> None:
     moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)

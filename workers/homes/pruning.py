@@ -60,10 +60,8 @@ def prune_home(
     """Remove what a stopped home keeps beyond an age.
 
     Args:
-        home: of a coordinator, an agent or a tallier.
         age: what ended, or expired, longer ago than this goes.
         dry_run: only count.
-        clock: the time now, with its zone.
 
     Returns:
         {"home", "jobs": [id], "rounds", "files": [name], "bytes", "dry_run"}; bytes are those of the home that went.

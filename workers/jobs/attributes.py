@@ -5,17 +5,13 @@ From the releases alone, at no price: a head per attribute, what it says of ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.job_files.attribute_labels import ON, attribute_label_table
-from feature_store.job_files.image_labels import ImageStamp
+from feature_store.job_files.attribute_labels import ON
 from feature_store.job_files.models import ATTRIBUTES
 from feature_store.students.attributes import LabelledAttributes, attributes_of
 from labeler.release import Release
@@ -54,35 +50,9 @@ def read_releases(prepared: PreparedJob, releases: Sequence[Release]) -> Attribu
     outcome = StudentOutcome(kind=ATTRIBUTES, public_images=len(public))
     if prepared.test is not None:
         said = labelled.student.predict_proba(prepared.test.features) >= ON
-        outcome = StudentOutcome(
-            kind=ATTRIBUTES,
-            public_images=len(public),
-            accuracy=float((said == prepared.test.labels).mean()),
-            test_images=len(prepared.test),
-        )
+        right = float((said == prepared.test.labels).mean())
+        outcome = replace(outcome, accuracy=right, test_images=len(prepared.test))
     return AttributeResult(labelled, outcome, _report(prepared, labelled))
-
-
-def attribute_labels(
-    prepared: PreparedJob,
-    labelled: LabelledAttributes,
-    *,
-    privacy: Mapping[str, Any],
-    created_at: datetime,
-    is_seeded: bool,
-) -> pa.Table:
-    """The attributes of every public image: what most users came for."""
-    stamp = ImageStamp(
-        task_digest=prepared.task.digest,
-        job_id=prepared.job_id,
-        classes=prepared.task.classes,
-        privacy=privacy,
-        is_seeded=is_seeded,
-        created_at=created_at.isoformat(),
-    )
-    return attribute_label_table(
-        stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked
-    )
 
 
 def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:

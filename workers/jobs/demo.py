@@ -33,7 +33,6 @@ def run_demo(
     out: Path,
     *,
     seed: int | None = None,
-    task: TaskFile = TASK,
     clock: StageClock | None = None,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
@@ -44,7 +43,6 @@ def run_demo(
         seed: decides who holds which digit, the backbone's training and the noise. Without it the split is that
             of seed 0 and the noise is the operating system's.
         clock: told how long each stage took; nothing that is written says so.
-        progress: told of every step.
 
     Returns:
         The content of report.json.
@@ -62,7 +60,7 @@ def run_demo(
                 _embed(name, path, backbone, inputs / f"{name}.shard", seed=seed)
             progress("Embedding", len(parts), len(parts))
         job = LabellingJob(
-            file=task,
+            file=TASK,
             shards=tuple(inputs / f"agent-{number}.shard" for number in range(1, AGENTS + 1)),
             queries=inputs / "public.shard",
             out=out,

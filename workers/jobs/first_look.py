@@ -16,7 +16,7 @@ from labeler.errors import InvalidSetting, InvalidTask, MixedShards
 from labeler.methods import METHODS
 from labeler.planning import price
 from workers.jobs.folder import JobFolder
-from workers.jobs.preparation import LabellingJob, check_budget, check_roles
+from workers.jobs.preparation import LabellingJob, check_budget, check_roles, settle
 
 
 def look_first(job: LabellingJob, folder: JobFolder) -> None:
@@ -68,15 +68,7 @@ def _check_price(job: LabellingJob, folder: JobFolder, shards: list[Shard], *, i
         count = images if chosen.strategy == "all" else chosen.count
     if images is not None and chosen.count is not None and chosen.count > images:
         raise InvalidSetting(f"queries.count asks about {chosen.count} of {images} public images; ask about fewer")
-    task = job.file.resolve(
-        classes=shards[0].classes,
-        agents=len(shards),
-        num_queries=(count or 1) * job.file.steps,
-        fingerprint=shards[0].fingerprint,
-        nonce="" if job.seed is None else f"seed {job.seed}",
-        agreed_colluding_agents=folder.agreed_colluding_agents(),
-        has_attributes=shards[0].has_attributes,
-    )
+    task = settle(job, folder, shards, questions=count or 1)
     if count is not None:
         sizes = round_sizes(task, count * job.file.steps, batch_queries=BATCH_QUERIES)
         check_budget(job, task, price(task), total_charges(task, sizes))

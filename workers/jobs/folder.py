@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import KeyFolder, erase_file
@@ -32,7 +32,7 @@ from feature_store.job_files.releases import release_from_bytes, release_from_np
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.release import Release
-from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER, KeptRounds
+from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER
 from workers.jobs.run_journal import EarlierRound
 
 PLAN_FORMAT = "labeler-job/2"
@@ -90,8 +90,10 @@ class JobFolder:
             return USUAL_STUDENT
         return str(self._read_state().get("student", EARLIER_STUDENT))
 
-    def agreed_questions(self) -> int | None:
-        """How many questions the job that was begun here asks; None where none was.
+    def agreed(self, field: Literal["max_queries", "colluding_agents"]) -> int | None:
+        """What the task of the job that was begun here says; None where none was.
+
+        The default of colluding_agents changed once, and an interrupted job goes on with what all parties agreed on.
 
         Raises:
             BadData: the plan is damaged.
@@ -99,38 +101,9 @@ class JobFolder:
         if not (self.state / "plan.json").exists():
             return None
         try:
-            return int(self._read_state()["plan"]["task"]["max_queries"])
+            return int(self._read_state()["plan"]["task"][field])
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
-
-    def agreed_colluding_agents(self) -> int | None:
-        """What the job that was begun here counts on; None where none was.
-
-        The default of a task file changed once, and an interrupted job goes on with what all parties agreed on.
-
-        Raises:
-            BadData: the plan is damaged.
-        """
-        if not (self.state / "plan.json").exists():
-            return None
-        try:
-            return int(self._read_state()["plan"]["task"]["colluding_agents"])
-        except (KeyError, TypeError, ValueError):
-            raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
-
-    def rounds(
-        self, agents: Sequence[str], *, talliers: Sequence[str] = (), secrets: Mapping[str, bytes] | None = None
-    ) -> KeptRounds:
-        """What the parties keep of the batches that are not released yet.
-
-        Args:
-            talliers: of those that draw noise; none where the agents add it.
-            secrets: the key of every round, by agent and by such a tallier, of a job that is seeded.
-
-        Raises:
-            BadData: an earlier version's secret is damaged.
-        """
-        return KeptRounds(self.state, agents, talliers=talliers, secrets=secrets)
 
     def destroy_secrets(self) -> None:
         """Erase every key there is, and what older versions kept: their noise secrets and models."""

@@ -25,6 +25,7 @@ from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 from workers.jobs.first_look import look_first
 from workers.jobs.folder import JobFolder, open_job_folder
+from workers.jobs.kept_rounds import KeptRounds
 from workers.jobs.parties import RunParties, tallier_names
 from workers.jobs.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.jobs.publishing import publish
@@ -44,7 +45,6 @@ def run_job(
 
     Args:
         clock: told how long each stage took; nothing that is written says so.
-        progress: told of every step.
         warn: told, before anybody is asked, that the noise will drown the votes, and what would do.
 
     Returns:
@@ -84,7 +84,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
     with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
         noisy = tallier_names(prepared.task) if prepared.task.noise_by == "talliers" else []
-        kept = folder.rounds(names, talliers=noisy, secrets=_secrets(prepared, [*names, *noisy]))
+        kept = KeptRounds(folder.state, names, talliers=noisy, secrets=_secrets(prepared, [*names, *noisy]))
         is_seeded = prepared.job.seed is not None
         agents = [
             Agent(

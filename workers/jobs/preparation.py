@@ -152,15 +152,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         seed=selection.seed,
         progress=progress,
     )
-    task = job.file.resolve(
-        classes=shards[0].classes,
-        agents=len(shards),
-        num_queries=len(queries.features) * job.file.steps,
-        fingerprint=shards[0].fingerprint,
-        nonce="" if job.seed is None else f"seed {job.seed}",
-        agreed_colluding_agents=folder.agreed_colluding_agents(),
-        has_attributes=shards[0].has_attributes,
-    )
+    task = settle(job, folder, shards, questions=len(queries.features))
     if task.attributes_per_record is not None and job.file.student.kind is not None:
         raise InvalidTask("student.kind: of attributes there is one kind of student, a head for each; leave it out")
     if tuple(task.classes) != tuple(shards[0].classes):
@@ -172,6 +164,19 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     check_budget(job, task, cost, job_charges(task, batches))
     student = cast(StudentKind, job.file.student.kind or folder.usual_student())
     return PreparedJob(job, task, cost, shards, public, test, queries, batches, student)
+
+
+def settle(job: LabellingJob, folder: JobFolder, shards: Sequence[Shard], *, questions: int) -> Task:
+    """The task of a job that asks so many questions, in each of its steps."""
+    return job.file.resolve(
+        classes=shards[0].classes,
+        agents=len(shards),
+        num_queries=questions * job.file.steps,
+        fingerprint=shards[0].fingerprint,
+        nonce="" if job.seed is None else f"seed {job.seed}",
+        agreed_colluding_agents=folder.agreed("colluding_agents"),
+        has_attributes=shards[0].has_attributes,
+    )
 
 
 def open_queries(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback = silent) -> Shard:

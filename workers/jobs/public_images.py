@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.shard import Shard
+from feature_store.students import Student
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,10 @@ class PublicImages:
         """The backbone in words, for people."""
         described = self.shard.backbone
         return str(described.get("architecture") or described.get("kind") or "")
+
+    def share_right(self, student: Student) -> float:
+        """Share of these images, of which the truth is known, that a student is right on."""
+        return float((student.predict(self.features) == self.labels).mean())
 
     def thumbnails(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """PNG bytes per image number, for those that have a picture."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,22 +17,23 @@ from numpy.typing import NDArray
 
 from feature_store.backbone_names import loadable_name
 from feature_store.durable import replace_file, replacing
+from feature_store.job_files.attribute_labels import attribute_label_table
 from feature_store.job_files.for_students import ForStudents
 from feature_store.job_files.image_labels import ImageStamp, image_label_table
 from feature_store.job_files.models import ATTRIBUTES, model_file
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
+from feature_store.students.attributes import LabelledAttributes
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.jobs import StudentKind
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
-from workers.jobs.attributes import attribute_labels, read_releases
+from workers.jobs.attributes import read_releases
 from workers.jobs.folder import JobFolder
 from workers.jobs.preparation import PreparedJob
 from workers.jobs.report import job_report
-from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report.model import CurvePoint, JobReport, StudentOutcome
 from workers.report.publish import write_report
@@ -83,7 +84,7 @@ def publish(
         student = labelled.student
         student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
-        labels = _image_labels(prepared, labelled, created_at=created_at, is_seeded=is_seeded)
+        labels = _image_labels(image_label_table, prepared, labelled, created_at=created_at, is_seeded=is_seeded)
         write_table(labels, folder.out / "student_labels.parquet")
         progress("Student", 1, 2)
         curve = _accuracy_against_epsilon(prepared, answers, student)
@@ -116,9 +117,7 @@ def _publish_attributes(
     is_seeded = any(release.is_seeded for release in releases)
     heads = read.labelled.student
     _write_model(prepared, heads.arrays, kind=ATTRIBUTES, card=card, path=folder.out / "student.safetensors")
-    labels = attribute_labels(
-        prepared, read.labelled, privacy=guarantee(prepared.price), created_at=created_at, is_seeded=is_seeded
-    )
+    labels = _image_labels(attribute_label_table, prepared, read.labelled, created_at=created_at, is_seeded=is_seeded)
     write_table(labels, folder.out / "student_labels.parquet")
     progress("Student", 2, 2)
     report = job_report(
@@ -169,14 +168,10 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _outcome(prepared: PreparedJob, student: Student) -> StudentOutcome:
+    outcome = StudentOutcome(kind=student.kind, public_images=len(prepared.public))
     if prepared.test is None:
-        return StudentOutcome(kind=student.kind, public_images=len(prepared.public))
-    return StudentOutcome(
-        kind=student.kind,
-        public_images=len(prepared.public),
-        accuracy=accuracy(student, prepared.test),
-        test_images=len(prepared.test),
-    )
+        return outcome
+    return replace(outcome, accuracy=prepared.test.share_right(student), test_images=len(prepared.test))
 
 
 def _write_pseudo_labels(
@@ -223,9 +218,14 @@ def _write_model(
 
 
 def _image_labels(
-    prepared: PreparedJob, labelled: LabelledImages, *, created_at: datetime, is_seeded: bool
+    as_table: Callable[..., pa.Table],
+    prepared: PreparedJob,
+    labelled: LabelledImages | LabelledAttributes,
+    *,
+    created_at: datetime,
+    is_seeded: bool,
 ) -> pa.Table:
-    """The label of every public image: what most users came for."""
+    """The label, or the attributes, of every public image: what most users came for."""
     stamp = ImageStamp(
         task_digest=prepared.task.digest,
         job_id=prepared.job_id,
@@ -234,9 +234,7 @@ def _image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
-    return image_label_table(
-        stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked
-    )
+    return as_table(stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked)
 
 
 def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:
@@ -266,9 +264,9 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
                 answers, noisy_votes=votes, labels=labels, total_sigma_votes=answers.total_sigma_votes * factor
             )
             again = fit_student(kind, noisier, features, num_classes=num_classes, seed=seed, learners=learners)
-            accuracies.append(accuracy(again, test))
+            accuracies.append(test.share_right(again))
         epsilon = epsilon_of_delta(prepared.task.delta, statement.mu / factor)
         mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies, ddof=1))
         points.append(CurvePoint(epsilon, mean, deviation, "these answers with more noise"))
-    points.append(CurvePoint(statement.epsilon, accuracy(student, test), None, "this job"))
+    points.append(CurvePoint(statement.epsilon, test.share_right(student), None, "this job"))
     return tuple(points)

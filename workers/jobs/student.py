@@ -25,7 +25,6 @@ from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.task import Task
 from workers.jobs.public_images import PublicImages
-from workers.jobs.scoring import accuracy
 from workers.progress import ProgressCallback, silent
 from workers.students.ranks import Ranks, joined_ranks
 
@@ -137,7 +136,7 @@ def train_student(
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result
-    return result | {"accuracy": accuracy(student, scored), "test_images": len(scored)}
+    return result | {"accuracy": scored.share_right(student), "test_images": len(scored)}
 
 
 def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:

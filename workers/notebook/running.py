@@ -105,7 +105,7 @@ def _clusters(
         return None
     path = Path(images)
     public = len(Shard.open(path, verify=False)) if (path / "manifest.json").exists() else None
-    count = JobFolder(out).agreed_questions()
+    count = JobFolder(out).agreed("max_queries")
     if count is None:
         first = Shard.open(Path(shards[0]), verify=False)
         classes = tuple(task.get("classes") or first.classes)

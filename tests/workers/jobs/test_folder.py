@@ -10,6 +10,7 @@ import pytest
 
 from labeler.errors import BadData, InvalidSetting, OutputInUse
 from workers.jobs.folder import open_job_folder
+from workers.jobs.kept_rounds import KeptRounds
 
 PLAN = {"task_digest": "abc", "seed": None}
 
@@ -82,7 +83,7 @@ def test_a_damaged_secret_of_an_older_version_is_refused(tmp_path: Path, damaged
         (tmp_path / "job" / ".job" / "secrets").mkdir()
         (tmp_path / "job" / ".job" / "secrets" / "agent-1").write_bytes(damaged)
         with pytest.raises(BadData, match="is damaged"):
-            folder.rounds(["agent-1"])
+            KeptRounds(folder.state, ["agent-1"])
 
 
 def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: 
         path = tmp_path / "job" / ".job" / "secrets" / "agent-1"
         path.parent.mkdir()
         path.write_bytes(b"s" * 32)
-        rounds = folder.rounds(["agent-1"])
+        rounds = KeptRounds(folder.state, ["agent-1"])
         assert rounds.keys(DIGEST) == {"agent-1": b"s" * 32}
         folder.destroy_secrets()
         assert not path.exists()
@@ -101,7 +102,7 @@ def test_keys_and_answers_are_private_and_destroyed_with_the_job(tmp_path: Path)
     state = tmp_path / "job" / ".job"
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        rounds = folder.rounds(["agent-1", "agent-2"])
+        rounds = KeptRounds(folder.state, ["agent-1", "agent-2"])
         rounds.begin([DIGEST])
         rounds.store(DIGEST, {"agent-1": (b"what it answered",), "agent-2": (b"what the other answered",)})
         found = [path for name in ("keys", "answers") for path in (state / name).rglob("*") if path.is_file()]

@@ -17,10 +17,10 @@ PLAN = {"task": {"max_queries": 20, "colluding_agents": 1}, "batches": ["b"]}
 def test_a_job_that_was_begun_before_keeps_its_student_and_its_questions(tmp_path: Path) -> None:
     with open_job_folder(tmp_path / "job") as folder:
         assert folder.usual_student() == "planned"
-        assert folder.agreed_questions() is None
+        assert folder.agreed("max_queries") is None
         folder.begin(PLAN)
         assert folder.usual_student() == "planned"
-        assert folder.agreed_questions() == 20
+        assert folder.agreed("max_queries") == 20
         plan = folder.state / "plan.json"
         before = json.loads(plan.read_text())
         assert before.pop("student") == "planned"
