@@ -87,12 +87,6 @@ JOB_REQUEST: dict[str, Any] = {
     "backbone_fingerprint": FINGERPRINT,
 }
 
-JOB_REQUEST_FOR_IMAGES: dict[str, Any] = {
-    "task_id": TASK_ID,
-    "name": "march photographs",
-    "selection": {"strategy": "clustered", "count": 50, "seed": 1},
-}
-
 JOB: dict[str, Any] = {
     "job_id": JOB_ID,
     "task_id": TASK_ID,

@@ -51,7 +51,6 @@ class SideBySide:
     """One of several coordinators; an ASGI application whose parts change when it begins to lead.
 
     Args:
-        settings: of the shared home.
         url: where the other coordinators reach this one.
         on_lost: called once where the lease is lost; the process has to end.
 

@@ -25,7 +25,6 @@ def serve_side_by_side(
     """Serve as the one that leads, or as one that follows it, and change from the second to the first.
 
     Args:
-        settings: of the shared home.
         peer_url: where the others reach this one; its own address where absent.
         tls_cert, tls_key: PEM files; both or neither.
         on_ready: called with the URL once requests are taken.

@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -34,18 +33,16 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 _QUIET = {"uvicorn": "WARNING", "uvicorn.error": "WARNING", "uvicorn.access": "CRITICAL"}
 
 
-def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, file: Path | None = None) -> None:
-    """Send every logger of this process to one stream or file, one JSON object a line.
+def configure_logging(*, file: Path | None = None) -> None:
+    """Send every logger of this process to standard error or a file, one JSON object a line.
 
     Args:
-        level: least level of our own loggers.
-        stream: stderr when None.
-        file: instead of a stream; rotated by size, and only its owner may read it.
+        file: rotated by size, and only its owner may read it.
 
     Raises:
         OSError: the file cannot be written.
     """
-    writer: logging.Handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    writer: logging.Handler = logging.StreamHandler(sys.stderr)
     if file is not None:
         writer = _PrivateFile(file, maxBytes=MAX_LOG_BYTES, backupCount=KEPT_LOGS, encoding="utf-8")
     writer.setFormatter(LogFormatter())
@@ -54,7 +51,7 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, file
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel("WARNING")
-    logging.getLogger("labeler").setLevel(level)
+    logging.getLogger("labeler").setLevel("INFO")
     for name, quiet in _QUIET.items():
         logger = logging.getLogger(name)
         logger.handlers.clear()

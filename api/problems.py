@@ -80,7 +80,6 @@ def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str =
     """The problem document of an error, as JSON types.
 
     Args:
-        error: any error of the tree.
         delta: at which a refusal for budget states its epsilons; left out where none is known.
         job_id: the job that was refused, where there is one.
     """

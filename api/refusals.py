@@ -60,7 +60,6 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
     """One of our own errors as a response, with the headers its status asks for.
 
     Args:
-        error: any error of the tree.
         delta: at which a refusal for budget states its epsilons.
     """
     problem = problem_of(error, delta=delta, job_id=getattr(error, "job_id", "")) | {"instance": instance}

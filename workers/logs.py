@@ -23,18 +23,14 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 _DEEPEST: Final = 10
 
 
-def configure_logging(level: str = "INFO") -> None:
-    """Send every logger of this process to standard error.
-
-    Args:
-        level: least level of our own loggers; others speak from WARNING up.
-    """
+def configure_logging() -> None:
+    """Send every logger of this process to standard error; those of others speak from WARNING up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     root = logging.getLogger()
     root.handlers[:] = [CountRepeats(handler, clock=time.monotonic)]
     root.setLevel("WARNING")
-    logging.getLogger("labeler").setLevel(level)
+    logging.getLogger("labeler").setLevel("INFO")
 
 
 class _Lines(JsonFormatter):

@@ -118,7 +118,6 @@ class Conductor:
     """See the module. One per service; `run` is its thread.
 
     Args:
-        clock: the wall clock.
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
     """

@@ -19,7 +19,6 @@ def signed_evidence(
 
     Args:
         delta: of its settings.
-        clock: the time now.
 
     Raises:
         JournalBroken: the journal does not hold; nothing is evidence of it.

@@ -22,7 +22,6 @@ class Health:
         witnesses: what parties have seen of the journal.
         room: raises where the disk has none.
         waiting_for_embedder: how many jobs cannot go on without one.
-        clock: the wall clock.
     """
 
     def __init__(

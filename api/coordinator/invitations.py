@@ -48,7 +48,6 @@ class Invitations:
     Args:
         config: settings: where the coordinator is reached, and its backbones.
         open_accounts: gives an agent its accounts; the same again changes nothing.
-        clock: the time now, with a time zone.
     """
 
     def __init__(

@@ -57,7 +57,6 @@ class Keeper:
 
     Args:
         table_of: the table of questions and answers of a completed job, from its questions and releases.
-        clock: the time now, with its zone.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class Roster:
     Args:
         own: the coordinator's public keys.
         mailroom: knows when a party was last heard of.
-        clock: the wall clock.
     """
 
     def __init__(

@@ -93,10 +93,11 @@ LEAST_BETWEEN_S = 0.25
 class Coordinator:
     """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
 
+    What is asked about a job or a task raises NotFound where there is none, or it is not open to the reader.
+
     Args:
         stores: the journal, checked.
         mailbox: Redis; it need not answer yet.
-        clock: the wall clock.
     """
 
     def __init__(
@@ -294,11 +295,7 @@ class Coordinator:
         return task_view(record)
 
     def task(self, task_id: str, *, reader: Reader) -> TaskView:
-        """One task.
-
-        Raises:
-            NotFound: there is none, or it is not open to this reader.
-        """
+        """One task."""
         return self._task_views([self._owners.task(reader, task_id)], reader)[0]
 
     def tasks(self, after: str | None, limit: int, *, reader: Reader) -> TaskPage:
@@ -324,7 +321,7 @@ class Coordinator:
         """Let a token submit no more into a task; what it submitted stays its own.
 
         Raises:
-            NotFound, NotAllowed: see `share_task`.
+            NotAllowed: see `share_task`.
         """
         record = self._owners.own_task(reader, task_id)
         self.stores.shares.remove(record.digest, token_id)
@@ -369,11 +366,7 @@ class Coordinator:
         self.conductor.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
-        """One job.
-
-        Raises:
-            NotFound: there is none, or it is another requester's.
-        """
+        """One job."""
         return shown_to(reader, self._own(self._seen.look(job_id), reader).view)
 
     @property
@@ -382,11 +375,7 @@ class Coordinator:
         return self._seen
 
     def job_body(self, job_id: str, seen: Seen | None, *, reader: Reader) -> bytes:
-        """`job` as JSON, of a job that was looked at.
-
-        Raises:
-            NotFound: there is none, or it is another requester's.
-        """
+        """`job` as JSON, of a job that was looked at."""
         if seen is None:
             raise no_such_job(job_id)
         seen = self._own(seen, reader)
@@ -419,11 +408,7 @@ class Coordinator:
         return Counter(job.state for job in self.stores.jobs.unfinished())
 
     def cancel(self, job_id: str, *, reader: Reader) -> JobView:
-        """Stop a job; what was asked stays charged, what was not goes back to its task.
-
-        Raises:
-            NotFound: there is none, or it is another requester's.
-        """
+        """Stop a job; what was asked stays charged, what was not goes back to its task."""
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self._intake)
         self.conductor.wake(job_id)
@@ -435,7 +420,6 @@ class Coordinator:
         """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.keeping.
 
         Raises:
-            NotFound: there is none, or it is another requester's.
             NotReady: it has not ended.
         """
         self._owners.job(reader, job_id)
@@ -446,7 +430,6 @@ class Coordinator:
         """Questions and answers of a completed job.
 
         Raises:
-            NotFound: there is no such job, or it is another requester's.
             NotReady: it is not completed.
         """
         self._owners.job(reader, job_id)
@@ -456,7 +439,6 @@ class Coordinator:
         """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.
 
         Raises:
-            NotFound: there is no such job, or it is another requester's.
             NotReady: it is not completed.
             Unavailable: its images are being labelled.
         """
@@ -467,7 +449,7 @@ class Coordinator:
         """The student that labelled a job's images, as a safetensors file with its privacy card.
 
         Raises:
-            NotFound, NotReady, Unavailable: see `image_label_table`.
+            NotReady, Unavailable: see `image_label_table`.
         """
         self._owners.job(reader, job_id)
         return self._keeper.student(job_id)
@@ -506,9 +488,6 @@ class Coordinator:
             after: version last seen, as text; an equal one is not sent again.
             reader: who watches. The token is looked up before anything is told, and at every tick: what was open when
                 it was revoked ends.
-
-        Raises:
-            NotFound: there is no such job, or it is another requester's.
         """
         seen = after
         position = ""

@@ -47,7 +47,6 @@ class StepwiseCoordinator:
 
     Args:
         home: with keys.json and a journal; it may lie in memory.
-        clock: the wall clock.
         steady: seconds that never run backwards.
     """
 

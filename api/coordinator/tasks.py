@@ -43,7 +43,6 @@ def create_task(
 
     Args:
         config: default classes, number of talliers.
-        clock: the time now.
         nonce: a new random text each time, such as secrets.token_hex(16).
 
     Raises:

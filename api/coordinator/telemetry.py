@@ -46,11 +46,7 @@ _MOST_OPEN: Final = 10_000
 
 
 class JobSpans:
-    """Watches jobs as their steps become durable; called by the driver's thread alone.
-
-    Args:
-        clock: the wall clock.
-    """
+    """Watches jobs as their steps become durable; called by the driver's thread alone."""
 
     def __init__(self, tracer: Tracer, *, clock: Clock) -> None:
         self._tracer = tracer

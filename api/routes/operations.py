@@ -26,15 +26,10 @@ _PAGE = "index.html"
 _BEGIN = "The dashboard is at /dashboard\n"
 
 
-def operation_routes(coordinator: Coordinator, metrics: Metrics, *, static: Path = STATIC) -> APIRouter:
-    """Routes outside /v1.
-
-    Args:
-        coordinator: asked whether it is ready.
-        static: folder of the dashboard's files; what is in it when the app is made is served, nothing else.
-    """
+def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
+    """Routes outside /v1. Of the dashboard's files those are served that are there when the app is made."""
     router = APIRouter(tags=["operations"], route_class=StrictRoute)
-    assets = {path.relative_to(static).as_posix(): path for path in static.rglob("*") if path.is_file()}
+    assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
     @router.get(
         "/healthz",

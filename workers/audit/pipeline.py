@@ -109,9 +109,9 @@ class Pipeline:
         is_level: colluding agents keep the first two classes level, see `Levelling`.
     """
 
-    def __init__(self, task: Task, batch: QueryBatch, *, is_level: bool = False, engine: str = "numpy") -> None:
+    def __init__(self, task: Task, batch: QueryBatch, *, is_level: bool = False) -> None:
         self._is_level = is_level
-        self._task, self._batch, self._engine = task, batch, engine
+        self._task, self._batch = task, batch
         self._charges = total_charges(task, [len(batch)] * task.steps)
         self._enrolled = tuple(f"agent-{number:04d}" for number in range(1, task.agents + 1))
         self._names = self._enrolled[: task.quorum]
@@ -149,7 +149,7 @@ class Pipeline:
                 shard,
                 ledger=InMemoryLedger({level: Account(name, level, nano) for level, nano in self._charges.items()}),
                 is_seeded=is_seeded,
-                engine=self._engine,
+                engine="numpy",
             )
             for place, (name, shard) in enumerate(zip(self._names, world.shards, strict=False))
         ]

@@ -46,10 +46,10 @@ class Case:
     expected: Neighbors
 
 
-def cases(dimensions: tuple[int, ...] = DIMENSIONS) -> list[Case]:
+def cases() -> list[Case]:
     """The same at every run."""
     made = []
-    for dimension in dimensions:
+    for dimension in DIMENSIONS:
         rng = np.random.default_rng(dimension)
         full = full_norm(rng, RECORDS, dimension)
         full[RECORDS // 2 :: 7] = full[0]  # ties among the nearest, and opposite to the farthest

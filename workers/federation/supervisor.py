@@ -235,14 +235,14 @@ def launcher(
     return launch
 
 
-def put_aside(log_file: Path, *, most: int = MAX_LOG_BYTES) -> None:
+def put_aside(log_file: Path) -> None:
     """Copy a log that is too large to FILE.1 and empty it; a program that has it open for appending writes on.
 
     What is written between the copy and the emptying is lost: a line or two, seldom. Where the copy cannot be written
     (a full disk), the log is emptied all the same, because an unbounded one would keep the disk full.
     """
     try:
-        if log_file.stat().st_size <= most:
+        if log_file.stat().st_size <= MAX_LOG_BYTES:
             return
     except FileNotFoundError:
         return

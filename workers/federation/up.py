@@ -274,9 +274,9 @@ def _programs(federation: LocalFederation, redis: RedisServer, bell: Bell, *, po
     ]
 
 
-def _tail(path: Path, *, lines: int = 5) -> str:
+def _tail(path: Path) -> str:
     try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
     except OSError:
         return "(empty)"
 

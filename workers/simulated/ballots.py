@@ -41,7 +41,6 @@ def ballots_of(task: Task, batch: QueryBatch, agents: Federation, *, engine: str
 
     Args:
         task: what is asked, of a method of SIMULATED.
-        batch: the public queries.
         agents: the group and its records; of `group_size` agents at most.
 
     Returns:

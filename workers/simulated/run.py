@@ -173,7 +173,7 @@ def _cpu_seconds(row: dict[str, Any]) -> float:
     return float(sum(row["cpu_seconds"].values()))
 
 
-def release_of(task: Task, batch: QueryBatch, federation: Federation, *, seed: int, engine: str = "auto") -> Release:
+def release_of(task: Task, batch: QueryBatch, federation: Federation, *, seed: int) -> Release:
     """What one round of a federation opens, computed in this process; for who asks tasks of its own.
 
     Args:
@@ -183,7 +183,7 @@ def release_of(task: Task, batch: QueryBatch, federation: Federation, *, seed: i
     """
     size = group_size(task, batch, federation)
     groups = [
-        _answer(task, batch, federation.part(slice(start, start + size)), start, seed=seed, engine=engine).shares
+        _answer(task, batch, federation.part(slice(start, start + size)), start, seed=seed, engine="auto").shares
         for start in range(0, len(federation), size)
     ]
     return open_histogram(total_of(groups), task)

@@ -22,13 +22,13 @@ import numpy as np
 from labeler.errors import InvalidSetting, Unavailable
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
-from workers.federation.tied_command import tied_command
 from workers.homes.settings_file import COORDINATOR_FILE, set_line
 from workers.progress import ProgressCallback, silent
 from workers.studies.process_costs import cpu_seconds
 from workers.studies.requesters import Load, put_under_load
 from workers.studies.rows import BenchRow
 from workers.studies.service import AGENTS, BUDGET_EPSILON, QUERIES, embed_public, running_service, wanted_of
+from workers.studies.tied_command import tied_command
 
 JOURNAL: Final = "LABELER_BENCH_POSTGRES"
 """Environment variable with the URL of an empty PostgreSQL database."""

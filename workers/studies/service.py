@@ -31,7 +31,6 @@ from workers.digits import CLASSES, write_digits
 from workers.federation.data import DIGITS_BACKBONE
 from workers.federation.home import LocalFederation, make_federation
 from workers.federation.plan import Plan
-from workers.federation.tied_command import tied_command
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label
@@ -43,6 +42,7 @@ from workers.studies.process_costs import cpu_seconds, resident_mib
 from workers.studies.reconcile import discrepancies
 from workers.studies.requesters import Load, Wanted, WellBehaved, new_token, put_under_load
 from workers.studies.rows import BenchRow
+from workers.studies.tied_command import tied_command
 
 AGENTS: Final = 5
 REQUESTERS: Final = 50

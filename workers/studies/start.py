@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from labeler.errors import InvalidSetting, Unavailable
-from workers.federation.tied_command import tied_command
 from workers.progress import ProgressCallback
 from workers.studies.rows import BenchRow
+from workers.studies.tied_command import tied_command
 
 PLAN: Final = ("plan", "--k", "50", "--queries", "206", "--epsilon", "1", "--solve", "sigma", "--agents", "3")
 AGENTS: Final = 5

@@ -91,7 +91,6 @@ class TallierDesk:
         coordinator_seal_key: to which sums are sealed.
         agents: id and verify key of the agents that the site knows; None where it names none.
         winners: finds winners with the two other talliers.
-        clock: the time now, with a time zone.
     """
 
     def __init__(

@@ -14,10 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
-from feature_store.clock import Clock
+from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
@@ -30,32 +29,22 @@ from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group
 from workers.tallier.winners import WinnerDesk
-from workers.winner.engine import WinnerEngine
 from workers.winner.session import SecureEngine
 
 log = logging.getLogger("labeler.tallier")
 
 
-def run_tallier(
-    home: Path,
-    *,
-    stop: threading.Event,
-    clock: Clock | None = None,
-    wait_s: float = 20.0,
-    engine: WinnerEngine | None = None,
-) -> None:
+def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None, wait_s: float = 20.0) -> None:
     """Serve as a tallier until told to stop.
 
     Args:
         stop: ends it within a moment; nothing is lost.
-        clock: times with a time zone; the system's where absent.
         wait_s: how long the coordinator may hold a poll.
-        engine: finds winners with the two other talliers; the secure one where absent.
 
     Raises:
         LabelerError: the home or the journal cannot be used.
     """
-    clock = clock or _now
+    clock = clock or now_utc
     config = read_tallier_config(home)
     with ExitStack() as owned:
         database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
@@ -69,7 +58,7 @@ def run_tallier(
             log.warning("round given up: the key of what was held is gone", extra={"round_digest": round_digest})
         keys = PartyKeys.load(home / KEYS_FILE)
         group = read_group(home, own_verify_key=keys.public.verify_key)
-        winners = WinnerDesk(group, keys, engine=engine or SecureEngine())
+        winners = WinnerDesk(group, keys, engine=SecureEngine())
         owned.callback(winners.close)
         link = PartyLink(
             url=config.coordinator_url,
@@ -99,7 +88,3 @@ def run_tallier(
         converse(link, desk, stop)
         link.mail.settle()
     log.info("tallier stopped", extra={"tallier": config.tallier_id})
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

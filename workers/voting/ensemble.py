@@ -42,7 +42,6 @@ def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: Mo
     """One vote per query, for the class that the agent's own head predicts; the lowest among equals.
 
     Args:
-        batch: the public queries.
         models: where its head is kept: trained once per task and version of the records.
 
     Returns:

@@ -24,7 +24,6 @@ EXAMPLES: dict[str, tuple[type, Any]] = {
     "estimate request": (schema.EstimateRequest, examples.ESTIMATE_REQUEST),
     "estimate": (schema.EstimateView, examples.ESTIMATE),
     "job request": (schema.JobRequest, examples.JOB_REQUEST),
-    "job request for images": (schema.JobRequest, examples.JOB_REQUEST_FOR_IMAGES),
     "job": (schema.JobView, examples.JOB),
     "jobs": (schema.JobPage, examples.JOB_PAGE),
     "labels request": (schema.LabelsRequest, examples.LABELS_REQUEST),

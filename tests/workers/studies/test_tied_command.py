@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from workers.federation.nursery import CAN_FORK
-from workers.federation.tied_command import tied_command
+from workers.studies.tied_command import tied_command
 
 STARTS_A_FEDERATION = """
 import subprocess, sys, time
-from workers.federation.tied_command import tied_command
+from workers.studies.tied_command import tied_command
 child = subprocess.Popen(tied_command("up", "--home", sys.argv[1], "--agents", 2, "--port", 0), start_new_session=True,
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(child.pid, flush=True)
