@@ -7,7 +7,8 @@ Two numbers, and neither is that of the program:
                    a sentence which of the two programs is older (`WrongVersion`), and nothing else happens.
     dialect        "labeler/MAJOR.MINOR", which a party says in every poll: which kinds of messages its program reads.
                    The coordinator sends a party only what its dialect knows, and takes what is older; so a newer
-                   coordinator serves older sites, and newer sites speak to an older coordinator what it knows.
+                   coordinator serves older sites, and newer sites speak to an older coordinator what it knows: it
+                   tells them its own, if they read that.
 
 A new kind of message, or a new field that may be left out, raises the minor dialect and has a row in `SINCE`. A changed
 format raises the wire version of that body; a program reads the version before it for two releases (docs/upgrades.md).
@@ -21,13 +22,18 @@ from typing import Final, Literal
 
 from labeler.errors import ProtocolViolation, WrongVersion
 
-DIALECT: Final = "labeler/0.3"
-"""Of this program's agents and talliers."""
+DIALECT: Final = "labeler/0.4"
+"""Of this program."""
 
-Ability = Literal["proposals", "requesters"]
+Ability = Literal["proposals", "requesters", "posts-that-poll"]
 
-SINCE: Final[Mapping[Ability, tuple[int, int]]] = {"proposals": (0, 2), "requesters": (0, 3)}
-"""From which dialect on a party reads what there was not always: proposals; in a proposal, who submitted the job."""
+SINCE: Final[Mapping[Ability, tuple[int, int]]] = {
+    "proposals": (0, 2),
+    "requesters": (0, 3),
+    "posts-that-poll": (0, 4),
+}
+"""From which dialect on a party reads what there was not always: proposals; in a proposal, who submitted the job; in
+the answer to a poll, the coordinator's own dialect. One of at least the last takes posts that end with a poll."""
 
 _DIALECT: Final = re.compile(r"labeler/(\d{1,6})\.(\d{1,6})")
 _MAX_DIALECT_CHARACTERS: Final = 200
@@ -35,7 +41,7 @@ _FORMAT: Final = re.compile(r"(labeler-[a-z-]{1,40})/([0-9]{1,6})")
 
 
 def knows(told: object, ability: Ability) -> bool:
-    """Whether a party that said this of itself reads a kind of message; or not: it said nothing known."""
+    """Whether a program that said this of itself reads a kind of message; or not: it said nothing known."""
     if not isinstance(told, str) or len(told) > _MAX_DIALECT_CHARACTERS:
         return False
     found = _DIALECT.match(told)

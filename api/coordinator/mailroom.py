@@ -4,7 +4,7 @@ A share on its way from an agent to a tallier passes through here sealed: the co
 body. Who sent a message, under which key, and what form it has is checked here; whether its round is open and its
 number new, in the turn that takes it (feature_store.driving.coordinator), and whoever sent it has its answer when its
 effect is durable. A message that arrives a second time is refused (`Replayed`), which tells a sender whose first answer
-was lost that it has arrived.
+was lost that it has arrived. Messages may end with their sender's next poll; it is answered once they are taken.
 
 Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those
 of relayed messages are kept durably by the party they are for; here in memory, so that most replays end early.
@@ -16,8 +16,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -35,13 +35,17 @@ from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
-from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed
+from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
+from labeler.wire_versions import DIALECT, knows
 
 log = logging.getLogger("labeler.mailroom")
 
 MAX_MESSAGES = 256
+MAX_POLL_MESSAGES = 2
+"""A poll, and the proof that may stand behind it."""
+
 MAX_MAIL = 200
 """Most messages handed out at once; parties read 256, the coordinator's own among them."""
 
@@ -52,8 +56,38 @@ SMALL_BYTES = 256 * 1024
 """Messages of so many bytes together are checked at once; more would hold up every other request."""
 
 
+@dataclass(frozen=True)
+class Asking:
+    """A party that asks for its mail: its signature, and the form of what it says, were checked.
+
+    Attributes:
+        message: as it came.
+        poll: its body.
+        party: who asks.
+        proof: an answer to an earlier poll as the coordinator signed it; None where none came.
+    """
+
+    message: Message
+    poll: Poll
+    party: PartyRecord
+    proof: Message | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one transmission.
+
+    Attributes:
+        count: how many messages were taken; what they changed is durable.
+        asking: their sender, where it asks for its mail besides.
+    """
+
+    count: int
+    asking: Asking | None = None
+
+
 class Mailroom:
-    """See the module. `take` and `poll` belong to one event loop."""
+    """See the module. `take`, `poll` and `mail_after` belong to one event loop."""
 
     def __init__(
         self,
@@ -97,14 +131,12 @@ class Mailroom:
         is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
         return replace(party, last_contact=seen) if is_newer else party
 
-    async def take(self, data: bytes) -> int:
+    async def take(self, data: bytes) -> Taken:
         """Take messages of one party; all of them, or those before the first that is refused.
 
         Args:
-            data: frames (labeler.messages), as they came.
-
-        Returns:
-            How many were taken; what they changed is durable.
+            data: frames (labeler.messages), as they came; behind the messages their sender's poll may stand, as `poll`
+                takes it. A poll that is none refuses them all.
 
         Raises:
             NotEnrolled, Forged, Replayed, WrongDigest, ProtocolViolation, TooLarge: a message was refused.
@@ -112,14 +144,14 @@ class Mailroom:
         """
         try:
             if len(data) <= SMALL_BYTES:
-                messages, error = self._checked(data)
+                messages, error, asking = self._checked(data)
             else:
-                messages, error = await self._waiting.aside(partial(self._checked, data))
+                messages, error, asking = await self._waiting.aside(partial(self._checked, data))
             if not messages:
                 # Anybody can send nothing, or what is refused for itself: no turn is begun or kept waiting for it.
                 if error is not None:
                     raise error
-                return 0
+                return Taken(0)
             outcome: int | LabelerError = await self._waiting.told(
                 lambda tell: self._deliver(Delivery(messages, error, tell))
             )
@@ -129,21 +161,45 @@ class Mailroom:
             self.refused[error.problem_type] += 1
             raise
         self.taken.update(one.message.header.kind for one in messages)
-        return outcome
+        return Taken(outcome, asking)
 
-    def _checked(self, data: bytes) -> tuple[tuple[Incoming, ...], LabelerError | None]:
-        """The messages before the first that is refused for itself, and why that one is.
+    def _checked(self, data: bytes) -> tuple[tuple[Incoming, ...], LabelerError | None, Asking | None]:
+        """The messages before the first that is refused for itself, why that one is, and the poll behind them.
 
         Raises:
             ProtocolViolation, TooLarge: these are no messages; none is taken.
+            NotEnrolled, Forged: the poll behind them is not this party's; none is taken.
         """
+        messages = read_frames(data, max_messages=MAX_MESSAGES + MAX_POLL_MESSAGES)
+        # Nothing but a poll is no post: there is one place to ask for mail alone.
+        end = next((place for place, one in enumerate(messages) if place and one.header.kind == "poll"), None)
+        asking = None if end is None else self._asking(messages[end:])
+        if asking is not None and asking.party.party_id != messages[0].header.sender:
+            raise ProtocolViolation("a poll behind messages is of the party that sends them")
+        messages = messages[:end]
+        if len(messages) > MAX_MESSAGES:
+            raise TooLarge(f"one transmission holds at most {MAX_MESSAGES} messages; send the rest in another")
         found: list[Incoming] = []
-        for message in read_frames(data, max_messages=MAX_MESSAGES):
+        for message in messages:
             try:
                 found.append(incoming(message, self._sender(message), self._keys))
             except LabelerError as error:
-                return tuple(found), error
-        return tuple(found), None
+                return tuple(found), error, None
+        return tuple(found), None, asking
+
+    async def mail_after(self, asking: Asking) -> bytes | None:
+        """What waits for a party whose messages were taken, as `poll` answers.
+
+        Returns:
+            None where nothing comes in the time it names, or it has to ask again to be told what is wrong: whoever
+            posted must not take a poll's trouble for a refusal of what was taken.
+        """
+        try:
+            mail = await self._receive(asking)
+        except LabelerError as error:
+            self.refused[error.problem_type] += 1
+            return None
+        return self._answer(asking, mail) if mail else None
 
     async def poll(self, data: bytes) -> bytes:
         """Hand a party what waits for it, waiting a while if nothing does.
@@ -156,30 +212,33 @@ class Mailroom:
             Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail, of
             which there is never more than one message of the largest size (feature_store.mailbox.MAX_MAIL_BYTES).
         """
-        message, poll, party, proof = self._read_poll(data)
-        if not self._is_known(party, poll):
-            await self._waiting.aside(partial(self._compare, message, poll, party, proof))
-        mail = await self._mailbox.receive(message.header.sender, poll.after, poll.wait_s, MAX_MAIL)
-        if not mail:
-            self._relays.emptied(message.header.sender)
-        after = mail[-1][0] if mail else poll.after
-        first = self._answer(message.header.sender, after)
-        return b"".join((frame([first]), *(frames for _, frames in mail)))
+        asking = self._asking(read_frames(data, max_messages=MAX_POLL_MESSAGES))
+        return self._answer(asking, await self._receive(asking))
 
-    def _read_poll(self, data: bytes) -> tuple[Message, Poll, PartyRecord, Message | None]:
-        messages = read_frames(data, max_messages=2)
-        if not messages or messages[0].header.kind != "poll" or messages[0].header.recipient != COORDINATOR:
-            raise ProtocolViolation("asking for mail takes one message of kind poll, for the coordinator")
-        message, proof = messages[0], messages[1] if len(messages) == 2 else None
-        party = self._sender(message)
+    async def _receive(self, asking: Asking) -> list[tuple[str, bytes]]:
+        message, poll, party = asking.message, asking.poll, asking.party
         with self._lock:
             if message.header.sequence <= self._polled.get(party.party_id, 0):
                 raise Replayed(f"poll {message.header.sequence} of {party.party_id!r} was seen before")
             self._polled[party.party_id] = message.header.sequence
+        self._contacts[party.party_id] = self._clock()
+        if not self._is_known(party, poll):
+            await self._waiting.aside(partial(self._compare, message, poll, party, asking.proof))
+        mail = await self._mailbox.receive(party.party_id, poll.after, poll.wait_s, MAX_MAIL)
+        if not mail:
+            self._relays.emptied(party.party_id)
+        return mail
+
+    def _asking(self, messages: Sequence[Message]) -> Asking:
+        if not messages or messages[0].header.kind != "poll" or messages[0].header.recipient != COORDINATOR:
+            raise ProtocolViolation("asking for mail takes one message of kind poll, for the coordinator")
+        if len(messages) > MAX_POLL_MESSAGES:
+            raise TooLarge("behind a poll stands at most one message, an earlier answer of the coordinator")
+        message, proof = messages[0], messages[1] if len(messages) == MAX_POLL_MESSAGES else None
+        party = self._sender(message)
         poll = Poll.decode(self._keys.open(message))
         check_facts(poll.facts)
-        self._contacts[party.party_id] = self._clock()
-        return message, poll, party, proof
+        return Asking(message, poll, party, proof)
 
     def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
@@ -209,11 +268,14 @@ class Mailroom:
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)
 
-    def _answer(self, party_id: str, after: str) -> Message:
-        head = self._ledger.known_head()
+    def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:
+        poll, head = asking.poll, self._ledger.known_head()
         self.witnesses.told(head)
-        body = Mail(after=after, coordinator_seq=head.seq, coordinator_hash=head.hash).encode()
-        return self._post_office.sign("poll", party_id, body)
+        after = mail[-1][0] if mail else poll.after
+        program = DIALECT if knows(poll.version, "posts-that-poll") else ""
+        body = Mail(after=after, coordinator_seq=head.seq, coordinator_hash=head.hash, program=program).encode()
+        first = self._post_office.sign("poll", asking.party.party_id, body)
+        return b"".join((frame([first]), *(frames for _, frames in mail)))
 
     def check_sender(self, header: Header, signature: bytes) -> None:
         """Check who signed the header of a message whose body has not come yet, so that a stranger's is never read.

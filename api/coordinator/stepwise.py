@@ -103,9 +103,10 @@ class StepwiseCoordinator:
         while self._driver.turn():
             pass
 
-    def take(self, data: bytes) -> None:
-        """Messages of a party, in a turn of their own, with whatever else is due."""
-        AtOnce.run(self._mailroom.take(data))
+    def take(self, data: bytes) -> bytes:
+        """Messages of a party, in a turn of their own, with whatever else is due; the mail it asks for with them."""
+        taken = AtOnce.run(self._mailroom.take(data))
+        return b"" if taken.asking is None else AtOnce.run(self._mailroom.mail_after(taken.asking)) or b""
 
     def poll(self, data: bytes) -> bytes:
         """What waits for a party."""

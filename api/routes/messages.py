@@ -39,7 +39,13 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         media_type(request, OCTETS)
         with _counting_failures(request):
             async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as data:
-                return JSONResponse({"taken": await coordinator.mailroom.take(data)}, 202)
+                taken = await coordinator.mailroom.take(data)
+            del data  # is no longer counted
+        if taken.asking is None:
+            return JSONResponse({"taken": taken.count}, 202)
+        # What was taken stays taken: whoever does not get its mail here asks for it, and is told why there.
+        frames = await unless_stopping(request, coordinator.mailroom.mail_after(taken.asking))
+        return Response(frames or b"", media_type=OCTETS)
 
     async def poll_now(request: Request) -> Response:
         media_type(request, OCTETS)
@@ -56,10 +62,14 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         "/v1/messages",
         status_code=202,
         summary="Hand in messages",
-        description="Signed messages of one party, framed one after another (labeler.messages).",
+        description=(
+            "Signed messages of one party, framed one after another (labeler.messages). Behind them its next `poll` "
+            "may stand, as `/v1/messages:poll` takes it; then the answer is 200, once the messages are taken."
+        ),
         responses=_answers(
             202, {"description": "How many were taken", "content": {"application/json": {"example": {"taken": 1}}}}
-        ),
+        )
+        | {200: {"description": "All were taken; frames for this party, or nothing in time", "content": _FRAMES}},
         openapi_extra=_BODY,
     )
     @at_once(take_now)

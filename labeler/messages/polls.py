@@ -80,6 +80,8 @@ class Mail(Body):
         coordinator_seq: head of the coordinator's journal; a party that has seen a higher one knows that the
             coordinator lost entries.
         coordinator_hash: as above; empty for 0.
+        program: the coordinator's dialect (labeler.wire_versions), told to parties that read it; else empty, and then
+            the body is as it was before there was this field.
     """
 
     version: ClassVar[str] = "labeler-mail/1"
@@ -87,9 +89,22 @@ class Mail(Body):
     after: Position
     coordinator_seq: Annotated[int, whole(0)]
     coordinator_hash: DigestIfAny
+    program: Annotated[str, Field(max_length=100, description="at most 100 printable characters"), Printable] = ""
 
     def __post_init__(self) -> None:
         _check_head(self.coordinator_seq, self.coordinator_hash, "coordinator", "an answer")
+
+    def content(self) -> dict[str, Any]:
+        """See Body."""
+        return {name: value for name, value in super().content().items() if value or name != "program"}
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """See Body."""
+        return cls(**read_json(data, cls.what, _MAIL_NAMES, cls.version, optional=("program",)))
+
+
+_MAIL_NAMES = tuple(name for name in names_of(Mail) if name != "program")
 
 
 def _check_head(seq: int, digest: str, journal: str, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class Relay:
         failures: answers given instead of the next ones: (status, headers, body).
         lost_answers: how many of the next posts are taken without an answer that says so.
         head: of the journal it claims to have.
+        program: its dialect, as it tells parties.
+        requests: how many it got, by path.
     """
 
     def __init__(self) -> None:
@@ -88,6 +90,8 @@ class Relay:
         self.failures: list[tuple[int, dict[str, str], bytes]] = []
         self.lost_answers = 0
         self.head: tuple[int, str] = (0, "")
+        self.program = ""
+        self.requests: Counter[str] = Counter()
         self.sequence = 0
         self.url = ""
         self._mail: dict[str, list[bytes]] = defaultdict(list)
@@ -135,10 +139,16 @@ class Relay:
 
     async def _post(self, request: Request) -> Response:
         data = await request.body()
+        self.requests["post"] += 1
         if self.failures:
             status, headers, body = self.failures.pop(0)
             return Response(body, status, headers)
-        for message in read_frames(data, max_messages=256):
+        messages = read_frames(data, max_messages=258)
+        end = next((place for place, one in enumerate(messages) if one.header.kind == "poll"), len(messages))
+        if end < len(messages) and not self.program:
+            problem = b'{"type": "urn:labeler:problem:protocol-violation", "detail": "may not send a poll"}'
+            return Response(problem, 409)
+        for message in messages[:end]:
             header = message.header
             verify(message, self.enrolled[header.sender].verify_key)
             if header.sequence <= self._taken[header.sender, header.recipient]:
@@ -152,13 +162,21 @@ class Relay:
         if self.lost_answers:
             self.lost_answers -= 1
             return Response(b"", 502)
-        return Response(b'{"taken": 1}', 202)
+        if end == len(messages):
+            return Response(b'{"taken": 1}', 202)
+        return await self._answer(request, *messages[end:], is_answered_empty=False)
 
     async def _poll(self, request: Request) -> Response:
-        message, *proof = read_frames(await request.body(), max_messages=2)
+        messages = read_frames(await request.body(), max_messages=2)
+        self.requests["poll"] += 1
         if self.failures:
             status, headers, body = self.failures.pop(0)
             return Response(body, status, headers)
+        return await self._answer(request, *messages)
+
+    async def _answer(
+        self, request: Request, message: Message, *proof: Message, is_answered_empty: bool = True
+    ) -> Response:
         party = message.header.sender
         verify(message, self.enrolled[party].verify_key)
         poll = Poll.decode(self.keys.open(message))
@@ -169,7 +187,9 @@ class Relay:
         while len(self._mail[party]) <= start and time.monotonic() < until and not await request.is_disconnected():
             await asyncio.sleep(0.01)
         mail = self._mail[party][start : start + 16]
-        body = Mail(f"{start + len(mail)}-0", *self.head).encode()
+        if not (mail or is_answered_empty):
+            return Response(b"", 200)
+        body = Mail(f"{start + len(mail)}-0", *self.head, self.program).encode()
         return Response(frame([self.sign("poll", party, body)]) + b"".join(mail), 200)
 
     def app(self) -> Starlette:

@@ -35,8 +35,10 @@ from labeler.errors import (
 from labeler.messages import COORDINATOR
 from labeler.messages.polls import Mail
 from labeler.messages.shares import holdings_to_bytes
+from labeler.wire_versions import DIALECT
+from workers.party.conversation import converse
 from workers.party.http import check_url
-from workers.party.link import MAX_POST_BYTES, PartyLink, converse, parcels
+from workers.party.link import MAX_POST_BYTES, PartyLink, parcels
 from workers.party.mail import Draft
 from workers.readiness import NOTIFY, Bell
 
@@ -156,6 +158,79 @@ def test_letters_go_whole_into_as_few_requests_as_they_fit(make_link: MakeLink, 
     assert list(parcels([])) == []
     assert make_link().post_all([small] * 100) == [None] * 100
     assert len(relay.inbox) == 300
+
+
+def test_the_next_poll_travels_with_letters_where_the_coordinator_takes_it_so(make_link: MakeLink, relay: Any) -> None:
+    relay.program = DIALECT
+    link = make_link(wait_s=20.0)
+    relay.send("ask", "me", b"one")
+    assert open_all(link, relay) == [b"one"]
+    relay.send("ask", "me", b"two")
+    assert link.answer([[DRAFT], [DRAFT, DRAFT]]) == [None, None]
+    assert (len(relay.inbox), relay.requests) == (3, {"poll": 1, "post": 1})
+    assert [poll.after for poll in relay.polls] == ["", "1-0"], "what was handled is done with"
+    assert relay.polls[1].wait_s <= 0.5, "who posts is soon told that it was taken"
+    assert open_all(link, relay) == [b"two"]
+    assert relay.requests == {"poll": 1, "post": 1}
+    # Nothing is answered to it, so it comes again where it was not handled.
+    assert open_all(link, relay) == [b"two"]
+    # Where nothing comes in time, the party asks by itself; where nothing is to be said, likewise.
+    link.handled()
+    link.wait_s = 0.0
+    assert (link.answer([[DRAFT]]), link.poll(), link.answer([]), link.poll()) == ([None], [], [], [])
+    assert relay.requests == {"poll": 4, "post": 2}
+
+
+def test_a_post_that_polls_whose_answer_was_lost_is_sent_again_and_the_mail_comes(
+    make_link: MakeLink, relay: Any
+) -> None:
+    relay.program = DIALECT
+    link = make_link()
+    link.poll()
+    relay.send("ask", "me", b"one")
+    relay.lost_answers = 1
+    assert link.answer([[DRAFT]]) == [None]
+    assert (len(relay.inbox), relay.requests["post"]) == (2, 2)
+    assert open_all(link, relay) == [b"one"]
+
+
+def test_where_a_post_that_polls_is_refused_each_letter_is_sent_by_itself(make_link: MakeLink, relay: Any) -> None:
+    over = b'{"type": "urn:labeler:problem:wrong-digest", "detail": "the round is over"}'
+    relay.program = DIALECT
+    link = make_link()
+    relay.send("ask", "me", b"one")
+    link.poll()
+    # With the poll, without it, then the first letter by itself.
+    relay.failures = [(409, {}, over)] * 3
+    errors = link.answer([[DRAFT], [DRAFT]])
+    assert [type(error) for error in errors] == [ProtocolViolation, type(None)]
+    assert link.poll() == [], "what was handled is done with"
+    assert relay.requests == {"poll": 2, "post": 4}
+
+
+def test_a_coordinator_that_knows_no_posts_that_poll_gets_none(make_link: MakeLink, relay: Any) -> None:
+    link = make_link()
+    link.poll()
+    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
+    assert relay.requests == {"poll": 2, "post": 1}
+    # One that led meanwhile knows them, and the one that leads now does not: nothing is taken for refused.
+    relay.program = DIALECT
+    link.poll()
+    relay.program = ""
+    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
+    assert (len(relay.inbox), relay.requests) == (2, {"poll": 4, "post": 3})
+    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
+    assert relay.requests == {"poll": 5, "post": 4}
+
+
+def test_no_poll_travels_with_more_than_one_request_holds(make_link: MakeLink, relay: Any) -> None:
+    relay.program = DIALECT
+    link = make_link()
+    link.poll()
+    large = Draft("holdings", COORDINATOR, bytes(MAX_POST_BYTES), task_digest=DIGEST)
+    assert link.answer([[large]]) == [None]
+    assert link.answer([[DRAFT] * 200, [DRAFT] * 200]) == [None, None]
+    assert (len(relay.polls), relay.requests["post"]) == (1, 3)
 
 
 def test_what_a_turn_has_opened_is_not_opened_again_and_is_written_with_the_next_transaction(

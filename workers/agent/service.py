@@ -37,6 +37,7 @@ from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
 from workers.agent.words import said
+from workers.party.conversation import converse
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -50,7 +51,7 @@ from workers.party.home import (
     retire_noise_secret,
     witness_of,
 )
-from workers.party.link import PartyLink, converse
+from workers.party.link import PartyLink
 from workers.voting.model_store import InMemoryModels
 
 log = logging.getLogger("labeler.agent")

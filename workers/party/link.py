@@ -2,7 +2,7 @@
 
     poll       "anything for me?" -> messages, checked to be for this party; the coordinator's own head first
     post       this party's messages, with new sequence numbers at each attempt, until the coordinator takes them
-    handled    everything of the last poll had its effect and its answer was taken; the next poll goes on after it
+    answer     what the last poll has come to is posted, and with it travels the next poll, which goes on after it
 
 A message is marked as taken only when its effect is durable and the answer to it was accepted. A crash in between
 repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals.
@@ -11,6 +11,8 @@ The coordinator's journal is watched: its highest head ever seen is kept in a fi
 coordinator's own signed answer that stated it (so that one party's word alone stops nobody), and a
 coordinator that shows an older one has lost charges, so this party stops taking part. The file is read at every poll:
 a person who consents to a restored journal (workers.homes.journals) need not stop the party.
+
+What is done with the mail, and what is waited for, is the conversation (workers.party.conversation).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
@@ -36,12 +38,10 @@ from labeler.errors import (
     ProtocolViolation,
     Replayed,
     TooLarge,
-    Unavailable,
-    WrongVersion,
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
-from labeler.wire_versions import DIALECT
+from labeler.wire_versions import DIALECT, knows
 from workers.party.home import PROOF_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
@@ -64,8 +64,11 @@ Letter = Sequence[Draft]
 
 _ABOUT_HEADER_BYTES = 2048
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
-_REFUSED_PAUSE_S = 10.0
 _NEW_NUMBERS = 3
+
+_HELD_BEHIND_LETTERS_S = 0.5
+"""How long a poll that travels with letters may be held: its answer says that they were taken, and where it is lost
+they are sent again."""
 
 
 class PartyLink:
@@ -118,7 +121,8 @@ class PartyLink:
         self._facts = facts
         self._stop = stop
         self.wait_s = wait_s
-        self._after = self._next_after = ""
+        self._after = self._next_after = self._coordinator = ""
+        self._came = b""
         self._last_answer = 0
         self._failures = 0
         self.while_waiting: Callable[[], None] = _nothing
@@ -144,19 +148,11 @@ class PartyLink:
             ProtocolViolation: the answer is none.
             Interrupted: told to stop.
         """
-        seen, own = self._seen.read() or EMPTY, self._journal_head()
-        body = Poll(
-            after=self._after,
+        answer, self._came = self._came, b""
+        if not answer:
             # The first is answered at once, so that this party knows that it is known.
-            wait_s=self.wait_s if self._is_known else 0.0,
-            journal_seq=own.seq,
-            journal_hash=own.hash if own.seq else "",
-            coordinator_seq=seen.seq,
-            coordinator_hash=seen.hash if seen.seq else "",
-            version=VERSION,
-            facts=self._facts(),
-        ).encode()
-        answer = self._send("/v1/messages:poll", [Draft("poll", COORDINATOR, body)], beside=self._proof.read())
+            asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
+            answer = self._send("/v1/messages:poll", [asking], beside=self._proof.read())
         messages = read_frames(answer, max_messages=MAX_MAIL)
         if not messages or messages[0].header.kind != "poll":
             raise ProtocolViolation("the answer to a poll begins with the coordinator's own message; is the URL right?")
@@ -166,8 +162,8 @@ class PartyLink:
             raise Replayed("the answer to a poll is an old one, or not the coordinator's")
         self._last_answer = first.header.sequence
         note = Mail.decode(self.mail.open_sealed(first))
-        self._compare(seen, note, first)
-        self._next_after = note.after
+        self._compare(note, first)
+        self._next_after, self._coordinator = note.after, note.program
         self.mail.drop()
         if not self._is_known:
             self._is_known = True
@@ -177,6 +173,47 @@ class PartyLink:
     def handled(self) -> None:
         """Everything of the last poll is done with; the next one asks for what comes after it."""
         self._after = self._next_after
+
+    def answer(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
+        """Send what the mail of the last poll has come to, which is done with then; see `post_all`.
+
+        Where the coordinator takes it so, the next poll travels with the letters, and the next `poll` finds what it
+        brought. Where it refuses that, everything is sent as if there were no such way.
+        """
+        errors = self._answered_with_poll(letters)
+        if errors is None:
+            errors = self.post_all(letters)
+        self.handled()
+        return errors
+
+    def _answered_with_poll(self, letters: Sequence[Letter]) -> list[LabelerError | None] | None:
+        """All letters were taken, and with them the poll; or None: they are to be sent without."""
+        is_one = len(list(parcels(letters))) == 1 and sum(map(_size_of, letters)) <= MAX_POST_BYTES
+        if not (is_one and knows(self._coordinator, "posts-that-poll")):
+            return None
+        asking = self._asking(self._next_after, min(self.wait_s, _HELD_BEHIND_LETTERS_S))
+        drafts = [*(draft for letter in letters for draft in letter), asking]
+        try:
+            self._came = self._send("/v1/messages", drafts, beside=self._proof.read())
+        except (NotEnrolled, Forged):
+            raise
+        except (ProtocolViolation, TooLarge):
+            return None
+        return [None] * len(letters)
+
+    def _asking(self, after: str, wait_s: float) -> Draft:
+        seen, own = self._seen.read() or EMPTY, self._journal_head()
+        body = Poll(
+            after=after,
+            wait_s=wait_s,
+            journal_seq=own.seq,
+            journal_hash=own.hash if own.seq else "",
+            coordinator_seq=seen.seq,
+            coordinator_hash=seen.hash if seen.seq else "",
+            version=VERSION,
+            facts=self._facts(),
+        ).encode()
+        return Draft("poll", COORDINATOR, body)
 
     def post(self, drafts: Sequence[Draft]) -> None:
         """Send messages, in this order and in one request, until the coordinator has taken them all.
@@ -229,7 +266,8 @@ class PartyLink:
         log.warning("message for somebody else skipped", extra={"message_id": message.message_id})
         return False
 
-    def _compare(self, seen: Head, note: Mail, signed: Message) -> None:
+    def _compare(self, note: Mail, signed: Message) -> None:
+        seen = self._seen.read() or EMPTY
         told = Head(note.coordinator_seq, note.coordinator_hash) if note.coordinator_seq else EMPTY
         if told.seq < seen.seq or (told.seq == seen.seq and told.hash != seen.hash):
             raise JournalBehind(
@@ -287,7 +325,7 @@ def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
     parcel: list[Letter] = []
     count, size = 0, 0
     for letter in letters:
-        bytes_of = sum(len(draft.body) + _ABOUT_HEADER_BYTES for draft in letter)
+        bytes_of = _size_of(letter)
         if parcel and (count + len(letter) > MAX_POST or size + bytes_of > MAX_POST_BYTES):
             yield parcel
             parcel, count, size = [], 0, 0
@@ -297,68 +335,5 @@ def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         yield parcel
 
 
-class Handler(Protocol):
-    """What a party does with its mail; without network or threads."""
-
-    def tidy(self) -> None:
-        """Do what is due by the clock, such as erasing; send nothing.
-
-        Called whether or not the coordinator answers, since it could otherwise keep alive what it wants by being away,
-        or by turning this party away.
-        """
-        ...
-
-    @property
-    def due_in_s(self) -> float | None:
-        """After how many seconds `handle` wants to be called also without mail; None where it need not be."""
-        ...
-
-    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
-        """Have the effect of every message, durably; what is to be sent. Raises only what concerns them all."""
-        ...
-
-    def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """The letters were taken, each unless it has an error: what was opened need not come again."""
-        ...
-
-
-def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
-    """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
-
-    Raises:
-        LabelerError: this party's own journal or files cannot be used any more.
-    """
-    link.while_waiting = handler.tidy
-    longest_s = link.wait_s
-    while not stop.is_set():
-        try:
-            handler.tidy()
-            due_in_s = handler.due_in_s
-            link.wait_s = longest_s if due_in_s is None else min(longest_s, due_in_s)
-            mail = link.poll()
-            if not mail:
-                link.mail.settle()
-            letters = handler.handle(mail)
-            handler.sent(link.post_all(letters))
-            link.handled()
-        except Interrupted:
-            return
-        except (NotEnrolled, Forged) as error:
-            _pause(
-                error, "the coordinator does not accept this party; an administrator has to enrol its keys", link, stop
-            )
-        except JournalBehind as error:
-            _pause(error, "a journal is behind; this party takes no part", link, stop)
-        except WrongVersion as error:
-            _pause(
-                error, "the coordinator's program is of another version; one of the two has to be upgraded", link, stop
-            )
-        except (ProtocolViolation, TooLarge, Unavailable) as error:
-            _pause(error, "mail could not be handled; trying again", link, stop, pause_s=_FIRST_PAUSE_S * 10)
-
-
-def _pause(
-    error: LabelerError, what: str, link: PartyLink, stop: threading.Event, *, pause_s: float = _REFUSED_PAUSE_S
-) -> None:
-    log.error(what, extra={"party": link.party_id, "problem": error.problem_type, "sentence": str(error)})
-    stop.wait(pause_s)
+def _size_of(letter: Letter) -> int:
+    return sum(len(draft.body) + _ABOUT_HEADER_BYTES for draft in letter)

@@ -23,8 +23,9 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
+from workers.party.conversation import converse
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, path_in_home, read_tallier_config
-from workers.party.link import PartyLink, converse
+from workers.party.link import PartyLink
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group

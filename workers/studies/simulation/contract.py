@@ -43,7 +43,7 @@ class Coordinator(Protocol):
     def tick(self) -> None:
         """Take every step that can be taken now."""
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> bytes:
         """Take posted messages."""
 
     def poll(self, data: bytes) -> bytes:

@@ -32,6 +32,7 @@ from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import Policy
 from workers.agent.service import _Records, account_of
+from workers.party.conversation import Handler, converse
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -41,7 +42,7 @@ from workers.party.home import (
     read_tallier_config,
 )
 from workers.party.http import CoordinatorDoor
-from workers.party.link import Handler, Letter, PartyLink, converse
+from workers.party.link import Letter, PartyLink
 from workers.studies.simulation.winners import MeetingRoom
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal

@@ -29,7 +29,7 @@ from labeler.messages import Message, read_frames
 from workers.party.http import Unreachable
 from workers.studies.simulation.case import Rates
 
-MAX_MESSAGES = 256
+MAX_MESSAGES = 258
 KEPT_OLD = 30
 
 
@@ -190,8 +190,8 @@ class LossyMailbox:
 class Receiver(Protocol):
     """The coordinator as its parties reach it."""
 
-    def take(self, data: bytes) -> None:
-        """Take posted messages; raises as the mailroom does."""
+    def take(self, data: bytes) -> bytes:
+        """Take posted messages; raises as the mailroom does. The mail that is asked for with them, if any."""
 
     def poll(self, data: bytes) -> bytes:
         """Answer a poll."""
@@ -267,8 +267,7 @@ class Network:
         def answer() -> bytes:
             if path == "/v1/messages:poll":
                 return receiver.poll(data)
-            receiver.take(data)
-            return b""
+            return receiver.take(data)
 
         try:
             return self._enter(answer)

@@ -1,0 +1,152 @@
+"""A post that ends with its sender's poll: taken or refused as any post is, and then answered as a poll."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+
+from feature_store.keys import PartyKeys
+from feature_store.mailbox import Letter
+from labeler.messages import COORDINATOR, Message, frame, read_frames
+from labeler.messages.polls import Mail, Poll
+from labeler.messages.proposals import Willing
+from labeler.wire_versions import DIALECT
+from tests.api.routes.conftest import AGENTS, ConfigOf, ServeIn, Service
+from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
+
+AGENT = AGENTS[0]
+
+
+@pytest.fixture
+def own(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, redis_url: str) -> Iterator[Service]:
+    with serve_in(config_of(tmp_path / "home")) as service:
+        yield service
+    with redis.Redis.from_url(redis_url) as mailbox:
+        mailbox.flushall()
+
+
+def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -> Message:
+    fields: dict[str, Any] = {
+        "after": "",
+        "wait_s": 0.0,
+        "journal_seq": 0,
+        "journal_hash": "",
+        "coordinator_seq": 0,
+        "coordinator_hash": "",
+        "version": DIALECT,
+        "facts": {},
+    }
+    body = Poll(**fields | changes).encode()
+    return keys.message("poll", sender=who, recipient=COORDINATOR, sequence=number, body=body)
+
+
+def willing(service: Service, job: Any, number: int) -> Message:
+    body = Willing(job.job_id, UNTIL).encode()
+    return service.keys[AGENT].message(
+        "willing", sender=AGENT, recipient=COORDINATOR, task_digest=job.task_id, sequence=number, body=body
+    )
+
+
+def post(service: Service, *messages: Message, path: str = "/v1/messages") -> httpx2.Response:
+    with service.http(None) as http:
+        return http.post(path, content=frame(messages), headers=OCTETS)
+
+
+def kinds(answer: httpx2.Response) -> list[str]:
+    return [message.header.kind for message in read_frames(answer.content, max_messages=9)]
+
+
+def has_answered(service: Service, job: Any) -> bool:
+    return AGENT in service.coordinator.stores.jobs.willingness.answers(job.job_id)
+
+
+def test_what_is_posted_is_taken_and_the_mail_comes_with_the_answer(own: Service) -> None:
+    job = submitted(own)
+    first = post(own, polling(own.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+    assert kinds(first) == ["poll", "proposal"]
+    note = Mail.decode(read_frames(first.content, max_messages=9)[0].body)
+    assert note.program == DIALECT
+    # Nothing has come since, so the answer is empty after its time; what is posted has had its effect.
+    empty = post(own, willing(own, job, 2), polling(own.keys[AGENT], 3, after=note.after))
+    assert (empty.status_code, empty.content, has_answered(own, job)) == (200, b"", True)
+    own.coordinator.mailroom._mailbox.send_all([Letter(AGENT, frame([willing(own, job, 9)]), "coordinator:999")])
+    both = post(own, willing(own, job, 4), polling(own.keys[AGENT], 5, after=note.after, wait_s=20.0))
+    assert (both.status_code, kinds(both)) == (200, ["poll", "willing"])
+    # An answer that was lost comes again.
+    again = post(own, polling(own.keys[AGENT], 6, after=note.after), path="/v1/messages:poll")
+    assert kinds(again) == ["poll", "willing"]
+
+
+def test_a_party_of_an_earlier_dialect_is_told_nothing_new(own: Service) -> None:
+    answer = post(own, polling(own.keys[AGENT], 1, version="labeler/0.3"), path="/v1/messages:poll")
+    body = read_frames(answer.content, max_messages=9)[0].body
+    assert b"program" not in body
+    assert Mail.decode(body).program == ""
+
+
+def test_where_a_message_is_refused_so_is_the_post_and_no_mail_is_handed_out_or_dropped(own: Service) -> None:
+    job = submitted(own)
+    first = post(own, polling(own.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+    after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after
+    message = willing(own, job, 2)
+    assert post(own, message).status_code == 202
+    refused = post(own, message, polling(own.keys[AGENT], 3, after=after))
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:replayed")
+    assert own.coordinator.mailroom._mailbox.pending(AGENT) == 1, "the mail that the refused poll says is done with"
+    # Its number is not used up either.
+    assert kinds(post(own, polling(own.keys[AGENT], 3), path="/v1/messages:poll")) == ["poll", "proposal"]
+
+
+def test_a_poll_that_is_none_of_the_sender_takes_the_post_with_it(own: Service) -> None:
+    job = submitted(own)
+    forged = polling(own.keys[AGENTS[1]], 3)
+    foreign = polling(own.keys[AGENTS[1]], 3, who=AGENTS[1])
+    unknown = polling(own.keys[AGENT], 3, facts={"classes": 5})
+    proof = polling(own.keys[AGENT], 4)
+    cases = {
+        "forged": ([forged], 403, "forged"),
+        "another party's": ([foreign], 409, "protocol-violation"),
+        "facts that nobody knows": ([unknown], 409, "protocol-violation"),
+        "more behind it": ([polling(own.keys[AGENT], 3), proof, willing(own, job, 5)], 413, "too-large"),
+    }
+    for what, (behind, status, kind) in cases.items():
+        answer = post(own, willing(own, job, 2), *behind)
+        assert (answer.status_code, answer.json()["type"]) == (status, f"urn:labeler:problem:{kind}"), what
+        assert not has_answered(own, job), what
+    alone = post(own, polling(own.keys[AGENT], 3))
+    assert (alone.status_code, alone.json()["type"]) == (409, "urn:labeler:problem:protocol-violation")
+
+
+def test_trouble_of_the_poll_is_no_refusal_of_what_was_taken(own: Service) -> None:
+    job = submitted(own)
+    ahead = {"coordinator_seq": 10**9, "coordinator_hash": "a" * 64}
+    answer = post(own, willing(own, job, 2), polling(own.keys[AGENT], 3, **ahead))
+    assert (answer.status_code, answer.content, has_answered(own, job)) == (200, b"", True)
+    told = post(own, polling(own.keys[AGENT], 4, **ahead), path="/v1/messages:poll")
+    assert (told.status_code, told.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
+
+
+def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
+) -> None:
+    answers: list[httpx2.Response] = []
+    with serve_in(config_of(tmp_path / "home")) as service:
+        job = submitted(service)
+        first = post(service, polling(service.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+        after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after
+        held = [willing(service, job, 2), polling(service.keys[AGENT], 3, after=after, wait_s=25.0)]
+        thread = threading.Thread(target=lambda: answers.append(post(service, *held)))
+        thread.start()
+        while not has_answered(service, job):
+            time.sleep(0.02)
+        began = time.monotonic()
+    thread.join(60)
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")]
+    assert time.monotonic() - began < 24  # it would be held for 25
