@@ -75,7 +75,8 @@ MAX_NUMBERS_AS_JSON = 200_000
 """Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service
 takes 16 MiB of JSON."""
 
-ROWS_OF_A_GROUP = 1000
+BYTES_OF_A_GROUP = 8 * 1024 * 1024
+_ROWS_LOOKED_AT = 4096
 
 _PAUSE_S = 0.2
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
@@ -466,12 +467,24 @@ def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> byte
     if names is not None and len(names) != len(features):
         raise InvalidSetting(f"{len(features)} feature vectors came with {len(names)} query_ids; give one for each")
     known = [f"query-{number:06d}" for number in range(len(features))] if names is None else list(names)
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
+    written = _short(features)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(written.reshape(-1)), features.shape[1])
+    rows_of_a_group = max(1, BYTES_OF_A_GROUP // max(1, features.shape[1] * written.itemsize))
     with io.BytesIO() as file:
         # Packed, equal vectors would look to the service like a bomb.
         table = pa.table({"name": pa.array(known, pa.string()), "feature": rows})
-        pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=ROWS_OF_A_GROUP)
+        pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=rows_of_a_group)
         return file.getvalue()
+
+
+def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
+    """The same vectors in a quarter of the bytes where all are quantised; the service keeps those as they are."""
+    from feature_store.quantize import on_grid
+
+    starts = range(0, len(features), _ROWS_LOOKED_AT)
+    if features.shape[1] and all(on_grid(features[start : start + _ROWS_LOOKED_AT]).all() for start in starts):
+        return features.astype("int16")
+    return features
 
 
 def images_in(folder: Path) -> list[str]:

@@ -43,6 +43,21 @@ def quantize(features: NDArray[np.floating]) -> NDArray[np.int16]:
     return np.rint(exact, out=exact).astype(np.int16)
 
 
+def on_grid(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows may have been made by `quantize`: whole numbers whose length rounding explains.
+
+    Args:
+        features: float64, shape (n, d).
+    """
+    slack = features.shape[1] ** 0.5 / 2
+    # Comparisons with NaN are False; without an upper bound here the squares could overflow.
+    whole = (np.abs(features) <= FEATURE_SCALE + slack).all(axis=1)
+    whole &= (np.rint(np.where(whole[:, None], features, 0.5)) == features).all(axis=1)
+    lengths = np.linalg.norm(np.where(whole[:, None], features, 0.0), axis=1)
+    ready: NDArray[np.bool_] = whole & (np.abs(lengths - FEATURE_SCALE) <= slack)
+    return ready
+
+
 def usable_rows(features: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Which rows have a direction: finite, and not all zero."""
     usable: NDArray[np.bool_] = np.isfinite(features).all(axis=1) & features.any(axis=1)

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from api.coordinator.parquet_rows import FEATURE_ROWS, IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, read_rows
+from api.coordinator.parquet_rows import IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, feature_rows, read_rows
 from feature_store.own_process import bound_process
 from feature_store.warm_process import Warm
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
@@ -39,7 +39,7 @@ WAIT_S = 30.0
 """How long an upload waits for another one that is being read."""
 
 _HEAD_BYTES = 8
-_MAX_HEAD_BYTES = 2**20
+_MAX_HEAD_BYTES = 2**24  # the longest names of `MOST_FEATURE_ROWS`, each letter spelt as six
 _DTYPES = ("<i2", "<f2", "<f4", "<f8")
 _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
 _GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
@@ -146,10 +146,11 @@ def _images(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> list[tu
 
 
 def _features(pipe: IO[bytes], head: dict[str, Any], limits: RowLimits) -> FeatureRows:
-    names, dimension, kind = _texts(head.get("names"), FEATURE_ROWS), head.get("dimension"), head.get("dtype")
+    dimension, kind = head.get("dimension"), head.get("dtype")
     if kind not in _DTYPES or type(dimension) is not int or not 0 <= dimension <= limits.max_feature_dimension:
         raise _Unsound
     dtype = np.dtype(kind)
+    names = _texts(head.get("names"), feature_rows(dimension * dtype.itemsize))
     data = _exactly(pipe, len(names) * dimension * dtype.itemsize)
     return FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
 

@@ -28,6 +28,10 @@ MAX_GROUP_BYTES = 512 * 2**20
 
 IMAGE_ROWS = 8
 FEATURE_ROWS = 256
+MOST_FEATURE_ROWS = 2048
+FEATURE_BYTES = 2**20
+"""Of short vectors more than `FEATURE_ROWS` are passed on at once: as many as have so many bytes together."""
+
 MAX_NAME_CHARACTERS = 1000
 """Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
 
@@ -91,11 +95,11 @@ def read_rows(
             column = _column(schema)
             named = next((one for one in ("name", "id") if one in schema.names), None)
             columns = [column] if named is None else [column, named]
-            step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
+            step = IMAGE_ROWS if column == "image" else _step(schema.field(column).type)
             row = 0
             for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
                 numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
-                names = numbered if named is None else [_text(value, named) for value in batch.column(named)]
+                names = numbered if named is None else _texts(batch.column(named), named)
                 row += len(batch)
                 cells = batch.column(column)
                 if column == "image":
@@ -164,11 +168,21 @@ def _bytes(cell: pa.Scalar, limits: RowLimits) -> bytes:
     return data
 
 
-def _text(cell: pa.Scalar, column: str) -> str:
-    value = cell.as_py()
-    if value is None:
+def _texts(cells: pa.Array, column: str) -> list[str]:
+    if cells.null_count:
         raise InvalidSetting(f"column {column} has rows without a name; every image or vector needs one")
-    return str(value)[:MAX_NAME_CHARACTERS]
+    return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
+
+
+def feature_rows(row_bytes: int) -> int:
+    """How many vectors are passed on at once, by the bytes of one."""
+    return max(FEATURE_ROWS, min(MOST_FEATURE_ROWS, FEATURE_BYTES // max(1, row_bytes)))
+
+
+def _step(kind: pa.DataType) -> int:
+    # What a list that may have any length will have, nothing says before it is read.
+    is_known = pa.types.is_fixed_size_list(kind)
+    return feature_rows(kind.list_size * kind.value_type.bit_width // 8) if is_known else FEATURE_ROWS
 
 
 def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int16]:

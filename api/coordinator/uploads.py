@@ -15,6 +15,7 @@ import io
 import os
 import tempfile
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class UploadWriter:
         self._dimension: int | None = None
         self._names: set[str] = set()
         self._pending: list[tuple[str, bytes]] = []
+        self._pending_rows: list[tuple[list[str], NDArray[np.int16]]] = []
         self._pending_bytes = 0
         self._total_bytes = 0
         self._total_pixels = 0
@@ -196,7 +198,7 @@ class UploadWriter:
         with self._refusing():
             if self._bad:
                 raise self._unreadable()
-            if self._source is None or (self._writer is None and not self._pending):
+            if self._source is None or not self._names:
                 raise InvalidSetting(
                     "the job came without images: send files, a zip, a Parquet file, or feature vectors"
                 )
@@ -213,6 +215,7 @@ class UploadWriter:
         """Give the upload up and remove what was written."""
         self._ended = True
         self._pending.clear()
+        self._pending_rows.clear()
         if self._writer is not None:
             with suppress(OSError):  # Closing writes, and the disk may be full.
                 self._writer.close()
@@ -272,8 +275,7 @@ class UploadWriter:
             check_features(quantised)
         else:
             quantised = quantised_rows(features.astype(np.float64, copy=False))
-        for name, row in zip(names, quantised.astype("<i2"), strict=True):
-            self._append(name, row.tobytes())
+        self._append_rows([tidy_name(name) for name in names], quantised)
 
     def _begin(self, source: Source, dimension: int | None) -> None:
         if self._source is None:
@@ -288,38 +290,60 @@ class UploadWriter:
 
     def _append(self, name: str, data: bytes) -> None:
         tidied = tidy_name(name)
-        if tidied in self._names:
-            raise InvalidSetting(f"two images or vectors are called {tidied[:100]!r}; labels are found again by name")
-        if len(self._names) >= self._limits.max_images:
-            raise TooLarge(
-                f"one job takes at most {self._limits.max_images} images or vectors; make several jobs of it"
-            )
-        self._total_bytes += len(data)
-        if self._total_bytes > self._limits.max_upload_bytes:
-            raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
-        self._names.add(tidied)
-        encoded = tidied.encode()
-        self._sha256.update(f"{len(encoded)} {len(data)}\n".encode() + encoded)
+        self._count_in([tidied], len(data))
+        self._sha256.update(_written(tidied, len(data)))
         self._sha256.update(data)
         self._pending.append((tidied, data))
-        self._pending_bytes += len(data)
         if self._pending_bytes >= _GROUP_BYTES or len(self._pending) >= _GROUP_ROWS:
             self._flush()
 
+    def _append_rows(self, names: list[str], rows: NDArray[np.int16]) -> None:
+        """Vectors, many at once: the digest and the file are those of one after the other."""
+        content = rows.astype("<i2", copy=False).tobytes()
+        self._count_in(names, len(content))
+        size = len(content) // max(1, len(names))
+        each = (
+            part for n, name in enumerate(names) for part in (_written(name, size), content[n * size : (n + 1) * size])
+        )
+        self._sha256.update(b"".join(each))
+        self._pending_rows.append((names, rows))
+        if self._pending_bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def _count_in(self, names: list[str], size: int) -> None:
+        """Know names that are tidy, and bytes that belong to them."""
+        new = set(names)
+        if len(new) != len(names) or not self._names.isdisjoint(new):
+            repeated = [name for name, count in Counter(names).items() if count > 1 or name in self._names]
+            raise InvalidSetting(
+                f"two images or vectors are called {repeated[0][:100]!r}; labels are found again by name"
+            )
+        if len(self._names) + len(new) > self._limits.max_images:
+            raise TooLarge(
+                f"one job takes at most {self._limits.max_images} images or vectors; make several jobs of it"
+            )
+        self._total_bytes += size
+        if self._total_bytes > self._limits.max_upload_bytes:
+            raise TooLarge(f"one job takes at most {self._limits.max_upload_bytes} bytes; make several jobs of it")
+        self._names |= new
+        self._pending_bytes += size
+
     def _flush(self) -> None:
-        if not self._pending:
+        if not (self._pending or self._pending_rows):
             return
-        names = pa.array([name for name, _ in self._pending], pa.string())
         if self._dimension is None:
+            names = pa.array([name for name, _ in self._pending], pa.string())
             table = pa.table({"name": names, "image": pa.array([data for _, data in self._pending], pa.binary())})
         else:
-            entries = np.frombuffer(b"".join(data for _, data in self._pending), dtype="<i2").astype(np.int16)
+            names = pa.array([name for some, _ in self._pending_rows for name in some], pa.string())
+            entries = np.concatenate([rows.reshape(-1) for _, rows in self._pending_rows])
             table = pa.table({"name": names, "feature": pa.FixedSizeListArray.from_arrays(entries, self._dimension)})
         if self._writer is None:
             # Image files are compressed already.
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="none", use_dictionary=False)
         self._writer.write_table(table)
         self._pending.clear()
+        self._pending_rows.clear()
         self._pending_bytes = 0
 
     def _unreadable(self) -> UnreadableImage:
@@ -328,6 +352,12 @@ class UploadWriter:
             f"{more}{len(self._bad)} of the images cannot be used: {'; '.join(self._bad)}. Nothing was kept; leave "
             "them out or repair them, and send the job again"
         )
+
+
+def _written(name: str, size: int) -> bytes:
+    """What is hashed before the content that a name stands for."""
+    encoded = name.encode()
+    return b"%d %d\n%b" % (len(encoded), size, encoded)
 
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import FEATURE_SCALE, quantize
+from feature_store.quantize import on_grid, quantize
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -22,17 +22,6 @@ def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:
     if not ready.all():
         result[~ready] = quantize(features[~ready])
     return result
-
-
-def on_grid(features: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which rows may have been made by `quantize`: whole numbers whose length rounding explains."""
-    slack = features.shape[1] ** 0.5 / 2
-    # Comparisons with NaN are False; without an upper bound here the squares could overflow.
-    whole = (np.abs(features) <= FEATURE_SCALE + slack).all(axis=1)
-    whole &= (np.rint(np.where(whole[:, None], features, 0.5)) == features).all(axis=1)
-    lengths = np.linalg.norm(np.where(whole[:, None], features, 0.0), axis=1)
-    ready: NDArray[np.bool_] = whole & (np.abs(lengths - FEATURE_SCALE) <= slack)
-    return ready
 
 
 def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:

@@ -284,14 +284,16 @@ class WellBehaved:
 
     def body(self, queries: int | None = None) -> dict[str, Any]:
         """A job of its own as it is sent: vectors in JSON, some of them twice where more are asked than there are."""
-        count = self._wanted.queries if queries is None else queries
-        found = len(self._wanted.features)
-        rows = self._choose.choice(found, count, replace=count > found)
         return {
             "task_id": self.task_id,
-            "features": self._wanted.features[rows].tolist(),
+            "features": self._vectors(queries).tolist(),
             "backbone_fingerprint": self._wanted.fingerprint,
         }
+
+    def _vectors(self, queries: int | None) -> NDArray[np.float64]:
+        count = self._wanted.queries if queries is None else queries
+        found = len(self._wanted.features)
+        return self._wanted.features[self._choose.choice(found, count, replace=count > found)]
 
     def job_seconds(
         self, *, queries: int | None = None, deadline_s: float = SHORT_DEADLINE_S, labels: Path | None = None
@@ -306,11 +308,11 @@ class WellBehaved:
         Raises:
             BadData: it ended in another way than completed or expired.
         """
-        body = self.body(queries)
+        vectors = self._vectors(queries)
         started = time.perf_counter()
         job = self._client.submit(
             self.task_id,
-            features=body["features"],
+            features=vectors,
             backbone_fingerprint=self._wanted.fingerprint,
             deadline_s=deadline_s,
         )

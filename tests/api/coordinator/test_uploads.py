@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import struct
@@ -22,10 +23,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from api.coordinator.config import LimitsTable
-from api.coordinator.parquet_rows import RowLimits, read_rows
+from api.coordinator.parquet_rows import FEATURE_ROWS, MOST_FEATURE_ROWS, RowLimits, feature_rows, read_rows
 from api.coordinator.uploads import Upload, UploadWriter, _tidied, tidy_name
-from api.coordinator.vectors import on_grid
-from feature_store.quantize import quantize
+from feature_store.quantize import on_grid, quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
 
 LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)
@@ -146,6 +146,35 @@ def test_the_digest_is_of_names_content_and_order(tmp_path: Path) -> None:
     first = digest(("a", png(1)), ("b", png(2)))
     assert first == digest(("a", png(1)), ("b", png(2)))
     assert len({first, digest(("b", png(2)), ("a", png(1))), digest(("a", png(1)), ("c", png(2)))}) == 3
+
+
+def test_many_vectors_are_hashed_as_one_after_the_other_however_they_are_split(tmp_path: Path) -> None:
+    vectors = quantize(np.random.default_rng(4).normal(size=(MOST_FEATURE_ROWS + 3, 4)))
+    names = [f"caf\u00e9-{number}" for number in range(len(vectors))]
+    sha256 = hashlib.sha256(b"labeler-upload/1\nfeatures 4\n")
+    for name, row in zip(names, vectors, strict=True):
+        sha256.update(f"{len(name.encode())} 8\n{name}".encode() + row.astype("<i2").tobytes())
+    limits = LIMITS.model_copy(update={"max_images": 10_000})
+    table = {"name": names, "feature": pa.array(list(vectors), pa.list_(pa.int16(), 4))}
+    for fill in (
+        lambda writer: writer.add_features(vectors, names),
+        lambda writer: [writer.add_features(vectors[n : n + 1], names[n : n + 1]) for n in range(len(names))] and None,
+        lambda writer: writer.add_parquet(parquet(table)),
+    ):
+        upload = uploaded(tmp_path, fill, limits)
+        assert (upload.digest, upload.count) == (sha256.hexdigest(), len(names))
+        assert [row["feature"] for row in rows(upload)] == vectors.tolist()
+    for repeated in (["x", "y", "x"], ["x", "y", names[0]]):
+        writer = UploadWriter(tmp_path, limits)
+        writer.add_features(vectors[:1], names[:1])
+        with pytest.raises(InvalidSetting, match=repeated[2]):
+            writer.add_features(vectors[:3], repeated)
+
+
+def test_as_many_short_vectors_are_passed_on_at_once_as_fill_a_mebibyte() -> None:
+    assert feature_rows(2) == feature_rows(0) == MOST_FEATURE_ROWS
+    assert feature_rows(2**10) == 2**10
+    assert feature_rows(2**17) == FEATURE_ROWS
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,13 +10,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from python_multipart.multipart import parse_options_header
 
 from api import examples
-from api.client import Client, ServiceBusy, ServiceProblem
+from api.client import _ROWS_LOOKED_AT, Client, ServiceBusy, ServiceProblem, _parquet
 from api.form_body import FormBody, Part
 from api.schema import JobView, LabelsRequest
+from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 
 Answer = Callable[["Handler"], None]
@@ -216,6 +220,16 @@ def test_waiting_goes_on_where_a_broken_stream_ended(client: Client, script: Scr
     assert [one.version for one in seen] == [1, 2, 3, 4]
     streams = [one for one in script.seen if one.path.endswith("/events")]
     assert [one.headers.get("last-event-id") for one in streams] == [None, "2", "2", "3"]
+
+
+def test_vectors_that_are_all_quantised_are_sent_in_two_bytes_a_number_and_others_as_they_are() -> None:
+    exact = quantize(np.random.default_rng(0).normal(size=(_ROWS_LOOKED_AT + 1, 8))).astype(np.float64)
+    off = exact.copy()
+    off[-1, 0] += 0.5
+    for vectors, kind in ((exact, "int16"), (off, "double"), (exact * 2, "double")):
+        table = pq.read_table(io.BytesIO(_parquet(vectors, None)))
+        assert str(table.schema.field("feature").type.value_type) == kind
+        assert np.array_equal(np.array(table["feature"].to_pylist()), vectors)
 
 
 def test_labels_appear_only_when_they_are_whole(client: Client, script: Script, tmp_path: Path) -> None:
