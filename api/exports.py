@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,7 @@ from api.schema import LabelFormat, LabelsOf
 from feature_store.job_files.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
+_PIECE_BYTES = 2**20
 _MOST_SPELT = 64
 _JSON = json.JSONEncoder(ensure_ascii=False).encode
 _STRING = json.encoder.encode_basestring
@@ -70,6 +71,13 @@ def parquet(table: pa.Table) -> Iterator[bytes]:
             writer.write_batch(batch)
             yield sink.take()
     yield sink.take()
+
+
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """A file that is kept, as it is."""
+    with file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
 
 
 def label_studio(table: pa.Table) -> Iterator[bytes]:

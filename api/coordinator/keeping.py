@@ -18,11 +18,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +47,9 @@ ORPHAN_S = 3600.0
 
 KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
 """What stays of a completed job when its upload, features and questions go."""
+
+LARGE_ROWS = 4096
+"""With more rows than this a table of labels takes longer than a sync: it is made once, for whoever wants it first."""
 
 _AT_ONCE = 200
 _Made = TypeVar("_Made")
@@ -81,6 +84,7 @@ class Keeper:
         self._bell = threading.Event()
         # One at a time: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
+        self._large = threading.Lock()
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
         self._rests: dict[str, datetime] = {}
@@ -147,6 +151,24 @@ class Keeper:
             with suppress(FileNotFoundError):
                 return read_parquet(self._folder / job_id / LABELS)
             raise
+
+    def labels_file(self, job_id: str) -> BinaryIO | None:
+        """`labels` as the file that is kept, open; of a large job it is made now. None where there is none.
+
+        Raises:
+            Gone: the job was forgotten.
+            LabelerError: as `table_of`.
+        """
+        self.check(job_id)
+        path = self._folder / job_id / LABELS
+        with suppress(FileNotFoundError):
+            return path.open("rb")
+        job = self._jobs.get(job_id)
+        if job.state == "completed" and job.images > LARGE_ROWS:
+            with suppress(StorageFull, FileNotFoundError):
+                self._write_labels(job)
+                return path.open("rb")
+        return None
 
     def image_labels(self, job_id: str) -> pa.Table:
         """The label of every image of a completed job; made now where they were not.
@@ -260,14 +282,15 @@ class Keeper:
             LabelerError: as `table_of`; StorageFull.
         """
         path = self._folder / job.job_id / LABELS
-        if path.exists():
-            return True
-        table = self._table_of(job.job_id)
-        with self._pen:
-            if self._forgotten.at([job.job_id]):
-                return False
-            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
-                pq.write_table(table, temporary)
+        with self._large if job.images > LARGE_ROWS else nullcontext():
+            if path.exists():
+                return True
+            table = self._table_of(job.job_id)
+            with self._pen:
+                if self._forgotten.at([job.job_id]):
+                    return False
+                with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
+                    pq.write_table(table, temporary)
         return True
 
     def _remove(self, name: str) -> None:

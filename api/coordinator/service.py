@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import BinaryIO
 
 import pyarrow as pa
 from anyio import to_thread
@@ -434,6 +435,15 @@ class Coordinator:
         """
         self._owners.job(reader, job_id)
         return self._keeper.labels(job_id)
+
+    def labels_file(self, job_id: str, *, reader: Reader) -> BinaryIO | None:
+        """`label_table` as the Parquet file that is kept, open; None where there is none yet.
+
+        Raises:
+            NotFound: there is no such job, or it is another requester's.
+        """
+        self._owners.job(reader, job_id)
+        return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
         """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.

@@ -19,7 +19,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.seen_jobs import Seen
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
-from api.exports import EXPORTS, ROWS_PER_CHUNK
+from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
 from api.in_turn import InTurn
 from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
@@ -256,13 +256,17 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         of: Annotated[LabelsOf, Query(examples=["images"], description="every image, or what was asked")] = "images",
     ) -> Response:
         export = EXPORTS[labels_format]
+        disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
+        headers = {"Content-Disposition": disposition}
+        if of == "questions" and labels_format == "parquet":
+            file = coordinator.labels_file(job_id, reader=who)
+            if file is not None:
+                return StreamingResponse(pieces(file), media_type=export.media_type, headers=headers)
         if of == "images":
             with labelling.hold(who.token_id):
                 table = coordinator.image_label_table(job_id, reader=who)
         else:
             table = coordinator.label_table(job_id, reader=who)
-        disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
-        headers = {"Content-Disposition": disposition}
         if table.num_rows <= ROWS_PER_CHUNK:
             # In one piece, here: each piece of a stream is another hop between event loop and thread.
             return Response(b"".join(export.write(table)), media_type=export.media_type, headers=headers)

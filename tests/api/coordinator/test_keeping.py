@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import submission
+from api.coordinator import keeping, submission
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.keeping import ORPHAN_S, Keeper
@@ -40,13 +43,13 @@ def never(job: JobRecord) -> LabellingOrder:
     raise AssertionError(f"job {job.job_id} is labelled already, or is not to be")
 
 
-def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE, **keeping: float) -> Keeper:
+def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE, **times: float) -> Keeper:
     """A keeper that remembers nothing, as after a restart."""
     return Keeper(
         house.config.home,
         house.jobs,
         ForgottenJobs(house.database, clock=house.clock),
-        KeepingTable(**keeping),
+        KeepingTable(**times),
         table_of=table_of,
         labeller=ImageLabeller(house.config.home, order_of=never),
         clock=house.clock,
@@ -219,8 +222,6 @@ def nothing_is_left_half_written(house: House) -> Iterator[None]:
 def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-
     job_id = completed(house)
     keeper = made(house, questions_s=0.0)
     write_table = pq.write_table
@@ -236,3 +237,50 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     keeper.sweep()
     assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
     replace_file(house.config.home / "jobs" / job_id / "late", b"")
+
+
+def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    job_id, small = completed(house), house.submit(house.task(), 1).job_id
+    house.jobs.change(small, "completed", expected=("queued",))
+    begun, together = [], threading.Barrier(2)
+
+    def table_of(job_id: str) -> pa.Table:
+        begun.append(job_id)
+        time.sleep(0.05)  # long enough for the other to come
+        return TABLE
+
+    keeper = made(house, table_of=table_of)
+    sweeping = threading.Thread(target=lambda: (together.wait(), keeper.sweep()))
+    sweeping.start()
+    together.wait()
+    file = keeper.labels_file(job_id)
+    assert file is not None
+    with file:
+        assert pq.read_table(file).equals(TABLE, check_metadata=True)
+    sweeping.join()
+    assert begun.count(job_id) == 1
+    made_by_the_sweep = keeper.labels_file(small)
+    assert made_by_the_sweep is not None
+    made_by_the_sweep.close()
+    keeper.forget(job_id)
+    with pytest.raises(Gone):
+        keeper.labels_file(job_id)
+
+
+def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = completed(house)
+    assert made(house).labels_file(job_id) is None
+    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", no_room)
+        assert made(house).labels_file(job_id) is None
+    assert made(house).labels(job_id).equals(TABLE, check_metadata=True)
