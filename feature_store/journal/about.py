@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column, Connection, MetaData, Table, Text, delete, insert, inspect, select, text, update
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import Column, Connection, MetaData, Table, Text, delete, insert, inspect, select, update
 
 from feature_store.journal.columns import json_text
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from labeler.errors import InvalidSetting, JournalBroken
 
 VERSION = 3
@@ -46,6 +45,8 @@ journal_about = Table(
 
 _UPGRADING = "upgrading"
 _OWNER = "owner"
+_NAMES_IN_SQLITE = Prepared("SELECT name FROM sqlite_master WHERE type = 'table'")
+_EVERYTHING = Prepared("SELECT name, value FROM journal_about")
 _OWNER_OF = select(journal_about.c.value).where(journal_about.c.name == _OWNER)
 
 
@@ -76,16 +77,8 @@ def tables_of(connection: Connection) -> frozenset[str]:
     """Names of the tables that are there."""
     if connection.dialect.name == "sqlite":
         # Asked as often as a journal is opened, and the library's inspection takes ten times as long.
-        return frozenset(name for (name,) in prepared(_names_in_sqlite, connection.dialect).all(connection))
+        return frozenset(name for (name,) in _NAMES_IN_SQLITE.all(connection))
     return frozenset(inspect(connection).get_table_names())
-
-
-def _names_in_sqlite() -> ClauseElement:
-    return text("SELECT name FROM sqlite_master WHERE type = 'table'")
-
-
-def _everything() -> ClauseElement:
-    return select(journal_about.c.name, journal_about.c.value)
 
 
 def read_about(connection: Connection, what: str, *, tables: frozenset[str] | None = None) -> About:
@@ -101,7 +94,7 @@ def read_about(connection: Connection, what: str, *, tables: frozenset[str] | No
     """
     if journal_about.name not in (tables_of(connection) if tables is None else tables):
         return About(0)
-    found: dict[str, str] = dict(prepared(_everything, connection.dialect).all(connection))
+    found: dict[str, str] = dict(_EVERYTHING.all(connection))
     written = found.get("version", "")
     if not written.isascii() or not written.isdigit() or int(written) < OLDEST:
         raise JournalBroken(f"{what} names no version of its tables; restore the newest backup")

@@ -16,14 +16,12 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import (
     CheckConstraint,
-    ClauseElement,
     Column,
     Connection,
     ForeignKey,
     Table,
     Text,
     UniqueConstraint,
-    bindparam,
     delete,
     func,
     insert,
@@ -39,7 +37,7 @@ from feature_store.journal.day_count import DayCount
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
@@ -114,17 +112,9 @@ class Decided:
     decided_at: datetime
 
 
-def _charged_round() -> ClauseElement:
-    table = answered_rounds.c
-    return select(table.reservation_id, table.recipients).where(table.round_digest == bindparam("wanted"))
-
-
-def _new_round() -> ClauseElement:
-    return insert(answered_rounds)
-
-
-def _approval() -> ClauseElement:
-    return select(task_approvals.c.state).where(task_approvals.c.digest == bindparam("wanted"))
+_KNOWN = Prepared("SELECT reservation_id, recipients FROM answered_rounds WHERE round_digest = :digest")
+_ANSWERED = Prepared(insert(answered_rounds))
+_APPROVED = Prepared("SELECT state FROM task_approvals WHERE digest = :digest")
 
 
 class AgentMemory:
@@ -142,9 +132,6 @@ class AgentMemory:
         self._clock = clock
         database.create(*LEDGER_TABLES, answered_rounds, task_approvals)
         self._counts = DayCount(database, answered_rounds)
-        self._known = prepared(_charged_round, database.sql_dialect)
-        self._answered = prepared(_new_round, database.sql_dialect)
-        self._approved = prepared(_approval, database.sql_dialect)
 
     def charge(
         self,
@@ -193,7 +180,7 @@ class AgentMemory:
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
         sent_to = json_text([list(recipient) for recipient in recipients])
         with writing(self._database, connection) as joined:
-            known = self._known.first(joined, wanted=round_digest)
+            known = _KNOWN.first(joined, digest=round_digest)
             if known is not None and known[1] != sent_to:
                 raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
@@ -211,7 +198,7 @@ class AgentMemory:
                 )
             self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
             seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
-            self._answered.run(
+            _ANSWERED.run(
                 joined,
                 round_digest=round_digest,
                 shard_version=shard_version,
@@ -231,7 +218,7 @@ class AgentMemory:
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
         with reading(self._database, connection) as joined:
-            found = self._known.first(joined, wanted=round_digest)
+            found = _KNOWN.first(joined, digest=round_digest)
         return None if found is None else str(found[0])
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
@@ -341,7 +328,7 @@ class AgentMemory:
         )
 
     def _approval(self, digest: str, connection: Connection) -> str | None:
-        found = self._approved.first(connection, wanted=digest)
+        found = _APPROVED.first(connection, digest=digest)
         return None if found is None else str(found[0])
 
     def _decide(self, digest: str, state: str, connection: Connection | None) -> None:

@@ -23,19 +23,12 @@ from typing import Literal
 
 from sqlalchemy import (
     CheckConstraint,
-    ClauseElement,
     Column,
-    ColumnElement,
     Connection,
     ForeignKey,
     LargeBinary,
     Table,
     Text,
-    bindparam,
-    insert,
-    literal_column,
-    select,
-    update,
 )
 
 from feature_store.erasable import ErasableKeys, lock_away, take_out
@@ -44,7 +37,7 @@ from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, remain, stay
 from feature_store.journal.unused_keys import UnusedKeys
 from labeler.answered import NOT_KEPT, Recipients
@@ -91,41 +84,24 @@ class KeptAnswer:
         return f"KeptAnswer({self.stage!r}, <private>)"
 
 
-def _kept_round() -> ClauseElement:
-    paid, table = answered_rounds.c, agent_rounds.c
-    return (
-        select(paid.recipients, table.state, table.answer)
-        .join(agent_rounds, paid.round_digest == table.round_digest, isouter=True)
-        .where(paid.round_digest == bindparam("wanted"))
-    )
-
-
-def _open_round() -> ClauseElement:
-    charged: ColumnElement[str] = literal_column("'charged'")
-    return insert(agent_rounds).values(round_digest=bindparam("wanted"), state=charged, kept_until=bindparam("end"))
-
-
-def _store_answer() -> ClauseElement:
-    table = agent_rounds.c
-    is_open = (table.round_digest == bindparam("wanted"), table.state == literal_column("'charged'"))
-    return update(agent_rounds).where(*is_open).values(state=literal_column("'stored'"), answer=bindparam("locked"))
-
-
-def _erase_round() -> ClauseElement:
-    table = agent_rounds.c
-    is_kept = (table.round_digest == bindparam("wanted"), table.state != literal_column("'erased'"))
-    erased: ColumnElement[str] = literal_column("'erased'")
-    return update(agent_rounds).where(*is_kept).values(state=erased, answer=literal_column("NULL"))
-
-
-def _ends_of_kept() -> ClauseElement:
-    table = agent_rounds.c
-    is_kept = table.state != literal_column("'erased'")
-    return select(table.round_digest, table.kept_until).where(is_kept).order_by(table.round_digest)
+_KEPT_ROUND = Prepared(
+    "SELECT recipients, state, answer FROM answered_rounds AS paid "
+    "LEFT JOIN agent_rounds AS kept ON paid.round_digest = kept.round_digest WHERE paid.round_digest = :digest"
+)
+_OPEN = Prepared("INSERT INTO agent_rounds (round_digest, state, kept_until) VALUES (:digest, 'charged', :end)")
+_STORE = Prepared(
+    "UPDATE agent_rounds SET state = 'stored', answer = :locked WHERE round_digest = :digest AND state = 'charged'"
+)
+_ERASE = Prepared(
+    "UPDATE agent_rounds SET state = 'erased', answer = NULL WHERE round_digest = :digest AND state != 'erased'"
+)
+_ENDS_OF_KEPT = Prepared(
+    "SELECT round_digest, kept_until FROM agent_rounds WHERE state != 'erased' ORDER BY round_digest"
+)
 
 
 def _kept_rounds(connection: Connection) -> set[str]:
-    return {digest for digest, _ in prepared(_ends_of_kept, connection.dialect).all(connection)}
+    return {digest for digest, _ in _ENDS_OF_KEPT.all(connection)}
 
 
 class JournalRounds:
@@ -140,10 +116,6 @@ class JournalRounds:
         self._database = database
         self._keys = keys
         database.create(answered_rounds, agent_rounds)
-        dialect = database.sql_dialect
-        self._known = prepared(_kept_round, dialect)
-        self._open, self._store = prepared(_open_round, dialect), prepared(_store_answer, dialect)
-        self._erase = prepared(_erase_round, dialect)
         self._first_end: tuple[int, str] | None = None
         self._unused = UnusedKeys(database, keys, endings=("",), needed=_kept_rounds)
 
@@ -158,14 +130,14 @@ class JournalRounds:
         self._keys.draw_all(rounds)
         for round_digest, kept_until in rounds.items():
             end = time_text(kept_until)
-            self._open.run(connection, wanted=round_digest, end=end)
+            _OPEN.run(connection, digest=round_digest, end=end)
             if self._first_end is not None and (not self._first_end[1] or end < self._first_end[1]):
                 self._first_end = (self._first_end[0], end)
 
     def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
         """What is kept of a round; None where it was never charged."""
         with reading(self._database, connection) as joined:
-            row = self._known.first(joined, wanted=round_digest)
+            row = _KEPT_ROUND.first(joined, digest=round_digest)
         if row is None:
             return None
         recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row[0]))
@@ -198,7 +170,7 @@ class JournalRounds:
         if key is None:
             raise PrivacyRefusal(NOT_KEPT)
         locked = lock_away(key, round_digest, tuple(bodies))
-        return self._store.run(connection, wanted=round_digest, locked=locked) == 1
+        return _STORE.run(connection, digest=round_digest, locked=locked) == 1
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
         """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
@@ -207,7 +179,7 @@ class JournalRounds:
         overwritten, by `tidy`.
         """
         for round_digest in rounds:
-            self._erase.run(connection, wanted=round_digest)
+            _ERASE.run(connection, digest=round_digest)
         if rounds:
             self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
 
@@ -218,7 +190,7 @@ class JournalRounds:
             if not end or end >= time_text(check_moment(now)):
                 return []
         with self._database.read() as connection:
-            kept = prepared(_ends_of_kept, connection.dialect).all(connection)
+            kept = _ENDS_OF_KEPT.all(connection)
         at = time_text(check_moment(now))
         over = [round_digest for round_digest, end in kept if end < at]
         # Until these are erased they are found again.

@@ -15,7 +15,6 @@ from feature_store.journal import round_statements as sql
 from feature_store.journal.database import Database
 from feature_store.journal.job_tables import JOB_TABLES, aggregate_shares
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import prepared
 from labeler.errors import NotFound, NotReady, PrivacyRefusal
 
 
@@ -50,8 +49,7 @@ class AggregateStore:
         """
         digest = hashlib.sha256(data).hexdigest()
         with writing(self._database, connection) as joined:
-            find = prepared(sql.sum_digest, joined.dialect)
-            known = find.first(joined, digest=round_digest, of_tallier=tallier_id)
+            known = sql.SUM_DIGEST.first(joined, digest=round_digest, tallier_id=tallier_id)
             if known is not None and known[0] == digest:
                 return
             if known is not None:
@@ -59,13 +57,15 @@ class AggregateStore:
                     f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
                     "once, so the second is refused for ever. Find out why its journal forgot the first"
                 )
-            asked = prepared(sql.state_of_digest, joined.dialect).first(joined, digest=round_digest)
-            state = _state_of_planned(joined, round_digest) if asked is None else asked[0]
-            if state is None:
+            asked = sql.STATE_OF_DIGEST.first(joined, digest=round_digest)
+            asked = asked or sql.STATE_OF_LIVE_ROUND.first(joined, digest=round_digest)
+            if asked is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
-            if state != "posted":
-                raise NotReady(f"round {round_digest[:12]!r} is {state}; a sum is taken while its round is posted only")
-            prepared(sql.add_sum, joined.dialect).run(
+            if asked[0] != "posted":
+                raise NotReady(
+                    f"round {round_digest[:12]!r} is {asked[0]}; a sum is taken while its round is posted only"
+                )
+            sql.ADD_SUM.run(
                 joined,
                 round_digest=round_digest,
                 tallier_id=tallier_id,
@@ -104,11 +104,6 @@ class AggregateStore:
             drop_sums(joined, round_digest)
 
 
-def _state_of_planned(connection: Connection, round_digest: str) -> str | None:
-    found = prepared(sql.state_of_live_round, connection.dialect).first(connection, digest=round_digest)
-    return None if found is None else found[0]
-
-
 def drop_sums(connection: Connection, round_digest: str) -> None:
     """Drop the sums of a round, in a write transaction."""
-    prepared(sql.drop_sums, connection.dialect).run(connection, digest=round_digest)
+    sql.DROP_SUMS.run(connection, digest=round_digest)

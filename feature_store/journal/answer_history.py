@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ClauseElement, Column, Connection, Table, Text, bindparam, insert, select
+from sqlalchemy import Column, Connection, Table, Text, insert, select
 
 from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.chain import time_of
@@ -19,7 +19,7 @@ from feature_store.journal.columns import Moment, json_text
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import writing
 from feature_store.journal.ledger_tables import ledger_entries
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.promises import promised_rounds, proposal_answers
 from feature_store.journal.rules import remain, stay
 from labeler.errors import InvalidSetting
@@ -37,8 +37,7 @@ stay(answered_tasks, ("digest", "body", "first_at"))
 remain(answered_tasks)
 
 
-def _task_of() -> ClauseElement:
-    return select(answered_tasks.c.digest).where(answered_tasks.c.digest == bindparam("wanted"))
+_TASK_OF = Prepared("SELECT digest FROM answered_tasks WHERE digest = :digest")
 
 
 class AnsweredTasks:
@@ -63,7 +62,7 @@ class AnsweredTasks:
         if task.digest in self._known:
             return
         with writing(self._database, connection) as joined:
-            if prepared(_task_of, joined.dialect).first(joined, wanted=task.digest) is None:
+            if _TASK_OF.first(joined, digest=task.digest) is None:
                 body = json_text(task.model_dump(mode="json"))
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Connection
 
 from feature_store.clock import Clock
+from feature_store.journal import ledger_statements as sql
 from feature_store.journal.chain import EMPTY, Head, Kind, entry_hash, time_text
 from feature_store.journal.charges import Balance
-from feature_store.journal.ledger_statements import ledger_statements
 from feature_store.journal.prepared import Parameter
 from labeler.task import Level
 
@@ -46,17 +46,15 @@ class Book:
     """The ledger's rows, through connections that others opened.
 
     Args:
-        dialect: of the database.
         clock: the time now, with a time zone.
     """
 
-    def __init__(self, dialect: Dialect, *, clock: Clock) -> None:
-        self._sql = ledger_statements(dialect)
+    def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
 
     def tail(self, held: Connection) -> tuple[Head, str]:
         """The head, and the stored time of the last entry."""
-        last = self._sql.tail.first(held)
+        last = sql.TAIL.first(held)
         if last is None:
             return EMPTY, ""
         seq, at, entry = last
@@ -66,34 +64,32 @@ class Book:
         """The hash of an entry; empty where there is none, all zeros before the first."""
         if seq == 0:
             return EMPTY.hash
-        found = self._sql.hash_at.first(held, wanted=seq)
+        found = sql.HASH_AT.first(held, seq=seq)
         return "" if found is None else str(found[0])
 
     def balance(self, held: Connection, account: str, level: str) -> Balance | None:
         """What an account may spend and has spent; None where it was never opened."""
-        row = self._sql.account.first(held, of=account, at_level=level)
+        row = sql.ACCOUNT.first(held, account=account, level=level)
         return None if row is None else _balance(*row)
 
     def balances(self, held: Connection) -> list[Balance]:
         """Every account."""
-        return [_balance(*row) for row in self._sql.accounts.all(held)]
+        return [_balance(*row) for row in sql.ACCOUNTS.all(held)]
 
     def reservation(self, held: Connection, reservation_id: str) -> KnownReservation | None:
         """A reservation; None where there is none."""
-        row = self._sql.reservation.first(held, wanted=reservation_id)
+        row = sql.RESERVATION.first(held, reservation_id=reservation_id)
         return None if row is None else KnownReservation(*row)
 
     def charged(self, held: Connection, known: KnownReservation) -> list[Row]:
         """What a reservation charged, read from its entries."""
         last = known.first_seq + known.charges - 1
-        return [
-            (account, level, amount)
-            for account, level, amount in self._sql.charged.all(held, first=known.first_seq, last=last)
-        ]
+        found = sql.CHARGED.all(held, first=known.first_seq, last=last)
+        return [(account, level, amount) for account, level, amount in found]
 
     def last_spenders(self, held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:
         """The last few charges of an account that were not voided, oldest first."""
-        found = self._sql.last_spenders.all(held, of=account, at_level=level)
+        found = sql.LAST_SPENDERS.all(held, account=account, level=level)
         return tuple((reservation_id, amount) for reservation_id, amount in reversed(found))
 
     def append(
@@ -111,22 +107,22 @@ class Book:
             }  # fmt: skip
             head = Head(head.seq + 1, entry_hash(entry))
             entries.append(entry | {"hash": head.hash})
-        self._sql.add_entry.run_many(held, entries)
+        sql.ADD_ENTRY.run_many(held, entries)
         return first, head
 
     def set_cap(self, held: Connection, account: str, level: str, cap: int | None, *, is_new: bool) -> None:
         """Open an account, or change its cap."""
-        change = self._sql.open_account if is_new else self._sql.change_cap
-        change.run(held, of=account, at_level=level, new_cap=cap)
+        change = sql.OPEN_ACCOUNT if is_new else sql.CHANGE_CAP
+        change.run(held, account=account, level=level, cap=cap)
 
     def add_reservation(self, held: Connection, reservation_id: str, *, first_seq: int, rows: Sequence[Row]) -> None:
         """Note a new reservation, and charge its accounts."""
-        self._sql.add_reservation.run(held, wanted=reservation_id, first=first_seq, count=len(rows))
+        sql.ADD_RESERVATION.run(held, reservation_id=reservation_id, first_seq=first_seq, charges=len(rows))
         self._move(held, rows, spent=1, posted=0)
 
     def settle(self, held: Connection, reservation_id: str, state: State, *, seq: int, rows: Sequence[Row]) -> None:
         """Note that a reservation is final ("posted"), or give its charges back ("void")."""
-        self._sql.settle.run(held, wanted=reservation_id, new_state=state, new_seq=seq)
+        sql.SETTLE.run(held, reservation_id=reservation_id, state=state, seq=seq)
         if state == "posted":
             self._move(held, rows, spent=0, posted=1)
         else:
@@ -134,10 +130,10 @@ class Book:
 
     def _move(self, held: Connection, rows: Sequence[Row], *, spent: int, posted: int) -> None:
         moves: list[dict[str, Parameter]] = [
-            {"of": account, "at_level": level, "spent_more": spent * amount, "posted_more": posted * amount}
+            {"account": account, "level": level, "spent": spent * amount, "posted": posted * amount}
             for account, level, amount in rows
         ]
-        self._sql.move.run_many(held, moves)
+        sql.MOVE.run_many(held, moves)
 
 
 def _balance(account: str, level: Level, cap: int | None, spent: int, posted: int) -> Balance:

@@ -12,10 +12,9 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, text
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import Connection
 
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 
 _IDS = {
     "sqlite": "(SELECT value FROM json_each(:ids))",
@@ -39,21 +38,13 @@ class ByIds:
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self._makes = {dialect: self._make(template.replace("{ids}", ids)) for dialect, ids in _IDS.items()}
+        self._by_dialect = {dialect: Prepared(template.replace("{ids}", ids)) for dialect, ids in _IDS.items()}
 
     def all(self, connection: Connection, ids: Collection[str]) -> list[tuple[Any, ...]]:
         """Every row it finds."""
         if not ids:
             return []
-        make = self._makes[connection.dialect.name]
-        return prepared(make, connection.dialect).all(connection, ids=json.dumps(list(ids)))
-
-    @staticmethod
-    def _make(written: str) -> Any:
-        def make() -> ClauseElement:
-            return text(written)
-
-        return make
+        return self._by_dialect[connection.dialect.name].all(connection, ids=json.dumps(list(ids)))
 
 
 class Together:
@@ -67,12 +58,11 @@ class Together:
     """
 
     def __init__(self, *parts: tuple[ByIds, int]) -> None:
-        self._makes = {dialect: ByIds._make(_together(parts, dialect)) for dialect in _IDS}
+        self._by_dialect = {dialect: Prepared(_together(parts, dialect)) for dialect in _IDS}
 
     def all(self, connection: Connection, ids: Collection[str]) -> list[list[list[Any]]]:
         """The rows of each part, in the order of the parts; within one in no order."""
-        make = self._makes[connection.dialect.name]
-        row = prepared(make, connection.dialect).first(connection, ids=json.dumps(list(ids)))
+        row = self._by_dialect[connection.dialect.name].first(connection, ids=json.dumps(list(ids)))
         return [json.loads(rows) for rows in row or ()]
 
 

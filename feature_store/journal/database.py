@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Dialect, Engine, Table, text
+from sqlalchemy import Connection, Engine, Table, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -107,11 +107,6 @@ class Database:
     def dialect(self) -> str:
         """ "sqlite" or "postgresql"."""
         return self._writer.dialect.name
-
-    @property
-    def sql_dialect(self) -> Dialect:
-        """How statements are compiled for it."""
-        return self._writer.dialect
 
     @contextmanager
     def write(self) -> Iterator[Connection]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hmac
 
-from sqlalchemy import ClauseElement, Column, Connection, Table, Text, delete, insert, select
+from sqlalchemy import Column, Connection, Table, Text, delete, insert
 
 from feature_store.erasable import ErasableKeys, check_value
 from feature_store.journal.database import Database, metadata
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from labeler.errors import JournalBehind
 
 HOME_KEY = "home"
@@ -27,6 +27,7 @@ erasable_home = Table(
     Column("check_value", Text, primary_key=True),
     sqlite_strict=True,
 )
+_CHECK_VALUES = Prepared("SELECT check_value FROM erasable_home")
 
 
 def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> None:
@@ -73,12 +74,8 @@ def mark_home(database: Database, keys: ErasableKeys) -> None:
             connection.execute(insert(erasable_home), {"check_value": check_value(key)})
 
 
-def _check_values() -> ClauseElement:
-    return select(erasable_home.c.check_value)
-
-
 def _value(connection: Connection) -> str | None:
-    row = prepared(_check_values, connection.dialect).first(connection)
+    row = _CHECK_VALUES.first(connection)
     return None if row is None else str(row[0])
 
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 from typing import get_args
 
 from sqlalchemy import (
-    BindParameter,
     CheckConstraint,
     Column,
-    ColumnElement,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -27,10 +25,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    and_,
-    literal_column,
-    or_,
-    select,
 )
 
 from feature_store.journal.columns import WHOLE, Json, Moment, one_of
@@ -272,23 +266,3 @@ JOB_TABLES = (
     aggregate_shares,
 )
 """With the ledger's, which the rules above look into."""
-
-
-def is_unfinished() -> ColumnElement[bool]:
-    """The condition of being a job that still has to be moved on; a statement with it can be compiled once."""
-    return jobs.c.state.not_in([literal_column(f"'{state}'") for state in sorted(FINISHED)])
-
-
-def live_round(round_digest: str | BindParameter[str]) -> ColumnElement[bool]:
-    """The condition of being the round of a digest: for good, or by the plan of a job that is not finished."""
-    planned = (
-        select(planned_batches.c.number)
-        .join(jobs, jobs.c.job_id == planned_batches.c.job_id)
-        .where(
-            planned_batches.c.round_digest == round_digest,
-            planned_batches.c.job_id == rounds.c.job_id,
-            planned_batches.c.number == rounds.c.number,
-            is_unfinished(),
-        )
-    )
-    return or_(rounds.c.round_digest == round_digest, and_(rounds.c.round_digest.is_(None), planned.exists()))

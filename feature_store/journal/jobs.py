@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, case, literal, select, update
 
 from feature_store.clock import Clock
-from feature_store.journal import round_statements
+from feature_store.journal import round_statements as sql
 from feature_store.journal import rounds as steps
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
@@ -36,7 +36,6 @@ from feature_store.journal.job_tables import (
     rounds,
 )
 from feature_store.journal.joining import before, check_limit, reading, writing
-from feature_store.journal.prepared import prepared
 from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, NotReady, ProtocolViolation, TryAgain
 
@@ -118,9 +117,8 @@ class JobStore:
 
     def unfinished_ids(self) -> list[str]:
         """Ids of every job that still has to be moved on, oldest first."""
-        query = prepared(round_statements.unfinished_ids, self._database.sql_dialect)
         with self._database.read() as connection:
-            return [job_id for (job_id,) in query.all(connection)]
+            return [job_id for (job_id,) in sql.UNFINISHED_IDS.all(connection)]
 
     def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
         """Move a job that is known not to be finished; `change` for whoever does not know.
@@ -128,8 +126,7 @@ class JobStore:
         Raises:
             NotReady: it is finished by now; nothing of the transaction is to be kept.
         """
-        move = prepared(round_statements.move, connection.dialect)
-        if move.run(connection, of_job=job_id, new_state=state, now=time_text(self._clock())) != 1:
+        if sql.MOVE.run(connection, job_id=job_id, state=state, now=time_text(self._clock())) != 1:
             raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
         self._changed(job_id)
 
@@ -176,8 +173,7 @@ class JobStore:
     def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
         """Raise the version, so that watchers look again; a finished job stays as it is."""
         with writing(self._database, connection) as joined:
-            touch = prepared(round_statements.touch, joined.dialect)
-            touch.run(joined, of_job=job_id, now=time_text(self._clock()))
+            sql.TOUCH.run(joined, job_id=job_id, now=time_text(self._clock()))
             self._changed(job_id)
 
     # The rounds of a job.
@@ -215,7 +211,7 @@ class JobStore:
             NotFound: there is none.
         """
         with reading(self._database, connection) as joined:
-            row = prepared(round_statements.live_round_of, joined.dialect).first(joined, digest=round_digest)
+            row = sql.LIVE_ROUND_OF.first(joined, digest=round_digest)
             if row is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             job_id, number = row

@@ -84,7 +84,7 @@ class Ledger:
     ) -> None:
         database.create(*LEDGER_TABLES)
         self._database = database
-        self._book = Book(database.sql_dialect, clock=clock)
+        self._book = Book(clock=clock)
         paths = (database.anchor, elsewhere) if anchored else ()
         self._anchors = tuple(Anchor(path) for path in paths if path is not None)
         self._known_head: Head | None = None

@@ -17,14 +17,12 @@ from typing import Any, Literal, Protocol
 
 from sqlalchemy import (
     CheckConstraint,
-    ClauseElement,
     Column,
     Connection,
     ForeignKey,
     Index,
     Table,
     Text,
-    bindparam,
     insert,
     select,
     text,
@@ -36,7 +34,7 @@ from feature_store.journal.chain import time_of, time_text
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, remain, stay
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
 from labeler.messages import COORDINATOR
@@ -241,7 +239,7 @@ class PartyStore:
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
         """All parties, or those of one role, by id; revoked ones among them."""
         with reading(self._database, connection) as joined:
-            found = [_record(row) for row in prepared(_all_parties, joined.dialect).named(joined)]
+            found = [_record(row) for row in _ALL.named(joined)]
         return [one for one in found if role in (None, one.role)]
 
     def rotate(
@@ -313,17 +311,17 @@ class PartyStore:
                     "it. Restore its newest journal"
                 )
             self._changed()
-            prepared(_heard_of, joined.dialect).run(
+            _HEARD_OF.run(
                 joined,
-                wanted=party_id,
+                party_id=party_id,
                 at=time_text(max(at, known.last_contact or at)),
-                said=json_text(dict(facts)),
+                facts=json_text(dict(facts)),
                 seq=head.seq,
-                head=head.hash if head.seq else "",
+                hash=head.hash if head.seq else "",
             )
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
-        found = prepared(_one_party, connection.dialect).named(connection, wanted=party_id)
+        found = _ONE.named(connection, party_id=party_id)
         return _record(found[0]) if found else None
 
     def _check_number(self, tallier: int | None, connection: Connection) -> None:
@@ -349,22 +347,12 @@ class PartyStore:
         connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
 
 
-def _all_parties() -> ClauseElement:
-    return select(parties).order_by(parties.c.party_id)
-
-
-def _one_party() -> ClauseElement:
-    return select(parties).where(parties.c.party_id == bindparam("wanted"))
-
-
-def _heard_of() -> ClauseElement:
-    new = {
-        "last_contact": bindparam("at", type_=Text),
-        "facts": bindparam("said", type_=Text),
-        "journal_seq": bindparam("seq"),
-        "journal_hash": bindparam("head"),
-    }
-    return update(parties).where(parties.c.party_id == bindparam("wanted")).values(**new)
+_ALL = Prepared("SELECT * FROM parties ORDER BY party_id")
+_ONE = Prepared("SELECT * FROM parties WHERE party_id = :party_id")
+_HEARD_OF = Prepared(
+    "UPDATE parties SET last_contact = :at, facts = :facts, journal_seq = :seq, journal_hash = :hash "
+    "WHERE party_id = :party_id"
+)
 
 
 def _record(row: Any) -> PartyRecord:

@@ -3,93 +3,90 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter, methodcaller
 from typing import Any
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Connection, Dialect, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
 Parameter = int | str | bytes | None
 
 
-@lru_cache(maxsize=512)
-def prepared(make: Callable[[], ClauseElement], dialect: Dialect) -> Prepared:
-    """A statement compiled once for a dialect; all SQLite journals of a process share one (engines).
+class Prepared:
+    """A statement that a module writes once at its top, compiled once for a dialect; all SQLite journals of a process
+    share one (engines).
+
+    Parameters and columns are whole numbers, texts and bytes only: what a column type would translate (times, JSON)
+    the caller writes as it is stored. It runs inside the transaction of the connection it is given, and fails with
+    SQLAlchemy's errors.
 
     Args:
-        make: a function of a module that writes the statement.
-        dialect: of the database.
-    """
-    return Prepared(make(), dialect)
-
-
-class Prepared:
-    """A statement as its database's driver takes it; parameters and columns are whole numbers, texts and bytes
-    only, so what a column type would translate (times, JSON) the caller writes as it is stored.
-
-    It runs inside the transaction of the connection it is given, and fails with SQLAlchemy's errors.
+        statement: SQL that both databases read, with :names for parameters; or one of SQLAlchemy's, as `insert(table)`.
     """
 
-    def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
-        compiled = statement.compile(dialect=dialect)
-        self._dialect = dialect
-        self._errors = dialect.loaded_dbapi.Error
-        self._text = str(compiled)
-        order = getattr(compiled, "positiontup", None)  # set where the driver wants parameters in order
-        self._order = None if order is None else tuple(order)
-        self._columns = tuple(getattr(statement, "selected_columns", {}).keys())
+    def __init__(self, statement: str | ClauseElement) -> None:
+        self._statement = text(statement) if isinstance(statement, str) else statement
+        self._compiled: dict[Dialect, tuple[str, tuple[str, ...] | None]] = {}
 
     def first(self, connection: Connection, **parameters: Parameter) -> tuple[Any, ...] | None:
         """The first row it finds."""
-        found, _ = self._execute(connection, parameters, fetch=True)
+        found = self.all(connection, **parameters)
         return found[0] if found else None
 
     def all(self, connection: Connection, **parameters: Parameter) -> list[tuple[Any, ...]]:
         """Every row it finds."""
-        return self._execute(connection, parameters, fetch=True)[0]
+        return list(self._execute(connection, (parameters,), _ROWS))
 
     def named(self, connection: Connection, **parameters: Parameter) -> list[Any]:
-        """Every row a SELECT finds, by the names of its columns: a named tuple each."""
-        row = self._row
-        return [row(*one) for one in self.all(connection, **parameters)]
-
-    @cached_property
-    def _row(self) -> Any:
-        return namedtuple("Row", self._columns)
+        """Every row it finds, by the names of its columns: a named tuple each."""
+        return list(self._execute(connection, (parameters,), _named))
 
     def run(self, connection: Connection, **parameters: Parameter) -> int:
         """Execute it once; how many rows it has written."""
-        return self._execute(connection, parameters, fetch=False)[1]
+        return int(self._execute(connection, (parameters,), _WRITTEN))
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Parameter]]) -> None:
         """Execute it once per row."""
         if rows:
-            arranged = [self._arranged(row) for row in rows]
-            with self._cursor(connection) as cursor:
-                cursor.executemany(self._text, arranged)
+            self._execute(connection, rows, _WRITTEN)
 
     def _execute(
-        self, connection: Connection, row: Mapping[str, Parameter], *, fetch: bool
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        arranged = self._arranged(row)
-        with self._cursor(connection) as cursor:
-            cursor.execute(self._text, arranged)
-            return list(cursor.fetchall()) if fetch else [], cursor.rowcount
-
-    def _arranged(self, row: Mapping[str, Parameter]) -> Any:
-        return dict(row) if self._order is None else tuple([row[name] for name in self._order])
-
-    @contextmanager
-    def _cursor(self, connection: Connection) -> Iterator[Any]:
+        self, connection: Connection, rows: Sequence[Mapping[str, Parameter]], take: Callable[[Any], Any]
+    ) -> Any:
+        dialect = connection.dialect
+        compiled = self._compiled.get(dialect)
+        if compiled is None:
+            made = self._statement.compile(dialect=dialect)
+            places = getattr(made, "positiontup", None)  # set where the driver wants parameters in order
+            compiled = self._compiled[dialect] = (str(made), None if places is None else tuple(places))
+        written, order = compiled
+        arranged: list[Any] = [dict(row) if order is None else tuple([row[name] for name in order]) for row in rows]
         cursor = connection.connection.cursor()
         try:
-            yield cursor
-        except self._errors as error:
+            if len(rows) == 1:
+                cursor.execute(written, arranged[0])
+            else:
+                cursor.executemany(written, arranged)
+            return take(cursor)
+        except dialect.loaded_dbapi.Error as error:
             raise DBAPIError.instance(
-                self._text, None, error, self._errors, hide_parameters=True, dialect=self._dialect
+                written, None, error, dialect.loaded_dbapi.Error, hide_parameters=True, dialect=dialect
             ) from error
         finally:
             cursor.close()
+
+
+_ROWS, _WRITTEN = methodcaller("fetchall"), attrgetter("rowcount")
+
+
+def _named(cursor: Any) -> list[Any]:
+    row = _row(tuple([column[0] for column in cursor.description]))
+    return [row(*one) for one in cursor.fetchall()]
+
+
+@lru_cache(maxsize=128)
+def _row(columns: tuple[str, ...]) -> Any:
+    return namedtuple("Row", columns)

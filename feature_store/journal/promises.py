@@ -22,16 +22,12 @@ from typing import Literal
 
 from sqlalchemy import (
     CheckConstraint,
-    ClauseElement,
     Column,
     Connection,
     ForeignKey,
     Table,
     Text,
-    bindparam,
     insert,
-    literal_column,
-    or_,
     select,
     update,
 )
@@ -42,8 +38,8 @@ from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, jso
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_reservations
-from feature_store.journal.prepared import prepared
+from feature_store.journal.ledger_tables import LEDGER_TABLES
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import remain, stay
 from labeler.budget import NothingLeft
 from labeler.task import Level
@@ -131,41 +127,20 @@ class _Known:
     unused: dict[str, datetime]
 
 
-def _answer_to() -> ClauseElement:
-    table = proposal_answers.c
-    return select(table.answer, table.until).where(table.digest == bindparam("wanted"))
-
-
-def _new_answer() -> ClauseElement:
-    return insert(proposal_answers)
-
-
-def _new_promise() -> ClauseElement:
-    return insert(promised_rounds)
-
-
-def _open_promises() -> ClauseElement:
-    said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
-    return (
-        select(rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, rounds.num_queries)
-        .add_columns(rounds.amounts, said.until)
-        .join(proposal_answers, said.digest == rounds.digest)
-        .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
-        .where(reserved.state == literal_column("'reserved'"))
-        .order_by(rounds.reservation_id)
-    )
-
-
-def _unused_promises() -> ClauseElement:
-    """Declined, or given back."""
-    said, rounds, reserved = proposal_answers.c, promised_rounds.c, ledger_reservations.c
-    given_back = (
-        select(rounds.digest)
-        .join(ledger_reservations, reserved.reservation_id == rounds.reservation_id)
-        .where(reserved.state == literal_column("'void'"))
-    )
-    is_unused = or_(said.answer == literal_column("'declined'"), said.digest.in_(given_back))
-    return select(said.digest, said.answered_at).where(is_unused)
+_FIND = Prepared("SELECT answer, until FROM proposal_answers WHERE digest = :digest")
+_ADD = Prepared(insert(proposal_answers))
+_ADD_ROUND = Prepared(insert(promised_rounds))
+_OPEN = Prepared("""
+SELECT rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, num_queries, amounts, until
+FROM promised_rounds AS rounds JOIN proposal_answers AS said ON said.digest = rounds.digest
+JOIN ledger_reservations AS reserved ON reserved.reservation_id = rounds.reservation_id
+WHERE reserved.state = 'reserved' ORDER BY rounds.reservation_id""")
+# Declined, or given back.
+_UNUSED = Prepared("""
+SELECT digest, answered_at FROM proposal_answers WHERE answer = 'declined' OR digest IN (
+    SELECT rounds.digest FROM promised_rounds AS rounds
+    JOIN ledger_reservations AS reserved ON reserved.reservation_id = rounds.reservation_id
+    WHERE reserved.state = 'void')""")
 
 
 class PromiseStore:
@@ -181,14 +156,11 @@ class PromiseStore:
         self._ledger = ledger
         database.create(*LEDGER_TABLES, proposal_answers, promised_rounds)
         self._memory: _Known | None = None
-        self._find = prepared(_answer_to, database.sql_dialect)
-        self._add = prepared(_new_answer, database.sql_dialect)
-        self._add_round = prepared(_new_promise, database.sql_dialect)
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
         """What was said to a proposal, or None."""
         with reading(self._database, connection) as joined:
-            row = self._find.first(joined, wanted=digest)
+            row = _FIND.first(joined, digest=digest)
         return None if row is None else Said(row[0], time_of(row[1]))
 
     def keep(
@@ -217,7 +189,7 @@ class PromiseStore:
                 name = f"promise-{about.digest}/{number}"
                 charges = [Charge(account, level, amount) for level, amount in amounts.items()]
                 self._ledger.reserve(name, charges, detail={"proposed": about.job_id}, connection=joined)
-                self._add_round.run(
+                _ADD_ROUND.run(
                     joined,
                     reservation_id=name,
                     digest=about.digest,
@@ -293,7 +265,7 @@ class PromiseStore:
             return sum(at >= moment for at in self._known(joined).unused.values())
 
     def _say(self, about: Proposed, answer: str, held: Connection) -> None:
-        self._add.run(
+        _ADD.run(
             held,
             digest=about.digest,
             job_id=about.job_id,
@@ -321,12 +293,10 @@ class PromiseStore:
         return self._memory
 
     def _read(self, connection: Connection) -> tuple[dict[str, _Open], dict[str, datetime]]:
-        dialect = connection.dialect
         found = {
             row.reservation_id: _Open(
                 **row._asdict() | {"amounts": json.loads(row.amounts), "until": time_of(row.until)}
             )
-            for row in prepared(_open_promises, dialect).named(connection)
+            for row in _OPEN.named(connection)
         }
-        unused = prepared(_unused_promises, dialect).all(connection)
-        return found, {digest: time_of(answered_at) for digest, answered_at in unused}
+        return found, {digest: time_of(answered_at) for digest, answered_at in _UNUSED.all(connection)}

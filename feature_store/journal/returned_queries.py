@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, bindparam, delete, func, insert, select
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, delete, func, insert, select
 
 from feature_store.journal.columns import WHOLE, one_of
 from feature_store.journal.database import metadata
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, stay
 from labeler.jobs import FINISHED
 
@@ -62,15 +61,12 @@ Range = tuple[int, int]
 """First number, how many."""
 
 
-def _ranges() -> ClauseElement:
-    table = returned_queries.c
-    query = select(table.first_query, table.num_queries).where(table.task_digest == bindparam("of"))
-    return query.order_by(table.first_query)
+_RANGES = Prepared("SELECT first_query, num_queries FROM returned_queries WHERE task_digest = :of ORDER BY first_query")
 
 
 def returned_ranges(connection: Connection, task_digest: str) -> list[Range]:
     """What came back of a task, in order, no two ranges touching."""
-    return [(first, count) for first, count in prepared(_ranges, connection.dialect).all(connection, of=task_digest)]
+    return [(first, count) for first, count in _RANGES.all(connection, of=task_digest)]
 
 
 def returned_counts(connection: Connection, task_digests: Collection[str]) -> dict[str, int]:

@@ -15,11 +15,10 @@ Every step returns True where it changed something. `JobStore` is the door to al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
-from sqlalchemy.sql import ClauseElement
 
 from feature_store.journal import round_statements as sql
 from feature_store.journal.aggregates import drop_sums
@@ -29,7 +28,7 @@ from feature_store.journal.job_tables import (
     ROUND_STATES,
     round_refusals,
 )
-from feature_store.journal.prepared import Parameter, Prepared, prepared
+from feature_store.journal.prepared import Parameter, Prepared
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
 
 
@@ -48,9 +47,7 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
             continue
         _check_live(row)
         _check_no_twin(connection, row, round_digest)
-        _sql(sql.add_plan, connection).run(
-            connection, job_id=job_id, number=number, batch_digest=batch_digest, round_digest=round_digest
-        )
+        sql.ADD_PLAN.run(connection, job_id=job_id, number=number, batch_digest=batch_digest, round_digest=round_digest)
         changed = True
     return changed
 
@@ -61,7 +58,7 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
     wanted = dict(verify_keys)
     if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
         raise InvalidSetting("the participants of a round are at least one agent, each with its verify key")
-    known = _sql(sql.participants_of, connection).first(connection, of_job=job_id, of_number=number)
+    known = sql.PARTICIPANTS_OF.first(connection, job_id=job_id, number=number)
     if known is not None:
         if json.loads(known[0]) != wanted:
             raise PrivacyRefusal(
@@ -70,7 +67,7 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
             )
         return False
     _check_live(row)
-    _sql(sql.add_participants, connection).run(connection, job_id=job_id, number=number, verify_keys=json_text(wanted))
+    sql.ADD_PARTICIPANTS.run(connection, job_id=job_id, number=number, verify_keys=json_text(wanted))
     return True
 
 
@@ -84,16 +81,16 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
     if known is None:
         raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
     _check_no_twin(connection, row, known[1])
-    return _step(connection, row, sql.ask, new_batch_digest=known[0], new_round_digest=known[1])
+    return _step(connection, row, sql.ASK, batch_digest=known[0], round_digest=known[1])
 
 
 def note_share(connection: Connection, job_id: str, number: int) -> bool:
     """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
     row = _row(connection, job_id, number)
-    if _sql(sql.has_share, connection).first(connection, of_job=job_id, of_number=number) is not None:
+    if sql.HAS_SHARE.first(connection, job_id=job_id, number=number) is not None:
         return False
     _check_live(row)
-    _sql(sql.add_share, connection).run(connection, job_id=job_id, number=number)
+    sql.ADD_SHARE.run(connection, job_id=job_id, number=number)
     return True
 
 
@@ -106,17 +103,13 @@ def report_holdings(
     if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
         raise ProtocolViolation("a tallier reports one sharing id of 16 bytes for each agent it holds a share of")
     said = json_text(written)
-    known = _sql(sql.holdings_of, connection).first(connection, of_job=job_id, of_number=number, of_tallier=tallier_id)
+    known = sql.HOLDINGS_OF.first(connection, job_id=job_id, number=number, tallier_id=tallier_id)
     if known is None:
-        _sql(sql.add_holdings, connection).run(
-            connection, job_id=job_id, number=number, tallier_id=tallier_id, holdings=said
-        )
+        sql.ADD_HOLDINGS.run(connection, job_id=job_id, number=number, tallier_id=tallier_id, holdings=said)
     elif known[0] == said:
         return False
     else:
-        _sql(sql.change_holdings, connection).run(
-            connection, of_job=job_id, of_number=number, of_tallier=tallier_id, new_holdings=said
-        )
+        sql.CHANGE_HOLDINGS.run(connection, job_id=job_id, number=number, tallier_id=tallier_id, holdings=said)
     return True
 
 
@@ -155,7 +148,7 @@ def fix_contributors(connection: Connection, job_id: str, number: int, contribut
     _check_live(row)
     if row.state != "asked":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; contributors are agreed on after agents were asked")
-    return _step(connection, row, sql.agree, new_contributors=json_text(wanted))
+    return _step(connection, row, sql.AGREE, contributors=json_text(wanted))
 
 
 def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int) -> bool:
@@ -170,13 +163,13 @@ def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int
     _check_live(row)
     if row.state != "agreed":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
-    entry = _sql(sql.entry_of, connection).first(connection, of_seq=ledger_seq)
+    entry = sql.ENTRY_OF.first(connection, seq=ledger_seq)
     if entry is None or entry != ("post", f"{job_id}/{number}"):
         raise PrivacyRefusal(
             f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
             f"reservation {job_id}/{number} in the same transaction"
         )
-    return _step(connection, row, sql.post, new_seq=ledger_seq)
+    return _step(connection, row, sql.POST, seq=ledger_seq)
 
 
 def store_release(connection: Connection, job_id: str, number: int, data: bytes) -> bool:
@@ -193,27 +186,27 @@ def store_release(connection: Connection, job_id: str, number: int, data: bytes)
     _check_live(row)
     if row.state != "posted":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
-    _sql(sql.add_release, connection).run(connection, job_id=job_id, number=number, data=data)
-    _step(connection, row, sql.open_round)
+    sql.ADD_RELEASE.run(connection, job_id=job_id, number=number, data=data)
+    _step(connection, row, sql.OPEN_ROUND)
     drop_sums(connection, row.round_digest or "")
     return True
 
 
 def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
     """What was released, or None."""
-    found = _sql(sql.release_of, connection).first(connection, of_job=job_id, of_number=number)
+    found = sql.RELEASE_OF.first(connection, job_id=job_id, number=number)
     return None if found is None else bytes(found[0])
 
 
 def _plan(connection: Connection, row: _Row) -> tuple[str, str] | None:
-    found = _sql(sql.plan_of, connection).first(connection, of_job=row.job_id, of_number=row.number)
+    found = sql.PLAN_OF.first(connection, job_id=row.job_id, number=row.number)
     return None if found is None else (found[0], found[1])
 
 
 def _check_no_twin(connection: Connection, row: _Row, round_digest: str) -> None:
     """Refuse a round that is another one's twin: asked before, or waiting to be."""
-    for make in (sql.twin_asked, sql.twins_planned):
-        for job_id, number in _sql(make, connection).all(connection, digest=round_digest):
+    for twins in (sql.TWIN_ASKED, sql.TWINS_PLANNED):
+        for job_id, number in twins.all(connection, digest=round_digest):
             if (job_id, number) != (row.job_id, row.number):
                 raise PrivacyRefusal(
                     f"{_name(row.job_id, row.number)} would be the same as one of job {job_id!r}: its noise would be "
@@ -239,20 +232,16 @@ class _Row(NamedTuple):
         return None if self.round_digest is None else (self.batch_digest or "", self.round_digest)
 
 
-def _sql(make: Callable[[], ClauseElement], connection: Connection) -> Prepared:
-    return prepared(make, connection.dialect)
-
-
 def _row(connection: Connection, job_id: str, number: int) -> _Row:
-    row = _sql(sql.round_row, connection).first(connection, of_job=job_id, of_number=number)
+    row = sql.ROUND_ROW.first(connection, job_id=job_id, number=number)
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
     return _Row(*row)
 
 
-def _step(connection: Connection, row: _Row, make: Callable[[], ClauseElement], **values: Parameter) -> bool:
+def _step(connection: Connection, row: _Row, step: Prepared, **values: Parameter) -> bool:
     """Change a round only where it still is as it was read; whoever comes second is told."""
-    if _sql(make, connection).run(connection, of_job=row.job_id, of_number=row.number, **values) != 1:
+    if step.run(connection, job_id=row.job_id, number=row.number, **values) != 1:
         raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
     return True
 

@@ -19,24 +19,18 @@ from functools import partial
 
 from sqlalchemy import (
     CheckConstraint,
-    ClauseElement,
     Column,
     Connection,
     Table,
     Text,
-    bindparam,
-    func,
     insert,
-    literal_column,
-    select,
-    update,
 )
 
 from feature_store.clock import Clock
 from feature_store.journal.columns import WHOLE
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import writing
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, remain
 from labeler.errors import ProtocolViolation, Replayed
 from labeler.messages import MAX_SEQUENCE
@@ -65,35 +59,15 @@ for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last"))
     forbid(_table, "rise", on="UPDATE", when=f"NEW.{_column} <= OLD.{_column}", because="sequence numbers only go up")
 
 
-def _highest_of_sender() -> ClauseElement:
-    table = sequences_taken.c
-    # A number without a key was taken when keys were not kept (version 1 of the tables); it counts for every key.
-    either = table.verify_key.in_([bindparam("signed_with"), literal_column("''")])
-    return select(func.max(table.last)).where(table.sender == bindparam("of"), either)
-
-
-def _rise() -> ClauseElement:
-    table = sequences_taken.c
-    of_sender = (table.sender == bindparam("of"), table.verify_key == bindparam("signed_with"))
-    rising = update(sequences_taken).where(*of_sender, table.last < bindparam("number"))
-    return rising.values(last=bindparam("number"))
-
-
-def _first_of_sender() -> ClauseElement:
-    return insert(sequences_taken)
-
-
-def _sent_to() -> ClauseElement:
-    return select(sequences_sent.c.reserved).where(sequences_sent.c.recipient == bindparam("to"))
-
-
-def _first_block() -> ClauseElement:
-    return insert(sequences_sent)
-
-
-def _next_block() -> ClauseElement:
-    this = sequences_sent.c.recipient == bindparam("to")
-    return update(sequences_sent).where(this).values(reserved=bindparam("end"))
+# A number without a key was taken when keys were not kept (version 1 of the tables); it counts for every key.
+_HIGHEST = Prepared("SELECT max(last) FROM sequences_taken WHERE sender = :sender AND verify_key IN (:verify_key, '')")
+_RISE = Prepared(
+    "UPDATE sequences_taken SET last = :last WHERE sender = :sender AND verify_key = :verify_key AND last < :last"
+)
+_ADD = Prepared(insert(sequences_taken))
+_SENT = Prepared("SELECT reserved FROM sequences_sent WHERE recipient = :recipient")
+_FIRST_BLOCK = Prepared(insert(sequences_sent))
+_NEXT_BLOCK = Prepared("UPDATE sequences_sent SET reserved = :reserved WHERE recipient = :recipient")
 
 
 class Sequences:
@@ -112,12 +86,6 @@ class Sequences:
         self._last: dict[str, int] = {}
         self._taken: dict[tuple[str, str], int] = {}
         database.create(sequences_sent, sequences_taken)
-        self._highest = prepared(_highest_of_sender, database.sql_dialect)
-        self._raise = prepared(_rise, database.sql_dialect)
-        self._add = prepared(_first_of_sender, database.sql_dialect)
-        self._sent, self._first_block, self._next_block = (
-            prepared(make, database.sql_dialect) for make in (_sent_to, _first_block, _next_block)
-        )
 
     def next(self, recipient: str, *, connection: Connection | None = None) -> int:
         """A number for the next message to a recipient: above all before it, also after a crash.
@@ -179,13 +147,13 @@ class Sequences:
         """
         _check_number(sequence)
         with writing(self._database, connection) as joined:
-            if self._raise.run(joined, of=sender, signed_with=verify_key, number=sequence) != 1:
+            if _RISE.run(joined, sender=sender, verify_key=verify_key, last=sequence) != 1:
                 _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
-                self._add.run(joined, sender=sender, verify_key=verify_key, last=sequence)
+                _ADD.run(joined, sender=sender, verify_key=verify_key, last=sequence)
             self._database.after_commit(partial(self._remember, sender, verify_key, sequence))
 
     def _highest_taken(self, sender: str, verify_key: str, connection: Connection) -> int:
-        found = self._highest.first(connection, of=sender, signed_with=verify_key)
+        found = _HIGHEST.first(connection, sender=sender, verify_key=verify_key)
         return 0 if found is None or found[0] is None else int(found[0])
 
     def _remember(self, sender: str, verify_key: str, sequence: int) -> None:
@@ -204,13 +172,11 @@ class Sequences:
     def _reserve(self, recipient: str, connection: Connection | None) -> int:
         """Take a block durably; its first number."""
         with writing(self._database, connection) as joined:
-            row = self._sent.first(joined, to=recipient)
+            row = _SENT.first(joined, recipient=recipient)
             begin = max(0 if row is None else int(row[0]), self._block_of_now())
             end = begin + BLOCK
-            if row is None:
-                self._first_block.run(joined, recipient=recipient, reserved=end)
-            else:
-                self._next_block.run(joined, to=recipient, end=end)
+            keep = _FIRST_BLOCK if row is None else _NEXT_BLOCK
+            keep.run(joined, recipient=recipient, reserved=end)
         return begin + 1
 
     def _block_of_now(self) -> int:

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ClauseElement, ColumnElement, Connection, bindparam, insert, literal_column, select, update
+from sqlalchemy import Connection, insert
 
 from feature_store.erasable import ErasableKeys, is_locked_away, lock_away, take_out
 from feature_store.journal.columns import json_text
 from feature_store.journal.database import Database
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
 from feature_store.journal.unused_keys import UnusedKeys
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
@@ -81,86 +81,26 @@ class KeptRound:
         return f"KeptRound({self.opened.round.digest[:12]!r}, agents={len(self.shares)}, <redacted>)"
 
 
-def _stage_of_round() -> ClauseElement:
-    return select(tallier_rounds.c.state).where(tallier_rounds.c.round_digest == bindparam("wanted"))
-
-
-def _open_new_round() -> ClauseElement:
-    is_open: ColumnElement[str] = literal_column("'open'")
-    return insert(tallier_rounds).values(round_digest=bindparam("wanted"), opened=bindparam("what"), state=is_open)
-
-
-def _one_round() -> ClauseElement:
-    return select(tallier_rounds).where(tallier_rounds.c.round_digest == bindparam("wanted"))
-
-
-def _all_rounds() -> ClauseElement:
-    return select(tallier_rounds).order_by(tallier_rounds.c.round_digest)
-
-
-def _stages_not_forgotten() -> ClauseElement:
-    is_kept = tallier_rounds.c.state != literal_column("'forgotten'")
-    return select(tallier_rounds.c.round_digest, tallier_rounds.c.state).where(is_kept)
-
-
-def _rounds_not_forgotten() -> ClauseElement:
-    is_kept = tallier_rounds.c.state != literal_column("'forgotten'")
-    return select(tallier_rounds.c.opened).where(is_kept).order_by(tallier_rounds.c.round_digest)
-
-
-def _shares_of_round() -> ClauseElement:
-    table = tallier_shares.c
-    return select(tallier_shares).where(table.round_digest == bindparam("wanted")).order_by(table.agent_id)
-
-
-def _held_shares() -> ClauseElement:
-    table = tallier_shares.c
-    return select(table.round_digest, table.share).where(table.state == literal_column("'held'"))
-
-
-def _forget_round() -> ClauseElement:
-    forgotten: dict[str, ColumnElement[Any]] = {
-        "state": literal_column("'forgotten'"),
-        "aggregate": literal_column("NULL"),
-    }
-    return update(tallier_rounds).where(tallier_rounds.c.round_digest == bindparam("wanted")).values(**forgotten)
-
-
-def _drop_shares() -> ClauseElement:
-    table = tallier_shares.c
-    is_held = (table.round_digest == bindparam("wanted"), table.state == literal_column("'held'"))
-    dropped: dict[str, ColumnElement[Any]] = {"state": literal_column("'dropped'"), "share": literal_column("NULL")}
-    return update(tallier_shares).where(*is_held).values(**dropped)
-
-
-def _hold_share() -> ClauseElement:
-    is_held: ColumnElement[str] = literal_column("'held'")
-    return insert(tallier_shares).values(
-        round_digest=bindparam("wanted"),
-        agent_id=bindparam("agent"),
-        state=is_held,
-        share=bindparam("locked"),
-        sharing_id=bindparam("split"),
-        fingerprint=bindparam("print"),
-    )
-
-
-def _fix_open_round() -> ClauseElement:
-    table = tallier_rounds.c
-    is_open = (table.round_digest == bindparam("wanted"), table.state == literal_column("'open'"))
-    fixed: ColumnElement[str] = literal_column("'fixed'")
-    return (
-        update(tallier_rounds)
-        .where(*is_open)
-        .values(state=fixed, contributors=bindparam("names"), aggregate=bindparam("locked"))
-    )
-
-
-def _close_held_share() -> ClauseElement:
-    table = tallier_shares.c
-    this = (table.round_digest == bindparam("wanted"), table.agent_id == bindparam("agent"))
-    is_held = table.state == literal_column("'held'")
-    return update(tallier_shares).where(*this, is_held).values(state=bindparam("closed"), share=literal_column("NULL"))
+_THIS = "round_digest = :digest AND agent_id = :agent"
+_STAGE = Prepared("SELECT state FROM tallier_rounds WHERE round_digest = :digest")
+_NEW_ROUND = Prepared("INSERT INTO tallier_rounds (round_digest, opened, state) VALUES (:digest, :opened, 'open')")
+_ONE_ROUND = Prepared("SELECT * FROM tallier_rounds WHERE round_digest = :digest")
+_ALL_ROUNDS = Prepared("SELECT * FROM tallier_rounds ORDER BY round_digest")
+_STAGES_NOT_FORGOTTEN = Prepared("SELECT round_digest, state FROM tallier_rounds WHERE state != 'forgotten'")
+_NOT_FORGOTTEN = Prepared("SELECT opened FROM tallier_rounds WHERE state != 'forgotten' ORDER BY round_digest")
+_SHARES_OF_ROUND = Prepared("SELECT * FROM tallier_shares WHERE round_digest = :digest ORDER BY agent_id")
+_HELD_SHARES = Prepared("SELECT round_digest, share FROM tallier_shares WHERE state = 'held'")
+_STATE_OF_SHARE = Prepared(f"SELECT state FROM tallier_shares WHERE {_THIS}")
+_FORGET_ROUND = Prepared("UPDATE tallier_rounds SET state = 'forgotten', aggregate = NULL WHERE round_digest = :digest")
+_DROP_SHARES = Prepared(
+    "UPDATE tallier_shares SET state = 'dropped', share = NULL WHERE round_digest = :digest AND state = 'held'"
+)
+_NEW_SHARE = Prepared(insert(tallier_shares))
+_FIX_ROUND = Prepared(
+    "UPDATE tallier_rounds SET state = 'fixed', contributors = :names, aggregate = :locked "
+    "WHERE round_digest = :digest AND state = 'open'"
+)
+_CLOSE_SHARE = Prepared(f"UPDATE tallier_shares SET state = :closed, share = NULL WHERE {_THIS} AND state = 'held'")
 
 
 class TallierMemory:
@@ -180,15 +120,11 @@ class TallierMemory:
         database.create(tallier_rounds, tallier_shares)
         self.holds_clear = True
         self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
-        dialect = database.sql_dialect
-        self._seen = prepared(_stage_of_round, dialect)
-        self._new_round, self._new_share = prepared(_open_new_round, dialect), prepared(_hold_share, dialect)
-        self._fix_round, self._close_share = prepared(_fix_open_round, dialect), prepared(_close_held_share, dialect)
 
     def open_rounds(self, *, connection: Connection | None = None) -> list[OpenRound]:
         """Every round that was not forgotten, summed or not."""
         with reading(self._database, connection) as joined:
-            rows = prepared(_rounds_not_forgotten, joined.dialect).all(joined)
+            rows = _NOT_FORGOTTEN.all(joined)
         return [OpenRound.decode(bytes(opened)) for (opened,) in rows]
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
@@ -210,7 +146,7 @@ class TallierMemory:
         """
         with reading(self._database, connection) as joined:
             row = self._round(round_digest, joined)
-            shares = prepared(_shares_of_round, joined.dialect).named(joined, wanted=round_digest)
+            shares = _SHARES_OF_ROUND.named(joined, digest=round_digest)
         return KeptRound(
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
@@ -240,7 +176,7 @@ class TallierMemory:
     def knows(self, round_digest: str) -> bool:
         """Whether a round was ever opened here."""
         with self._database.read() as connection:
-            return self._seen.first(connection, wanted=round_digest) is not None
+            return _STAGE.first(connection, digest=round_digest) is not None
 
     def keep_open(
         self,
@@ -258,11 +194,11 @@ class TallierMemory:
         """
         self._keys.draw_all({_shares_key(digest) for digest in (*opened, *(digest for digest, _ in held))})
         for digest, opening in opened.items():
-            self._new_round.run(connection, wanted=digest, what=opening.encode())
+            _NEW_ROUND.run(connection, digest=digest, opened=opening.encode())
         for (digest, agent), share in held.items():
             locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
-            secret = {"locked": locked, "split": share.sharing_id, "print": share.fingerprint}
-            self._new_share.run(connection, wanted=digest, agent=agent, **secret)
+            secret = {"share": locked, "sharing_id": share.sharing_id, "fingerprint": share.fingerprint}
+            _NEW_SHARE.run(connection, round_digest=digest, agent_id=agent, state="held", **secret)
 
     def fix_open(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
@@ -286,16 +222,16 @@ class TallierMemory:
                 raise InvalidSetting("a sum is over at least one agent, and is not empty")
             locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
             names = json_text(sorted(contributors))
-            if self._fix_round.run(connection, wanted=digest, names=names, locked=locked) != 1:
+            if _FIX_ROUND.run(connection, digest=digest, names=names, locked=locked) != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
             for agent in sorted(contributors):
-                if self._close_share.run(connection, wanted=digest, agent=agent, closed="summed") != 1:
+                if _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="summed") != 1:
                     raise ProtocolViolation(
                         f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree on "
                         "the contributors again"
                     )
             for agent in sorted(others):
-                self._close_share.run(connection, wanted=digest, agent=agent, closed="dropped")
+                _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="dropped")
         if summed:
             # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
             self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
@@ -308,8 +244,8 @@ class TallierMemory:
         """
         with writing(self._database, connection) as joined:
             self._round(round_digest, joined)
-            for make in (_forget_round, _drop_shares):
-                prepared(make, joined.dialect).run(joined, wanted=round_digest)
+            _FORGET_ROUND.run(joined, digest=round_digest)
+            _DROP_SHARES.run(joined, digest=round_digest)
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
@@ -319,8 +255,8 @@ class TallierMemory:
             Digests of the rounds that were given up.
         """
         with self._database.read() as connection:
-            rounds = prepared(_all_rounds, connection.dialect).named(connection)
-            held = prepared(_held_shares, connection.dialect).named(connection)
+            rounds = _ALL_ROUNDS.named(connection)
+            held = _HELD_SHARES.named(connection)
         locked = {one.round_digest for one in held if is_locked_away(bytes(one.share))}
         kept = [*(one.share for one in held), *(row.aggregate for row in rounds if row.aggregate is not None)]
         self.holds_clear = not all(is_locked_away(bytes(data)) for data in kept)
@@ -355,30 +291,20 @@ class TallierMemory:
     def _erase(self, round_digest: str) -> None:
         self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
 
-    def _find(self, round_digest: str, connection: Connection) -> Any:
-        found = prepared(_one_round, connection.dialect).named(connection, wanted=round_digest)
-        return found[0] if found else None
-
     def _round(self, round_digest: str, connection: Connection) -> Any:
-        row = self._find(round_digest, connection)
-        if row is None:
+        found = _ONE_ROUND.named(connection, digest=round_digest)
+        if not found:
             raise NotFound(
                 f"round {round_digest[:12]!r} was never opened at this tallier; the coordinator opens it first"
             )
-        return row
+        return found[0]
 
     def _exclude(self, round_digest: str, agent_id: str, connection: Connection) -> None:
-        this = _this(round_digest, agent_id)
-        known = connection.execute(select(tallier_shares.c.state).where(this)).scalar()
-        if known is None:
+        if _STATE_OF_SHARE.first(connection, digest=round_digest, agent=agent_id) is None:
             row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
             connection.execute(insert(tallier_shares), row)
-        elif known == "held":
-            connection.execute(update(tallier_shares).where(this).values(state="excluded", share=None))
-
-
-def _this(round_digest: str, agent_id: str) -> Any:
-    return (tallier_shares.c.round_digest == round_digest) & (tallier_shares.c.agent_id == agent_id)
+        else:
+            _CLOSE_SHARE.run(connection, digest=round_digest, agent=agent_id, closed="excluded")
 
 
 def _shares_key(round_digest: str) -> str:
@@ -390,8 +316,7 @@ def _sum_key(round_digest: str) -> str:
 
 
 def _needed_keys(connection: Connection) -> list[str]:
-    stages = prepared(_stages_not_forgotten, connection.dialect).all(connection)
-    return [digest + _NEEDED[state] for digest, state in stages]
+    return [digest + _NEEDED[state] for digest, state in _STAGES_NOT_FORGOTTEN.all(connection)]
 
 
 def _of_agent(round_digest: str, agent_id: str) -> str:

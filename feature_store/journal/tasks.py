@@ -18,19 +18,16 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
-    bindparam,
     insert,
     or_,
     select,
-    update,
 )
-from sqlalchemy.sql import ClauseElement
 
 from feature_store.journal.by_ids import ByIds
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.returned_queries import (
     give_back,
     returned_counts,
@@ -78,6 +75,7 @@ task_shares = Table(
 """See feature_store.journal.task_shares."""
 
 _TASKS = ByIds("SELECT digest, body, participants, next_query, created_at, created_by FROM tasks WHERE digest IN {ids}")
+_ADVANCE = Prepared("UPDATE tasks SET next_query = :next_query WHERE digest = :digest")
 _MOST_PARSED = 1024
 
 
@@ -259,7 +257,7 @@ class TaskStore:
                 )
             first, new = take_again(joined, digest, count, next_query=record.next_query) or (record.next_query, count)
             if new:
-                prepared(_advance, joined.dialect).run(joined, of=digest, next_number=record.next_query + new)
+                _ADVANCE.run(joined, digest=digest, next_query=record.next_query + new)
         return first
 
     def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
@@ -279,10 +277,6 @@ class TaskStore:
 def no_such_task(digest: str) -> NotFound:
     """Said of a task that is not there, and in the same words of one that is somebody else's."""
     return NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
-
-
-def _advance() -> ClauseElement:
-    return update(tasks).where(tasks.c.digest == bindparam("of")).values(next_query=bindparam("next_number"))
 
 
 @lru_cache(maxsize=_MOST_PARSED)

@@ -7,16 +7,15 @@ from where the steps before had led. What they add up to must be what the other 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, Table, inspect, select, text
-from sqlalchemy.sql import ClauseElement
+from sqlalchemy import Connection, Table, inspect, select
 
 from feature_store.journal.chain import EMPTY, Head, entry_hash, time_of
 from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_accounts, ledger_entries, ledger_reservations
-from feature_store.journal.prepared import prepared
+from feature_store.journal.prepared import Prepared
 from labeler.errors import JournalBroken
 
 _BATCH = 1000
@@ -60,10 +59,8 @@ def verify_ledger(connection: Connection) -> Head:
     for row in _rows(connection):
         replay.take(row)
     replay.finish()
-    accounts = prepared(_accounts, connection.dialect).all(connection)
-    _compare(accounts, ledger_accounts, "balance of account", replay.account_rows())
-    reservations = prepared(_reservations, connection.dialect).all(connection)
-    _compare(reservations, ledger_reservations, "state of reservation", replay.reservation_rows())
+    _compare(connection, ledger_accounts, "balance of account", replay.account_rows())
+    _compare(connection, ledger_reservations, "state of reservation", replay.reservation_rows())
     return replay.head
 
 
@@ -197,9 +194,9 @@ class _Replay:
 
 
 def _rows(connection: Connection) -> Iterator[Row]:
-    page, start = prepared(_page, connection.dialect), _LOWEST
+    start = _LOWEST
     while True:
-        rows = page.all(connection, start=start, most=_BATCH)
+        rows = _PAGE.all(connection, start=start, most=_BATCH)
         for row in rows:
             yield dict(zip(_COLUMNS, row, strict=True))
         if len(rows) < _BATCH:
@@ -207,25 +204,13 @@ def _rows(connection: Connection) -> Iterator[Row]:
         start = rows[-1][0] + 1
 
 
-def _page() -> ClauseElement:
-    # In words: of a limit the library makes two parameters in SQLite, one of them nameless.
-    return text(f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq >= :start ORDER BY seq LIMIT :most")
+_PAGE = Prepared(f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq >= :start ORDER BY seq LIMIT :most")
 
 
-def _accounts() -> ClauseElement:
-    return select(ledger_accounts)
-
-
-def _reservations() -> ClauseElement:
-    return select(ledger_reservations)
-
-
-def _compare(
-    rows: Iterable[tuple[Any, ...]], table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]
-) -> None:
+def _compare(connection: Connection, table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:
     """Refuse a table whose rows, by its primary key (its first columns), are not what was derived."""
     key = len(table.primary_key)
-    found = {row[:key]: row[key:] for row in rows}
+    found = {tuple(row[:key]): tuple(row[key:]) for row in connection.execute(select(table))}
     for name in sorted(found.keys() | derived.keys()):
         if found.get(name) != derived.get(name):
             raise JournalBroken(

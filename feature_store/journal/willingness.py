@@ -15,28 +15,20 @@ from typing import Any, Literal
 from sqlalchemy import (
     CheckConstraint,
     Column,
-    ColumnElement,
     Connection,
     ForeignKey,
     Table,
     Text,
-    bindparam,
-    func,
     insert,
-    literal_column,
-    select,
-    type_coerce,
-    update,
 )
-from sqlalchemy.sql import ClauseElement
 
 from feature_store.journal.by_ids import ByIds
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Json, Moment, json_text, one_of
 from feature_store.journal.database import Database, metadata
-from feature_store.journal.job_tables import FINISHED, JOB_TABLES, jobs, rounds
+from feature_store.journal.job_tables import FINISHED, JOB_TABLES
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import Parameter, prepared
+from feature_store.journal.prepared import Parameter, Prepared
 from feature_store.journal.rules import remain, stay
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
@@ -69,41 +61,21 @@ remain(job_asked)
 
 ANSWERS = ByIds("SELECT job_id, agent_id, answer, reason, sentence, until FROM job_answers WHERE job_id IN {ids}")
 _ASKED = ByIds("SELECT job_id, agents FROM job_asked WHERE job_id IN {ids}")
-_SAID = ("answer", "reason", "sentence", "until")
 
 
-def _of_agent() -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return job_answers.c.job_id == bindparam("of_job"), job_answers.c.agent_id == bindparam("of_agent")
-
-
-def _answer_of() -> ClauseElement:
-    return select(*(type_coerce(job_answers.c[name], Text) for name in _SAID)).where(*_of_agent())
-
-
-def _add_answer() -> ClauseElement:
-    return insert(job_answers)
-
-
-def _change_answer() -> ClauseElement:
-    news: dict[str, ColumnElement[str]] = {name: bindparam(f"new_{name}", type_=Text) for name in _SAID}
-    return update(job_answers).where(*_of_agent()).values(**news)
-
-
-def _unasked() -> ClauseElement:
-    answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
-    waits = rounds.c.state == literal_column("'waiting'")
-    asked = select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, ~waits).exists()
-    return select(func.count()).where(
-        jobs.c.created_by == bindparam("by"),
-        type_coerce(jobs.c.created_at, Text) >= bindparam("since", type_=Text),
-        jobs.c.state.in_([literal_column(f"'{state}'") for state in sorted(FINISHED)]),
-        answered,
-        ~asked,
-    )
-
-
-def _add_asked() -> ClauseElement:
-    return insert(job_asked)
+_ANSWER_OF = Prepared(
+    "SELECT answer, reason, sentence, until FROM job_answers WHERE job_id = :job_id AND agent_id = :agent_id"
+)
+_ADD_ANSWER = Prepared(insert(job_answers))
+_CHANGE_ANSWER = Prepared(
+    "UPDATE job_answers SET answer = :answer, reason = :reason, sentence = :sentence, until = :until "
+    "WHERE job_id = :job_id AND agent_id = :agent_id"
+)
+_UNASKED = Prepared(f"""
+SELECT count(*) FROM jobs WHERE created_by = :by AND created_at >= :since AND {one_of("state", FINISHED)}
+AND EXISTS (SELECT 1 FROM job_answers WHERE job_answers.job_id = jobs.job_id)
+AND NOT EXISTS (SELECT 1 FROM rounds WHERE rounds.job_id = jobs.job_id AND rounds.state != 'waiting')""")
+_ADD_ASKED = Prepared(insert(job_asked))
 
 
 @dataclass(frozen=True)
@@ -152,14 +124,11 @@ class WillingnessStore:
             "answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until
         }  # fmt: skip
         with writing(self._database, connection) as joined:
-            known = prepared(_answer_of, joined.dialect).first(joined, of_job=job_id, of_agent=agent_id)
-            if known is None:
-                prepared(_add_answer, joined.dialect).run(joined, job_id=job_id, agent_id=agent_id, **values)
-                return True
+            known = _ANSWER_OF.first(joined, job_id=job_id, agent_id=agent_id)
             if known == tuple(values.values()):
                 return False
-            changed = {f"new_{name}": value for name, value in values.items()}
-            prepared(_change_answer, joined.dialect).run(joined, of_job=job_id, of_agent=agent_id, **changed)
+            keep = _ADD_ANSWER if known is None else _CHANGE_ANSWER
+            keep.run(joined, job_id=job_id, agent_id=agent_id, **values)
             return True
 
     def asked(self, job_id: str, *, connection: Connection | None = None) -> tuple[str, ...] | None:
@@ -185,12 +154,12 @@ class WillingnessStore:
             if known is not None and known != tuple(agents):
                 raise PrivacyRefusal(f"whom job {job_id!r} asks is fixed, and their charges with it")
             if known is None:
-                prepared(_add_asked, joined.dialect).run(joined, job_id=job_id, agents=json_text(list(agents)))
+                _ADD_ASKED.run(joined, job_id=job_id, agents=json_text(list(agents)))
 
     def unasked_since(self, token_id: str, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many jobs of a token, submitted since then, got answers of agents and ended before anybody was asked."""
         with reading(self._database, connection) as joined:
-            found = prepared(_unasked, joined.dialect).first(joined, by=token_id, since=time_text(moment))
+            found = _UNASKED.first(joined, by=token_id, since=time_text(moment))
         return 0 if found is None else int(found[0])
 
 
