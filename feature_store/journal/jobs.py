@@ -1,19 +1,18 @@
 """Jobs and their rounds, as the coordinator keeps them: what a restarted process needs to go on.
 
 A job's state is changed by compare-and-set, so that of two who end it one wins and both learn who. A finished job never
-changes again. The steps of a round are described in `rounds`; each may be repeated, and changes nothing then.
+changes again. The steps of a round stand in `rounds`; whoever takes them calls `touch` in the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, case, literal, select, update
 
 from feature_store.clock import Clock
 from feature_store.journal import round_statements as sql
-from feature_store.journal import rounds as steps
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
 from feature_store.journal.database import Database
@@ -36,6 +35,7 @@ from feature_store.journal.job_tables import (
     rounds,
 )
 from feature_store.journal.joining import before, check_limit, reading, writing
+from feature_store.journal.rounds import read_release, set_batches
 from feature_store.journal.willingness import WillingnessStore
 from labeler.errors import IdempotencyMismatch, InvalidSetting, NotFound, NotReady, ProtocolViolation, TryAgain
 
@@ -82,7 +82,7 @@ class JobStore:
             add_job(joined, job, rounds_of_job)
             for one in rounds_of_job:
                 if one.round_digest:
-                    steps.set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
+                    set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
             if idempotency is not None:
                 add_key(joined, idempotency)
             self._changed(job.job_id)
@@ -217,103 +217,10 @@ class JobStore:
             job_id, number = row
             return next(one for one in read_rounds_of(joined, [job_id])[job_id] if one.number == number)
 
-    def set_batches(
-        self, job_id: str, batches: Sequence[tuple[int, str, str]], *, connection: Connection | None = None
-    ) -> None:
-        """Tie rounds to their queries: (number, batch digest, round digest) each, once.
-
-        Raises:
-            PrivacyRefusal: a round has other digests, or its round digest belongs to another round.
-        """
-        self._do(job_id, lambda joined: steps.set_batches(joined, job_id, batches), connection)
-
-    def fix_participants(
-        self, job_id: str, number: int, verify_keys: Mapping[str, str], *, connection: Connection | None = None
-    ) -> None:
-        """Fix whose shares a round takes: agent id -> key they are signed with, once for ever, before anybody is asked.
-
-        Raises:
-            PrivacyRefusal: other agents or keys were fixed before.
-            NotReady: the job is finished.
-        """
-        self._do(job_id, lambda joined: steps.fix_participants(joined, job_id, number, verify_keys), connection)
-
-    def set_asked(self, job_id: str, number: int, *, connection: Connection | None = None) -> None:
-        """Note, before the first question leaves, that it will."""
-        self._do(job_id, lambda joined: steps.set_asked(joined, job_id, number), connection)
-
-    def note_share(self, job_id: str, number: int, *, connection: Connection | None = None) -> None:
-        """Note, before the first share of a round is passed on to a tallier, that it will be.
-
-        Raises:
-            NotReady: the job is finished; its charge may have been given back, so nothing may leave any more.
-        """
-        self._do(job_id, lambda joined: steps.note_share(joined, job_id, number), connection)
-
-    def report_holdings(
-        self,
-        job_id: str,
-        number: int,
-        tallier_id: str,
-        mapping: Mapping[str, str | bytes],
-        *,
-        connection: Connection | None = None,
-    ) -> None:
-        """Keep what a tallier holds: agent id -> sharing id (16 bytes, or in hexadecimal)."""
-        self._do(job_id, lambda joined: steps.report_holdings(joined, job_id, number, tallier_id, mapping), connection)
-
-    def report_refusal(
-        self,
-        job_id: str,
-        number: int,
-        agent_id: str,
-        sentence: str,
-        is_final: bool,
-        *,
-        connection: Connection | None = None,
-    ) -> None:
-        """Keep why an agent does not answer."""
-        self._do(
-            job_id,
-            lambda joined: steps.report_refusal(joined, job_id, number, agent_id, sentence, is_final),
-            connection,
-        )
-
-    def fix_contributors(
-        self, job_id: str, number: int, contributors: Collection[str], *, connection: Connection | None = None
-    ) -> None:
-        """Fix who is summed in a round, once for ever.
-
-        Raises:
-            PrivacyRefusal: other agents were fixed before.
-            NotReady: nobody was asked yet, or the job is finished.
-        """
-        self._do(job_id, lambda joined: steps.fix_contributors(joined, job_id, number, contributors), connection)
-
-    def set_posted(self, job_id: str, number: int, ledger_seq: int, *, connection: Connection | None = None) -> None:
-        """Note the entry of the ledger that posted the round's charge; it must exist in the same journal.
-
-        Raises:
-            PrivacyRefusal: the entry does not post the reservation JOB/NUMBER.
-            NotReady: the contributors are not fixed, or the job is finished.
-        """
-        self._do(job_id, lambda joined: steps.set_posted(joined, job_id, number, ledger_seq), connection)
-
-    def store_release(self, job_id: str, number: int, data: bytes, *, connection: Connection | None = None) -> None:
-        """Store what a round opened, once for ever; the round is then opened and the talliers' sums are dropped.
-
-        To finish the job in the same transaction, call `change` after this.
-
-        Raises:
-            PrivacyRefusal: something else was released before.
-            NotReady: the charge is not posted, or the job is finished.
-        """
-        self._do(job_id, lambda joined: steps.store_release(joined, job_id, number, data), connection)
-
     def release(self, job_id: str, number: int, *, connection: Connection | None = None) -> bytes | None:
         """What a round opened, or None."""
         with reading(self._database, connection) as joined:
-            return steps.read_release(joined, job_id, number)
+            return read_release(joined, job_id, number)
 
     def list(
         self,
@@ -343,11 +250,6 @@ class JobStore:
             query = query.where(jobs.c.created_by == created_by)
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
-
-    def _do(self, job_id: str, step: Callable[[Connection], bool], connection: Connection | None) -> None:
-        with writing(self._database, connection) as joined:
-            if step(joined):
-                self.touch(job_id, connection=joined)
 
     def _changed(self, job_id: str) -> None:
         self._database.changed("job", job_id)

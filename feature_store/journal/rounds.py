@@ -9,7 +9,7 @@ Who contributes is fixed once for ever: sums over two sets of one round differ b
 so whoever saw both could subtract. What is released is fixed once for ever: two answers to one query would be two
 draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
 
-Every step returns True where it changed something. `JobStore` is the door to all of this.
+Every step returns True where it changed something.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from feature_store.driving.sending import Writer
 from feature_store.driving.stepping import Questions
 from feature_store.job_files.questions import named_error
 from feature_store.job_files.releases import release_from_bytes, release_to_bytes
+from feature_store.journal import rounds as steps
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.blank import lay_blank
 from feature_store.journal.charges import Charge
@@ -198,7 +199,7 @@ class RunJournal:
         digests = [
             (number, batch.digest, round_of(order.task, batch).digest) for number, batch in enumerate(order.batches)
         ]
-        jobs.set_batches(job_id, digests, connection=connection)
+        steps.set_batches(connection, job_id, digests)
         jobs.willingness.fix_asked(job_id, order.agents, connection=connection)
         jobs.move(job_id, "collecting", connection=connection)
         for number, batch in enumerate(order.batches):
@@ -208,15 +209,15 @@ class RunJournal:
             self.reserve(job_id, number, charges, connection)
             if known is None:
                 continue
-            jobs.fix_participants(job_id, number, keys, connection=connection)
-            jobs.set_asked(job_id, number, connection=connection)
-            jobs.fix_contributors(job_id, number, known.contributors, connection=connection)
+            steps.fix_participants(connection, job_id, number, keys)
+            steps.set_asked(connection, job_id, number)
+            steps.fix_contributors(connection, job_id, number, known.contributors)
             jobs.move(job_id, "tallying", connection=connection)
             detail = {"job": job_id, "queries": len(batch), "contributors": list(known.contributors)}
             seq = self.ledger.post(reservation_id(job_id, number), detail=detail, connection=connection)
-            jobs.set_posted(job_id, number, seq, connection=connection)
+            steps.set_posted(connection, job_id, number, seq)
             if known.release is not None:
-                jobs.store_release(job_id, number, release_to_bytes(known.release), connection=connection)
+                steps.store_release(connection, job_id, number, release_to_bytes(known.release))
                 jobs.move(job_id, "collecting", connection=connection)
 
     def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:

@@ -32,6 +32,7 @@ from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience
 from labeler.tally import round_of
 from tests.api.conftest import House
+from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer
 
 AGENTS = ("east", "north", "west")
@@ -117,7 +118,7 @@ class Desk:
     def held(self, job: JobView, *agents: str) -> None:
         """Every tallier reports to hold shares of these agents."""
         for tallier in TALLIERS:
-            self.house.jobs.report_holdings(job.job_id, 0, tallier, dict.fromkeys(agents, b"s" * 16))
+            take_step(self.house.jobs, "report_holdings", job.job_id, 0, tallier, dict.fromkeys(agents, b"s" * 16))
 
     def deliver(self, turns: Turns, kind: Kind, sender: str, body: bytes, job: JobView, **header: Any) -> object:
         """What becomes of a message that a party sends, as the mailroom would hand it over."""
@@ -211,7 +212,7 @@ def test_a_round_that_needs_the_agent_says_so_at_once_and_its_charge_stands(desk
     desk.rotate("north")
     desk.held(job)
     for agent in ("east", "west"):
-        desk.house.jobs.report_refusal(job.job_id, 0, agent, "no", True)
+        take_step(desk.house.jobs, "report_refusal", job.job_id, 0, agent, "no", True)
     desk.conductor().advance(job.job_id)
     assert "3 of 3 agents refused or had their keys changed" in desk.problem(job)
     assert desk.house.jobs.get(job.job_id).state == "failed"
@@ -235,9 +236,9 @@ def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: 
     vectors = quantize(np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)]))
     batch = QueryBatch(vectors)
     task = desk.house.tasks.get(job.task_id).task
-    desk.house.jobs.set_batches(job.job_id, [(0, batch.digest, round_of(task, batch).digest)])
+    take_step(desk.house.jobs, "set_batches", job.job_id, [(0, batch.digest, round_of(task, batch).digest)])
     desk.house.begin(job.job_id)
-    desk.house.jobs.set_asked(job.job_id, 0)
+    take_step(desk.house.jobs, "set_asked", job.job_id, 0)
     desk.open(job)
     assert set(desk.round(job).participants) == set(AGENTS)
     assert desk.openings("t1")

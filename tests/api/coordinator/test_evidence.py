@@ -23,6 +23,7 @@ from labeler.evidence.check import differences
 from labeler.evidence.derive import derive
 from labeler.evidence.document import Facts
 from tests.api.conftest import House
+from tests.job_steps import take_step
 
 KEYS = PartyKeys.generate()
 
@@ -46,21 +47,24 @@ def again(house: House, facts: Facts) -> Facts:
 def ask(house: House, record: TaskRecord, view: JobView, *, asked: tuple[str, ...], post: bool = True) -> None:
     """Take a job through its rounds, as the conductor does, with those that said yes."""
     store = house.jobs
-    store.set_batches(
-        view.job_id, [(one.number, f"{one.number:064x}", _digest(view, one.number)) for one in view.rounds]
+    take_step(
+        store,
+        "set_batches",
+        view.job_id,
+        [(one.number, f"{one.number:064x}", _digest(view, one.number)) for one in view.rounds],
     )
     for agent in set(record.participants) - set(asked):
         store.willingness.report(view.job_id, agent, AgentAnswer("declined", "policy-refusal", "k is at most 3 here"))
     house.begin(view.job_id, asked=asked)
     for one in view.rounds:
-        store.set_asked(view.job_id, one.number)
+        take_step(store, "set_asked", view.job_id, one.number)
         if not post:
             continue
-        store.fix_contributors(view.job_id, one.number, asked)
+        take_step(store, "fix_contributors", view.job_id, one.number, asked)
         detail = {"job": view.job_id, "queries": one.queries, "contributors": list(asked)}
         seq = house.ledger.post(f"{view.job_id}/{one.number}", detail=detail)
-        store.set_posted(view.job_id, one.number, seq)
-        store.store_release(view.job_id, one.number, b"the release")
+        take_step(store, "set_posted", view.job_id, one.number, seq)
+        take_step(store, "store_release", view.job_id, one.number, b"the release")
     if post:
         house.clock.turn(minutes=1)
         store.change(view.job_id, "completed", expected={"collecting"})
@@ -130,10 +134,10 @@ def test_a_journal_that_went_on_still_says_what_a_document_said(
     assert [job.state for job in document.facts.tasks[0].jobs] == ["completed", "under way"]
     house.clock.turn(hours=1)
     for one in under_way.rounds:
-        house.jobs.fix_contributors(under_way.job_id, one.number, ("east", "west"))
+        take_step(house.jobs, "fix_contributors", under_way.job_id, one.number, ("east", "west"))
         seq = house.ledger.post(f"{under_way.job_id}/{one.number}", detail={"contributors": ["east", "west"]})
-        house.jobs.set_posted(under_way.job_id, one.number, seq)
-        house.jobs.store_release(under_way.job_id, one.number, b"later")
+        take_step(house.jobs, "set_posted", under_way.job_id, one.number, seq)
+        take_step(house.jobs, "store_release", under_way.job_id, one.number, b"later")
     house.jobs.change(under_way.job_id, "completed", expected={"collecting"})
     ask(house, record, house.submit(record, 3, start=60), asked=("north", "west"))
     assert not differences(document, derive(again(house, document.facts), document.software))
@@ -175,7 +179,7 @@ def test_names_and_words_of_a_requester_are_not_in_it(house: House, record: Task
 def test_a_forgotten_job_keeps_its_charges_and_loses_the_words_of_refusals(house: House, record: TaskRecord) -> None:
     view = house.submit(record, 4)
     ask(house, record, view, asked=("east", "west"), post=False)
-    house.jobs.report_refusal(view.job_id, 0, "east", "our budget is spent", is_final=True)
+    take_step(house.jobs, "report_refusal", view.job_id, 0, "east", "our budget is spent", is_final=True)
     house.jobs.change(view.job_id, "failed", expected={"collecting"})
     before = made(house, Wanted(record.digest)).evidence
     ForgottenJobs(house.database, clock=house.clock).forget(view.job_id, "asked")

@@ -29,6 +29,7 @@ from feature_store.journal.jobs import JobRecord
 from feature_store.journal.verification import verify_ledger
 from labeler.errors import BadData, Gone, NotReady, StorageFull
 from tests.api.conftest import House
+from tests.job_steps import take_step
 
 IMAGES = pa.table({"source": ["a", "b", "c"], "label": pa.array([1, 0, 1], pa.int16())})
 TABLE = pa.table({"query_id": ["a", "b"], "label": pa.array([1, -1], pa.int16())})
@@ -181,10 +182,10 @@ def test_a_job_whose_labels_cannot_be_read_keeps_its_folder_and_holds_up_no_othe
 
 def test_forgetting_drops_what_nobody_needs_and_leaves_the_chain_and_the_charges(house: House, keeper: Keeper) -> None:
     job_id = house.submit(house.task(), 2).job_id
-    house.jobs.set_batches(job_id, [(0, "b" * 64, "d" * 64)])
-    house.jobs.set_asked(job_id, 0)
-    house.jobs.report_holdings(job_id, 0, "t0", {"east": b"s" * 16})
-    house.jobs.report_refusal(job_id, 0, "west", "no", True)
+    take_step(house.jobs, "set_batches", job_id, [(0, "b" * 64, "d" * 64)])
+    take_step(house.jobs, "set_asked", job_id, 0)
+    take_step(house.jobs, "report_holdings", job_id, 0, "t0", {"east": b"s" * 16})
+    take_step(house.jobs, "report_refusal", job_id, 0, "west", "no", True)
     with pytest.raises(NotReady, match="Cancel it first"):
         keeper.forget(job_id)
     submission.cancel(job_id, stores=house.stores)

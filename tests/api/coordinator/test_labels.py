@@ -23,6 +23,7 @@ from labeler.errors import BadData, NotReady
 from labeler.planning import METHOD, price
 from labeler.release import Release
 from tests.api.conftest import FINGERPRINT, House
+from tests.job_steps import take_step
 
 STAMP = JobStamp("job", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {}, False)
 
@@ -54,18 +55,21 @@ def write_questions(
 
 def finish(house: House, record: TaskRecord, view: JobView) -> list[Release]:
     """Take a job through all its rounds, as the conductor does."""
-    house.jobs.set_batches(
-        view.job_id, [(one.number, f"{one.number:064x}", f"{one.number + 9:064x}") for one in view.rounds]
+    take_step(
+        house.jobs,
+        "set_batches",
+        view.job_id,
+        [(one.number, f"{one.number:064x}", f"{one.number + 9:064x}") for one in view.rounds],
     )
     house.begin(view.job_id)
     releases = []
     for one in view.rounds:
-        house.jobs.set_asked(view.job_id, one.number)
-        house.jobs.fix_contributors(view.job_id, one.number, record.participants)
+        take_step(house.jobs, "set_asked", view.job_id, one.number)
+        take_step(house.jobs, "fix_contributors", view.job_id, one.number, record.participants)
         seq = house.ledger.post(f"{view.job_id}/{one.number}")
-        house.jobs.set_posted(view.job_id, one.number, seq)
+        take_step(house.jobs, "set_posted", view.job_id, one.number, seq)
         releases.append(release(one.queries, start=one.number))
-        house.jobs.store_release(view.job_id, one.number, release_to_bytes(releases[-1]))
+        take_step(house.jobs, "store_release", view.job_id, one.number, release_to_bytes(releases[-1]))
     house.jobs.change(view.job_id, "completed", expected={"collecting"})
     return releases
 

@@ -28,6 +28,7 @@ from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, Desk, desk, server  # noqa: F401  # fixtures
+from tests.job_steps import take_step
 
 LATER = Declined("job", Refusal(AwaitingApproval.problem_type, "a person has to approve", False))
 NO = Declined("job", Refusal("policy-refusal", "allow.methods: not this one", True))
@@ -357,9 +358,9 @@ def test_a_job_of_an_earlier_version_keeps_its_reservations(house: House) -> Non
 
 def test_what_was_asked_without_being_divided_is_paid_for(house: House) -> None:
     job = house.submit(house.task(), 2)
-    house.jobs.set_batches(job.job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", job.job_id, [(0, "1" * 64, "2" * 64)])
     house.jobs.change(job.job_id, "collecting", expected=["queued"])
-    house.jobs.set_asked(job.job_id, 0)
+    take_step(house.jobs, "set_asked", job.job_id, 0)
     record = house.jobs.get(job.job_id)
     house.stores.settlement.end(record, "failed", None)
     assert house.ledger.state(f"{job.job_id}/proposed") == "posted"
@@ -372,7 +373,7 @@ def test_a_failed_round_waits_for_nobody(speaking: Desk) -> None:
     conductor.advance(job.job_id)
     assert [one.reason for one in seen(speaking, job).waiting_for] == ["share"] * 3
     for agent in AGENTS:
-        speaking.house.jobs.report_refusal(job.job_id, 0, agent, "lost", True)
+        take_step(speaking.house.jobs, "report_refusal", job.job_id, 0, agent, "lost", True)
     conductor.advance(job.job_id)
     view = seen(speaking, job)
     assert (view.state, view.rounds[0].state, view.rounds[0].waiting_for) == ("failed", "given-up", ())

@@ -12,6 +12,7 @@ from api.schema import JobView
 from feature_store.journal.tasks import TaskRecord
 from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
 from tests.api.conftest import House
+from tests.job_steps import take_step
 
 KEYS = {"north": "0" * 64}
 
@@ -31,13 +32,13 @@ def plan(house: House, view: JobView, word: str = "same") -> None:
         (one.number, f"{word} {one.first_query} {one.num_queries}", f"round {word} {one.first_query} {one.num_queries}")
         for one in house.jobs.rounds(view.job_id)
     ]
-    house.jobs.set_batches(view.job_id, batches)
+    take_step(house.jobs, "set_batches", view.job_id, batches)
     house.jobs.change(view.job_id, "collecting", expected={"queued"})
 
 
 def ask(house: House, view: JobView, number: int) -> None:
-    house.jobs.fix_participants(view.job_id, number, KEYS)
-    house.jobs.set_asked(view.job_id, number)
+    take_step(house.jobs, "fix_participants", view.job_id, number, KEYS)
+    take_step(house.jobs, "set_asked", view.job_id, number)
 
 
 def cancel(house: House, view: JobView) -> None:
@@ -93,9 +94,9 @@ def test_the_same_questions_can_be_asked_in_the_place_where_they_were_only_plann
 def test_two_rounds_that_live_are_never_twins(house: House) -> None:
     task = house.task(max_queries=20)
     one, other = house.submit(task, 5), house.submit(task, 5)
-    house.jobs.set_batches(one.job_id, [(0, "b", "r")])
+    take_step(house.jobs, "set_batches", one.job_id, [(0, "b", "r")])
     with pytest.raises(PrivacyRefusal, match="its noise would be the same again"):
-        house.jobs.set_batches(other.job_id, [(0, "b", "r")])
+        take_step(house.jobs, "set_batches", other.job_id, [(0, "b", "r")])
 
 
 def test_a_task_that_is_asked_at_once_can_be_asked_again_as_a_whole(house: House) -> None:

@@ -16,6 +16,7 @@ from api.schema import JobView
 from feature_store.journal.willingness import AgentAnswer
 from labeler.errors import Unavailable
 from tests.api.conftest import House
+from tests.job_steps import take_step
 
 
 def looked(house: House, job_ids: Collection[str]) -> dict[str, Unseen]:
@@ -46,19 +47,19 @@ def test_every_change_of_a_job_is_seen_and_nothing_is_read_twice(house: House) -
         house.jobs.willingness.report(job_id, "east", AgentAnswer("declined", "x", "no"), connection=connection)
         house.jobs.touch(job_id, connection=connection)
     check(2)
-    house.jobs.set_batches(job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", job_id, [(0, "1" * 64, "2" * 64)])
     check(3)
     house.begin(job_id)
     check(4)
-    house.jobs.set_asked(job_id, 0)
+    take_step(house.jobs, "set_asked", job_id, 0)
     check(5)
-    house.jobs.fix_contributors(job_id, 0, ["east"])
+    take_step(house.jobs, "fix_contributors", job_id, 0, ["east"])
     check(6)
     with house.database.write() as connection:
         seq = house.ledger.post(f"{job_id}/0", connection=connection)
-        house.jobs.set_posted(job_id, 0, seq, connection=connection)
+        take_step(house.jobs, "set_posted", job_id, 0, seq, connection=connection)
     check(7)
-    house.jobs.store_release(job_id, 0, b"release")
+    take_step(house.jobs, "store_release", job_id, 0, b"release")
     house.jobs.change(job_id, "completed", expected=["collecting"])
     check(8)
 
@@ -114,7 +115,7 @@ def test_a_job_that_somebody_looks_at_is_read_anew_when_it_changes_until_it_has_
     seen.refresh()
     assert read == [[looked_at], [submitted]]
     for job_id in (looked_at, submitted, other):
-        house.jobs.set_batches(job_id, [(0, job_id[-1] * 64, job_id[-2:] * 32)])
+        take_step(house.jobs, "set_batches", job_id, [(0, job_id[-1] * 64, job_id[-2:] * 32)])
     assert seen.at_once(looked_at) is seen.at_once(submitted) is None, "what was is not shown while it is read"
     seen.refresh()
     assert read[2:] == [sorted([looked_at, submitted])], "one read for both, and none of what nobody looks at"

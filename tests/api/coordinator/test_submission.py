@@ -33,6 +33,7 @@ from labeler.errors import (
     Unavailable,
 )
 from tests.api.conftest import FINGERPRINT, House
+from tests.job_steps import take_step
 
 READER = Reader("tok-1", "requester")
 
@@ -357,14 +358,14 @@ def test_cancelling_before_anybody_was_asked_gives_everything_back(house: House)
 def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> None:
     record = house.task(max_queries=5000)
     view = house.submit(record, 5000)
-    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64), (1, "3" * 64, "4" * 64)])
+    take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64), (1, "3" * 64, "4" * 64)])
     house.begin(view.job_id)
-    house.jobs.set_asked(view.job_id, 0)
+    take_step(house.jobs, "set_asked", view.job_id, 0)
     seen = submission.read_job(view.job_id, stores=house.stores)
     assert seen.stage == "batch 1 of 2: waiting for 3 of 3 agents: east, north, west"
-    house.jobs.report_refusal(view.job_id, 0, "north", "the policy of this site does not allow it", True)
+    take_step(house.jobs, "report_refusal", view.job_id, 0, "north", "the policy of this site does not allow it", True)
     for tallier in ("t0", "t1", "t2"):
-        house.jobs.report_holdings(view.job_id, 0, tallier, {"east": "ab" * 16})
+        take_step(house.jobs, "report_holdings", view.job_id, 0, tallier, {"east": "ab" * 16})
     seen = submission.read_job(view.job_id, stores=house.stores)
     assert seen.stage == "batch 1 of 2: waiting for 1 of 3 agents: west; refused: north"
     assert seen.rounds[0].answered == ("east",)
@@ -381,13 +382,15 @@ def test_a_round_that_everybody_refused_is_given_back_only_where_no_share_was_ev
 ) -> None:
     """An agent may answer, be asked again under another policy, and refuse: its refusal is no proof."""
     view = house.submit(house.task(), 5)
-    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64)])
     house.begin(view.job_id)
-    house.jobs.set_asked(view.job_id, 0)
+    take_step(house.jobs, "set_asked", view.job_id, 0)
     if has_left:
-        house.jobs.note_share(view.job_id, 0)
+        take_step(house.jobs, "note_share", view.job_id, 0)
     for agent in ("east", "north", "west"):
-        house.jobs.report_refusal(view.job_id, 0, agent, "the policy of this site does not allow it", True)
+        take_step(
+            house.jobs, "report_refusal", view.job_id, 0, agent, "the policy of this site does not allow it", True
+        )
     submission.cancel(view.job_id, stores=house.stores)
     assert house.ledger.state(f"{view.job_id}/0") == ("posted" if has_left else "void")
 
@@ -395,12 +398,12 @@ def test_a_round_that_everybody_refused_is_given_back_only_where_no_share_was_ev
 def test_no_share_is_noted_of_a_job_that_has_ended(house: House) -> None:
     """Whether it was noted first or the job ended first, the two agree on whether something left."""
     view = house.submit(house.task(), 5)
-    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64)])
     house.begin(view.job_id)
-    house.jobs.set_asked(view.job_id, 0)
+    take_step(house.jobs, "set_asked", view.job_id, 0)
     submission.cancel(view.job_id, stores=house.stores)
     with pytest.raises(NotReady, match="take no further step"):
-        house.jobs.note_share(view.job_id, 0)
+        take_step(house.jobs, "note_share", view.job_id, 0)
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:

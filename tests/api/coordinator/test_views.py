@@ -11,6 +11,7 @@ from feature_store.journal.job_records import RoundCharge, RoundRecord
 from labeler.errors import LabelerError, QuorumNotReached
 from labeler.rounds.coordinator import MAX_REASON_CHARACTERS, printable
 from tests.api.conftest import House
+from tests.job_steps import take_step
 
 
 def test_words_of_another_party_are_shown_on_one_line_bounded_and_harmless() -> None:
@@ -23,10 +24,10 @@ def test_words_of_another_party_are_shown_on_one_line_bounded_and_harmless() -> 
 
 def test_a_refusal_in_a_job_is_shown_that_way(house: House) -> None:
     view = house.submit(house.task(), 5)
-    house.jobs.set_batches(view.job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64)])
     house.jobs.change(view.job_id, "collecting", expected={"queued"})
-    house.jobs.set_asked(view.job_id, 0)
-    house.jobs.report_refusal(view.job_id, 0, "north", "no\x1b[2J " + "x" * 1900, True)
+    take_step(house.jobs, "set_asked", view.job_id, 0)
+    take_step(house.jobs, "report_refusal", view.job_id, 0, "north", "no\x1b[2J " + "x" * 1900, True)
     shown = submission.read_job(view.job_id, stores=house.stores).rounds[0].refused["north"]
     assert shown.startswith("no?[2J xxx")
     assert len(shown) == MAX_REASON_CHARACTERS
@@ -43,9 +44,9 @@ def test_a_job_names_the_entries_of_its_charge_however_it_ended(house: House) ->
     waiting = house.submit(house.task(), 5)
     reserved = [one for one in house.ledger.entries(limit=1000) if one.reservation_id == f"{waiting.job_id}/proposed"]
     assert (waiting.ledger_seq, waiting.ledger) == (None, f"reserved by entry {reserved[0].seq}")
-    house.jobs.set_batches(waiting.job_id, [(0, "1" * 64, "2" * 64)])
+    take_step(house.jobs, "set_batches", waiting.job_id, [(0, "1" * 64, "2" * 64)])
     house.begin(waiting.job_id)
-    house.jobs.set_asked(waiting.job_id, 0)
+    take_step(house.jobs, "set_asked", waiting.job_id, 0)
     failed = _end(house, waiting.job_id, QuorumNotReached("too few agents answered"))
     posted = [one.seq for one in house.ledger.entries(limit=1000) if one.kind == "post"]
     assert (failed.state, failed.ledger_seq) == ("failed", posted[0])

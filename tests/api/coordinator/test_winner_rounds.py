@@ -23,6 +23,7 @@ from labeler.messages.shares import winner_to_bytes
 from labeler.winner import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
+from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer
 
 QUERIES = 2
@@ -97,7 +98,7 @@ def test_a_watcher_reads_what_talliers_do_and_why_it_takes_long(desk: Desk, job:
         return submission.read_job(job.job_id, stores=house.stores).stage
 
     assert "talliers are finding the winners of 3 agents' votes" in stage()
-    house.jobs.report_refusal(job.job_id, 0, "t1", "tallier 0 has left in the middle of the job", False)
+    take_step(house.jobs, "report_refusal", job.job_id, 0, "t1", "tallier 0 has left in the middle of the job", False)
     assert "not at the first attempt, see what t1 said" in stage()
 
 
@@ -124,7 +125,15 @@ def test_a_tallier_that_answers_differently_voids_the_round_and_is_named(desk: D
 def test_what_a_tallier_says_can_never_be_computed_ends_the_job_with_its_sentence(desk: Desk, job: JobView) -> None:
     conductor = desk.conductor()
     conductor.advance(job.job_id)
-    desk.house.jobs.report_refusal(job.job_id, 0, TALLIERS[2], "the ballots of 1 agents do not sum: 'west'", True)
+    take_step(
+        desk.house.jobs,
+        "report_refusal",
+        job.job_id,
+        0,
+        TALLIERS[2],
+        "the ballots of 1 agents do not sum: 'west'",
+        True,
+    )
     conductor.advance(job.job_id)
     assert "t2 says: the ballots of 1 agents do not sum: 'west'" in desk.problem(job)
 

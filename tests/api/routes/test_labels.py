@@ -27,6 +27,7 @@ from feature_store.job_files.releases import release_to_bytes
 from feature_store.quantize import quantize
 from labeler.release import Release
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, Service
+from tests.job_steps import take_step
 
 Features = list[list[float]]
 
@@ -57,14 +58,14 @@ def complete(service: Service, job_id: str, features: Features) -> None:
     service.agree(job_id)
     until(lambda: jobs.rounds(job_id)[0].state == "asked")
     for tallier in TALLIERS:
-        jobs.report_holdings(job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))
+        take_step(jobs, "report_holdings", job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))
     coordinator.conductor.wake(job_id)
     until(lambda: jobs.rounds(job_id)[0].state == "posted")
     votes = np.full((count, len(CLASSES)), -1.25)
     votes[np.arange(count), np.arange(count) % 3] = 40.5
     labels = votes.argmax(axis=1).astype(np.int16)
     release = Release("histogram", labels, votes, frozenset(AGENTS), is_seeded=False)
-    jobs.store_release(job_id, 0, release_to_bytes(release))
+    take_step(jobs, "store_release", job_id, 0, release_to_bytes(release))
     jobs.change(job_id, "completed", expected=("collecting", "tallying"))
 
 

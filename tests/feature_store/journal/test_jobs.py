@@ -35,6 +35,7 @@ from labeler.errors import (
 )
 from labeler.task import Task
 from tests.feature_store.journal.conftest import Clock, Place, refuses
+from tests.job_steps import take_step
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TASK = Task(name="t", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=100, agents=2)
@@ -75,7 +76,7 @@ def sums(database: Database) -> AggregateStore:
 def job(store: JobStore, ledger: Ledger) -> JobRecord:
     """A job whose rounds have their queries and their reservations."""
     added = store.add(a_job(), rounds_for(a_job()), idempotency=None)
-    store.set_batches("job", [(0, digest("1"), digest("a")), (1, digest("2"), digest("b"))])
+    take_step(store, "set_batches", "job", [(0, digest("1"), digest("a")), (1, digest("2"), digest("b"))])
     for number in (0, 1):
         ledger.reserve(f"job/{number}", [Charge("federation", "instance", 1)])
     return added
@@ -84,13 +85,13 @@ def job(store: JobStore, ledger: Ledger) -> JobRecord:
 def post(store: JobStore, ledger: Ledger, database: Database, number: int = 0) -> int:
     with database.write() as connection:
         seq = ledger.post(f"job/{number}", connection=connection)
-        store.set_posted("job", number, seq, connection=connection)
+        take_step(store, "set_posted", "job", number, seq, connection=connection)
     return seq
 
 
 def to_posted(store: JobStore, ledger: Ledger, database: Database, number: int = 0) -> int:
-    store.set_asked("job", number)
-    store.fix_contributors("job", number, ["alice", "bob"])
+    take_step(store, "set_asked", "job", number)
+    take_step(store, "fix_contributors", "job", number, ["alice", "bob"])
     return post(store, ledger, database, number)
 
 
@@ -113,7 +114,7 @@ def test_what_is_not_there_is_not_found(store: JobStore) -> None:
     for ask in (
         lambda: store.get("none"),
         lambda: store.round_of(digest("f")),
-        lambda: store.set_asked("none", 0),
+        lambda: take_step(store, "set_asked", "none", 0),
         lambda: store.change("none", "failed", expected=UNFINISHED),
     ):
         with pytest.raises(NotFound):
@@ -206,7 +207,7 @@ def test_a_finished_job_never_changes(store: JobStore, job: JobRecord, database:
     for state in get_args(JobState):
         assert store.change("job", state, expected=get_args(JobState), problem={"new": 1}) == finished
     store.touch("job")
-    store.report_refusal("job", 0, "alice", "late", is_final=True)
+    take_step(store, "report_refusal", "job", 0, "alice", "late", is_final=True)
     assert store.get("job") == finished
     for column in ("state = 'queued'", "version = version + 1", "problem = '{}'"):
         with pytest.raises(IntegrityError), database.write() as connection:
@@ -261,15 +262,17 @@ def test_a_round_goes_through_all_its_steps_and_each_twice_equals_once(
 
     def steps() -> list[Callable[[], object]]:
         return [
-            lambda: store.set_batches("job", [(0, digest("1"), digest("a")), (1, digest("2"), digest("b"))]),
-            lambda: store.fix_participants("job", 0, {"alice": digest("8"), "bob": digest("9")}),
-            lambda: store.set_asked("job", 0),
-            lambda: store.report_holdings("job", 0, "t0", {"alice": ALICE}),
-            lambda: store.report_refusal("job", 0, "bob", "no", is_final=False),
-            lambda: store.fix_contributors("job", 0, ["bob", "alice"]),
+            lambda: take_step(
+                store, "set_batches", "job", [(0, digest("1"), digest("a")), (1, digest("2"), digest("b"))]
+            ),
+            lambda: take_step(store, "fix_participants", "job", 0, {"alice": digest("8"), "bob": digest("9")}),
+            lambda: take_step(store, "set_asked", "job", 0),
+            lambda: take_step(store, "report_holdings", "job", 0, "t0", {"alice": ALICE}),
+            lambda: take_step(store, "report_refusal", "job", 0, "bob", "no", is_final=False),
+            lambda: take_step(store, "fix_contributors", "job", 0, ["bob", "alice"]),
             lambda: post(store, ledger, database),
             lambda: sums.put(digest("a"), "t0", b"sum"),
-            lambda: store.store_release("job", 0, b"release"),
+            lambda: take_step(store, "store_release", "job", 0, b"release"),
         ]
 
     for step in steps():
@@ -300,34 +303,34 @@ def test_a_step_before_its_time_is_refused(
     fresh = a_job("fresh")
     store.add(fresh, rounds_for(fresh), idempotency=None)
     with pytest.raises(NotReady, match="no queries"):
-        store.set_asked("fresh", 0)
+        take_step(store, "set_asked", "fresh", 0)
     for step in (
-        lambda: store.fix_contributors("job", 0, ["alice"]),
-        lambda: store.set_posted("job", 0, 1),
-        lambda: store.store_release("job", 0, b"r"),
+        lambda: take_step(store, "fix_contributors", "job", 0, ["alice"]),
+        lambda: take_step(store, "set_posted", "job", 0, 1),
+        lambda: take_step(store, "store_release", "job", 0, b"r"),
         lambda: sums.put(digest("a"), "t0", b"sum"),
     ):
         with pytest.raises(NotReady):
             step()
-    store.set_asked("job", 0)
+    take_step(store, "set_asked", "job", 0)
     with pytest.raises(NotReady, match="after its contributors"):
-        store.set_posted("job", 0, 1)
-    store.fix_contributors("job", 0, ["alice"])
+        take_step(store, "set_posted", "job", 0, 1)
+    take_step(store, "fix_contributors", "job", 0, ["alice"])
     with pytest.raises(NotReady, match="charge is posted"):
-        store.store_release("job", 0, b"r")
+        take_step(store, "store_release", "job", 0, b"r")
     assert store.release("job", 0) is None
 
 
 def test_a_round_is_made_of_one_batch_for_ever(store: JobStore, job: JobRecord) -> None:
     for other in ((digest("1"), digest("c")), (digest("9"), digest("a"))):
         with pytest.raises(PrivacyRefusal, match="other queries"):
-            store.set_batches("job", [(0, *other)])
+            take_step(store, "set_batches", "job", [(0, *other)])
     second = a_job("second")
     store.add(second, rounds_for(second), idempotency=None)
     with pytest.raises(PrivacyRefusal, match="same as one of job 'job'"):
-        store.set_batches("second", [(0, digest("1"), digest("a"))])
+        take_step(store, "set_batches", "second", [(0, digest("1"), digest("a"))])
     with pytest.raises(PrivacyRefusal):
-        store.set_batches("second", [(0, digest("7"), digest("7")), (1, digest("7"), digest("7"))])
+        take_step(store, "set_batches", "second", [(0, digest("7"), digest("7")), (1, digest("7"), digest("7"))])
     assert store.rounds("second")[0].round_digest == ""
 
 
@@ -335,29 +338,29 @@ def test_the_keys_of_a_round_are_fixed_once_and_the_database_itself_keeps_them(
     store: JobStore, job: JobRecord, database: Database
 ) -> None:
     keys = {"alice": digest("8"), "bob": digest("9")}
-    store.fix_participants("job", 0, keys)
+    take_step(store, "fix_participants", "job", 0, keys)
     for other in (keys | {"bob": digest("7")}, {"alice": digest("8")}, keys | {"carol": digest("6")}):
         with pytest.raises(PrivacyRefusal, match="fixed"):
-            store.fix_participants("job", 0, other)
+            take_step(store, "fix_participants", "job", 0, other)
     for statement in ("UPDATE round_participants SET verify_keys = '{}'", "DELETE FROM round_participants"):
         with pytest.raises(IntegrityError), database.write() as connection:
             connection.exec_driver_sql(statement)
     assert [one.participants for one in store.rounds("job")] == [keys, {}]
     for none in ({}, {"alice": ""}):
         with pytest.raises(InvalidSetting):
-            store.fix_participants("job", 1, none)
+            take_step(store, "fix_participants", "job", 1, none)
     store.change("job", "cancelled", expected=UNFINISHED)
     with pytest.raises(NotReady):
-        store.fix_participants("job", 1, keys)
+        take_step(store, "fix_participants", "job", 1, keys)
 
 
 def test_contributors_are_fixed_once_whoever_asks_first(store: JobStore, job: JobRecord) -> None:
-    store.set_asked("job", 0)
+    take_step(store, "set_asked", "job", 0)
     sets = [["alice"], ["bob"], ["alice", "bob"]] * 4
 
     def fix(names: list[str]) -> str:
         try:
-            store.fix_contributors("job", 0, names)
+            take_step(store, "fix_contributors", "job", 0, names)
         except PrivacyRefusal:
             return "refused"
         return ",".join(names)
@@ -371,29 +374,29 @@ def test_contributors_are_fixed_once_whoever_asks_first(store: JobStore, job: Jo
 
 @pytest.mark.parametrize("names", [[], ["alice", "alice"]])
 def test_contributors_are_at_least_one_each_once(store: JobStore, job: JobRecord, names: list[str]) -> None:
-    store.set_asked("job", 0)
+    take_step(store, "set_asked", "job", 0)
     with pytest.raises(InvalidSetting):
-        store.fix_contributors("job", 0, names)
+        take_step(store, "fix_contributors", "job", 0, names)
 
 
 def test_a_round_is_posted_only_by_the_entry_that_posts_its_charge(
     store: JobStore, job: JobRecord, ledger: Ledger, database: Database
 ) -> None:
-    store.set_asked("job", 0)
-    store.fix_contributors("job", 0, ["alice", "bob"])
+    take_step(store, "set_asked", "job", 0)
+    take_step(store, "fix_contributors", "job", 0, ["alice", "bob"])
     other = ledger.post("job/1")
     for seq in (0, 1, other, 10**6):
         with pytest.raises(PrivacyRefusal, match="does not post"):
-            store.set_posted("job", 0, seq)
+            take_step(store, "set_posted", "job", 0, seq)
         with pytest.raises(IntegrityError), database.write() as connection:
             connection.execute(text(f"UPDATE rounds SET state = 'posted', ledger_seq = {seq} WHERE number = 0"))
     with suppress(KeyError), database.write() as connection:
-        store.set_posted("job", 0, ledger.post("job/0", connection=connection), connection=connection)
+        take_step(store, "set_posted", "job", 0, ledger.post("job/0", connection=connection), connection=connection)
         raise KeyError
     assert (store.rounds("job")[0].state, ledger.state("job/0")) == ("agreed", "reserved")
     seq = post(store, ledger, database)
     with pytest.raises(ProtocolViolation, match=f"entry {seq}"):
-        store.set_posted("job", 0, other)
+        take_step(store, "set_posted", "job", 0, other)
 
 
 def test_a_release_is_stored_once_and_ends_the_job_in_the_same_transaction(
@@ -401,17 +404,17 @@ def test_a_release_is_stored_once_and_ends_the_job_in_the_same_transaction(
 ) -> None:
     to_posted(store, ledger, database)
     with suppress(KeyError), database.write() as connection:
-        store.store_release("job", 0, b"first", connection=connection)
+        take_step(store, "store_release", "job", 0, b"first", connection=connection)
         store.change("job", "completed", expected=UNFINISHED, connection=connection)
         raise KeyError
     assert (store.get("job").state, store.release("job", 0)) == ("queued", None)
     with database.write() as connection:
-        store.store_release("job", 0, b"first", connection=connection)
+        take_step(store, "store_release", "job", 0, b"first", connection=connection)
         done = store.change("job", "completed", expected=UNFINISHED, connection=connection)
     assert done.state == "completed"
-    store.store_release("job", 0, b"first")
+    take_step(store, "store_release", "job", 0, b"first")
     with pytest.raises(PrivacyRefusal, match="opened once") as refusal:
-        store.store_release("job", 0, b"second")
+        take_step(store, "store_release", "job", 0, b"second")
     assert "first" not in str(refusal.value)
     assert "second answer" in str(refusal.value)
     assert store.release("job", 0) == b"first"
@@ -424,7 +427,7 @@ def test_of_many_releases_at_once_one_is_stored(
 
     def release(number: int) -> bytes | None:
         try:
-            store.store_release("job", 0, b"%d" % number)
+            take_step(store, "store_release", "job", 0, b"%d" % number)
         except PrivacyRefusal:
             return None
         return b"%d" % number
@@ -437,21 +440,21 @@ def test_of_many_releases_at_once_one_is_stored(
 def test_rounds_of_a_finished_job_take_no_step(
     store: JobStore, job: JobRecord, ledger: Ledger, database: Database, sums: AggregateStore
 ) -> None:
-    store.set_asked("job", 0)
-    store.fix_contributors("job", 0, ["alice", "bob"])
+    take_step(store, "set_asked", "job", 0)
+    take_step(store, "fix_contributors", "job", 0, ["alice", "bob"])
     with database.write() as connection:
         ledger.void("job/1", NothingLeft("job/1", "never-asked"), connection=connection)
         store.change("job", "cancelled", expected=UNFINISHED, connection=connection)
     with pytest.raises(NotReady, match="cancelled"):
-        store.set_asked("job", 1)
+        take_step(store, "set_asked", "job", 1)
     seq = ledger.post("job/0")
     with pytest.raises(NotReady, match="cancelled"):
-        store.set_posted("job", 0, seq)
+        take_step(store, "set_posted", "job", 0, seq)
     with pytest.raises(NotReady):
         sums.put(digest("a"), "t0", b"sum")
-    store.fix_contributors("job", 0, ["alice", "bob"])
+    take_step(store, "fix_contributors", "job", 0, ["alice", "bob"])
     with pytest.raises(PrivacyRefusal):
-        store.fix_contributors("job", 0, ["alice"])
+        take_step(store, "fix_contributors", "job", 0, ["alice"])
 
 
 def test_a_release_is_refused_after_the_job_was_cancelled(
@@ -460,7 +463,7 @@ def test_a_release_is_refused_after_the_job_was_cancelled(
     to_posted(store, ledger, database)
     store.change("job", "cancelled", expected=UNFINISHED)
     with pytest.raises(NotReady, match="cancelled"):
-        store.store_release("job", 0, b"r")
+        take_step(store, "store_release", "job", 0, b"r")
     assert store.release("job", 0) is None
 
 
@@ -506,7 +509,7 @@ def test_the_database_itself_keeps_a_release(
     store: JobStore, job: JobRecord, ledger: Ledger, database: Database
 ) -> None:
     to_posted(store, ledger, database)
-    store.store_release("job", 0, b"r")
+    take_step(store, "store_release", "job", 0, b"r")
     refuses(database, *NO_RELEASE_MAY)
     if database.dialect == "sqlite":
         refuses(database, "INSERT OR REPLACE INTO releases VALUES ('job', 0, x'00')")
@@ -514,15 +517,15 @@ def test_the_database_itself_keeps_a_release(
 
 
 def test_the_latest_report_of_a_tallier_counts(store: JobStore, job: JobRecord) -> None:
-    store.set_asked("job", 0)
+    take_step(store, "set_asked", "job", 0)
     version = store.get("job").version
-    store.report_holdings("job", 0, "t0", {"alice": bytes.fromhex(ALICE), "bob": "0b" * 16})
-    store.report_holdings("job", 0, "t1", {})
-    store.report_holdings("job", 0, "t0", {"alice": ALICE})
+    take_step(store, "report_holdings", "job", 0, "t0", {"alice": bytes.fromhex(ALICE), "bob": "0b" * 16})
+    take_step(store, "report_holdings", "job", 0, "t1", {})
+    take_step(store, "report_holdings", "job", 0, "t0", {"alice": ALICE})
     assert store.rounds("job")[0].holdings == {"t0": {"alice": ALICE}, "t1": {}}
     assert store.get("job").version == version + 3
     with pytest.raises(ProtocolViolation):
-        store.report_holdings("job", 0, "t0", {"alice": "short"})
+        take_step(store, "report_holdings", "job", 0, "t0", {"alice": "short"})
 
 
 def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
@@ -532,12 +535,12 @@ def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
     refused = replace(a_job("refused"), state="refused", problem={"detail": 'a "quoted"\nreason, ä'}, num_queries=0)
     store.add(refused, [], idempotency=None)
     forgotten.forget("refused", "asked")
-    store.fix_participants("job", 0, {"alice": "11" * 32, "bob": "22" * 32})
-    store.set_asked("job", 0)
-    store.note_share("job", 0)
-    store.report_holdings("job", 0, "tallier-1", {"alice": ALICE})
-    store.report_refusal("job", 0, "bob", 'no, because "β"', True)
-    store.fix_contributors("job", 0, ["alice"])
+    take_step(store, "fix_participants", "job", 0, {"alice": "11" * 32, "bob": "22" * 32})
+    take_step(store, "set_asked", "job", 0)
+    take_step(store, "note_share", "job", 0)
+    take_step(store, "report_holdings", "job", 0, "tallier-1", {"alice": ALICE})
+    take_step(store, "report_refusal", "job", 0, "bob", 'no, because "β"', True)
+    take_step(store, "fix_contributors", "job", 0, ["alice"])
     post(store, ledger, database)
     with database.write() as connection:
         said = AgentAnswer("declined", "budget", "nothing left")
@@ -558,10 +561,10 @@ def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
 
 
 def test_a_final_refusal_is_not_taken_back_by_one_that_passes(store: JobStore, job: JobRecord) -> None:
-    store.report_refusal("job", 0, "alice", "a person has to approve", is_final=False)
+    take_step(store, "report_refusal", "job", 0, "alice", "a person has to approve", is_final=False)
     assert store.rounds("job")[0].final_refusals == frozenset()
-    store.report_refusal("job", 0, "alice", "over budget", is_final=True)
-    store.report_refusal("job", 0, "alice", "a person has to approve", is_final=False)
+    take_step(store, "report_refusal", "job", 0, "alice", "over budget", is_final=True)
+    take_step(store, "report_refusal", "job", 0, "alice", "a person has to approve", is_final=False)
     one = store.rounds("job")[0]
     assert (one.refusals, one.final_refusals) == ({"alice": "over budget"}, {"alice"})
     assert store.rounds("job")[1].refusals == {}
@@ -581,7 +584,7 @@ def test_a_talliers_sum_is_fixed_by_the_first_that_arrives_and_stays_known_when_
         sums.put(digest("a"), "t0", b"sum 9")
     assert "sum 0" not in str(refusal.value)
     assert "sum 9" not in str(refusal.value)
-    store.store_release("job", 0, b"release")
+    take_step(store, "store_release", "job", 0, b"release")
     assert sums.of(digest("a")) == {}
     sums.put(digest("a"), "t0", b"sum 0")
     assert sums.of(digest("a")) == {}

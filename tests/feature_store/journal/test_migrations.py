@@ -35,6 +35,7 @@ from feature_store.journal.sequences import Sequences
 from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, PrivacyRefusal, Replayed, Unavailable
 from tests.homes import VERSIONS, KeptHome, unpack, unpack_dump
+from tests.job_steps import take_step
 from tests.postgres_server import PostgresServer
 from tests.warm_python import WarmProgram
 
@@ -250,7 +251,7 @@ def test_the_half_finished_job_of_a_kept_home_can_be_completed(kept: KeptHome) -
         before = accounts(ledger)
         [of_it] = jobs.rounds(kept.half_done)
         assert (of_it.state, of_it.contributors) == ("posted", ("agent-1", "agent-2", "agent-3"))
-        jobs.store_release(kept.half_done, of_it.number, b"what was opened")
+        take_step(jobs, "store_release", kept.half_done, of_it.number, b"what was opened")
         assert [one.state for one in jobs.rounds(kept.half_done)] == ["opened"]
         assert jobs.release(kept.half_done, of_it.number) == b"what was opened"
         assert accounts(ledger) == before == kept.facts["coordinator"]["accounts"]
@@ -471,7 +472,7 @@ def test_a_journal_in_postgresql_is_upgraded_once_its_operator_names_a_dump_of_i
                     assert connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() == rows
         if role == "coordinator":
             jobs = JobStore(database, clock=now)
-            jobs.store_release(home.half_done, 0, b"what was opened")
+            take_step(jobs, "store_release", home.half_done, 0, b"what was opened")
             assert jobs.rounds(home.half_done)[0].has_shares
         else:
             AgentMemory(database, ledger)
