@@ -50,6 +50,7 @@ vote, a share, a private label or a private feature.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -58,67 +59,55 @@ class LabelerError(Exception):
     """The root: catch it to catch everything raised on purpose.
 
     Attributes:
-        problem_type: stable slug, the `type` of an RFC 9457 problem document.
+        problem_type: the `type` of an RFC 9457 problem document: the name of the class of this module that it is, or
+            that it descends from, in words with hyphens. Stable, so these names are.
         exit_code: what a command line ends with (1 failed, 2 wrong usage, 75 try again).
     """
 
     problem_type: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            cls.problem_type = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+
 
 class InvalidSetting(LabelerError, ValueError):
     """A setting is outside its bounds."""
 
-    problem_type = "invalid-setting"
     exit_code = 2
 
 
 class InvalidTask(InvalidSetting):
     """A task file or a task message is malformed."""
 
-    problem_type = "invalid-task"
-
 
 class UnsafeGrid(InvalidSetting):
     """The noise grid is too coarse for the sum of shares to be a discrete Gaussian."""
-
-    problem_type = "unsafe-grid"
 
 
 class TooLarge(InvalidSetting):
     """A message, file or image is larger than is taken."""
 
-    problem_type = "too-large"
-
 
 class IdempotencyMismatch(InvalidSetting):
     """An idempotency key came again with another request."""
-
-    problem_type = "idempotency-mismatch"
 
 
 class BadData(LabelerError):
     """A file is not what it should be."""
 
-    problem_type = "bad-data"
-
 
 class DamagedShard(BadData):
     """The bytes of a shard do not match its manifest."""
-
-    problem_type = "damaged-shard"
 
 
 class MixedShards(BadData):
     """Shards that must agree on classes, backbone or dimension do not."""
 
-    problem_type = "mixed-shards"
-
 
 class UnreadableImage(BadData):
     """A file that should hold an image does not."""
-
-    problem_type = "unreadable-image"
 
 
 class IdenticalImages(BadData):
@@ -129,8 +118,6 @@ class IdenticalImages(BadData):
             message says how many there are, and no name.
     """
 
-    problem_type = "identical-images"
-
     def __init__(self, message: str, *, groups: Sequence[tuple[tuple[str, ...], str]] = ()) -> None:
         super().__init__(message)
         self.groups = tuple(groups)
@@ -139,25 +126,17 @@ class IdenticalImages(BadData):
 class JournalBroken(BadData):
     """The journal was edited or damaged: its chain of hashes does not hold."""
 
-    problem_type = "journal-broken"
-
 
 class JournalBehind(BadData):
     """The journal is older than what was already known of it, so charges are missing from it."""
-
-    problem_type = "journal-behind"
 
 
 class UnsafeStorage(BadData):
     """The storage does not keep what it says it keeps, so a charge could be lost."""
 
-    problem_type = "unsafe-storage"
-
 
 class PrivacyRefusal(LabelerError):
     """Going on would void or exceed a stated guarantee."""
-
-    problem_type = "privacy-refusal"
 
 
 class BudgetExceeded(PrivacyRefusal):
@@ -171,8 +150,6 @@ class BudgetExceeded(PrivacyRefusal):
         cap: nano-units of mu^2.
         last_spenders: (reservation id, nano-units) of the last charges, oldest first.
     """
-
-    problem_type = "budget-exceeded"
 
     def __init__(
         self,
@@ -197,161 +174,108 @@ class BudgetExceeded(PrivacyRefusal):
 class PolicyRefusal(PrivacyRefusal):
     """The policy of the site that owns the records does not allow it."""
 
-    problem_type = "policy-refusal"
-
 
 class UnsafeIndex(PrivacyRefusal):
     """The index depends on private data beyond the records themselves."""
-
-    problem_type = "unsafe-index"
 
 
 class ProtocolViolation(LabelerError):
     """A message breaks the rules of the round."""
 
-    problem_type = "protocol-violation"
-
 
 class WrongDigest(ProtocolViolation):
     """A message belongs to another task, batch or round."""
-
-    problem_type = "wrong-digest"
 
 
 class WrongVersion(ProtocolViolation):
     """A message is written in another version of the wire format than is read here."""
 
-    problem_type = "wrong-version"
-
 
 class DuplicateAgent(ProtocolViolation):
     """One agent sent two different contributions to one round."""
-
-    problem_type = "duplicate-agent"
 
 
 class LateShare(ProtocolViolation):
     """A share came after the sum of its round was made."""
 
-    problem_type = "late-share"
-
 
 class Forged(ProtocolViolation):
     """The signature or the seal of a message does not hold."""
-
-    problem_type = "forged"
 
 
 class Replayed(ProtocolViolation):
     """A message with this or a later sequence number was taken from its sender before."""
 
-    problem_type = "replayed"
-
 
 class NotEnrolled(ProtocolViolation):
     """The sender is unknown, or its key was revoked."""
-
-    problem_type = "not-enrolled"
 
 
 class AccessRefused(LabelerError):
     """Who asks may not have it."""
 
-    problem_type = "access-refused"
-
 
 class NotAuthenticated(AccessRefused):
     """There is no token, or it is not known."""
-
-    problem_type = "not-authenticated"
 
 
 class NotAllowed(AccessRefused):
     """The role of the token does not reach this far."""
 
-    problem_type = "not-allowed"
-
 
 class NotFound(LabelerError):
     """There is nothing of that name."""
-
-    problem_type = "not-found"
 
 
 class Gone(NotFound):
     """It was there, and was deleted for good."""
 
-    problem_type = "gone"
-
 
 class JobNotCompleted(LabelerError):
     """A job of a service ended without labels: failed, refused, cancelled or expired."""
-
-    problem_type = "job-not-completed"
 
 
 class NotReady(LabelerError):
     """It exists, and is not in the state in which this can be done."""
 
-    problem_type = "not-ready"
-
 
 class TryAgain(LabelerError):
     """Nothing is wrong with the request; later it may go through."""
 
-    problem_type = "try-again"
     exit_code = 75
 
 
 class Interrupted(TryAgain):
     """The user stopped the work; the same command continues it."""
 
-    problem_type = "interrupted"
-
 
 class QuorumNotReached(TryAgain):
     """Too few agents answered, so nothing was opened."""
-
-    problem_type = "quorum-not-reached"
 
 
 class OutputInUse(TryAgain):
     """Another process is working in the output folder."""
 
-    problem_type = "output-in-use"
-
 
 class JournalInUse(TryAgain):
     """Another process holds the journal."""
-
-    problem_type = "journal-in-use"
 
 
 class AwaitingApproval(TryAgain):
     """A person at the site has to approve the task first."""
 
-    problem_type = "awaiting-approval"
-
 
 class SiteStopped(TryAgain):
     """The people of a site have stopped their agent from answering anything new, until they let it go on."""
-
-    problem_type = "site-stopped"
 
 
 class RateLimited(TryAgain):
     """Too many requests came with one token."""
 
-    problem_type = "rate-limited"
-
 
 class Unavailable(TryAgain):
     """A part of the service cannot be reached now."""
 
-    problem_type = "unavailable"
-
 
 class StorageFull(Unavailable):
     """There is no room left to keep it; once there is, the same request goes through."""
-
-    problem_type = "storage-full"

@@ -20,8 +20,6 @@ from labeler.release import agree_on_winners, open_histogram
 from labeler.rounds import winner_line
 from labeler.rounds.coordinator import step
 from labeler.rounds.effects import (
-    SENDS,
-    STORES,
     Admitted,
     AskForTurn,
     BodiesMade,
@@ -38,6 +36,8 @@ from labeler.rounds.effects import (
     QuestionsPrepared,
     Refuse,
     Relay,
+    Send,
+    Store,
     TurnFailed,
     TurnGranted,
     WaitUntil,
@@ -114,14 +114,14 @@ class Stepper:
             for effect in effects:
                 if isinstance(effect, Refuse):
                     return effect.error
-                if isinstance(effect, STORES):
+                if isinstance(effect, Store):
                     plan.stores.setdefault(job_id, []).append(effect)
                 elif isinstance(effect, Relay) and incoming is not None:
                     columns = _columns(run.task)
                     one = run.round_with(incoming.message.header.round_digest)
                     self._relays.check(incoming.message, one.num_queries if one is not None else 0, columns)
                     plan.relays.append(incoming)
-                elif isinstance(effect, SENDS):
+                elif isinstance(effect, Send):
                     plan.sends.append((job_id, effect))
                 else:
                     found = self._compute(job_id, effect, plan)

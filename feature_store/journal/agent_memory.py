@@ -38,7 +38,7 @@ from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep, stay
 from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
 from labeler.task import Task, parse_task
@@ -67,11 +67,7 @@ answered_rounds = Table(
     CheckConstraint("num_queries >= 1", name="queries"),
     sqlite_strict=True,
 )
-stay(
-    answered_rounds,
-    ("round_digest", "shard_version", "reservation_id", "ledger_seq", "num_queries", "task_digest", "recipients"),
-)
-remain(answered_rounds)
+keep(answered_rounds)
 forbid(
     answered_rounds,
     "paid",

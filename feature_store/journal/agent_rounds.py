@@ -38,7 +38,7 @@ from feature_store.journal.columns import Moment, check_moment, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading
 from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep
 from feature_store.journal.unused_keys import UnusedKeys
 from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
@@ -54,8 +54,7 @@ agent_rounds = Table(
     CheckConstraint("(state = 'stored') = (answer IS NOT NULL)", name="stored"),
     sqlite_strict=True,
 )
-stay(agent_rounds, ("round_digest", "kept_until"))
-remain(agent_rounds)
+keep(agent_rounds, but=("state", "answer"))
 forbid(
     agent_rounds,
     "once",

@@ -21,7 +21,7 @@ from feature_store.journal.joining import writing
 from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.promises import promised_rounds, proposal_answers
-from feature_store.journal.rules import remain, stay
+from feature_store.journal.rules import keep
 from labeler.errors import InvalidSetting
 from labeler.task import Task, parse_task
 
@@ -33,8 +33,7 @@ answered_tasks = Table(
     Column("first_at", Moment, nullable=False),
     sqlite_strict=True,
 )
-stay(answered_tasks, ("digest", "body", "first_at"))
-remain(answered_tasks)
+keep(answered_tasks)
 
 
 _TASK_OF = Prepared("SELECT digest FROM answered_tasks WHERE digest = :digest")

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, Table, Text, func, insert, select
 from feature_store.journal.columns import Moment, check_moment
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.rules import remain, stay
+from feature_store.journal.rules import keep
 from labeler.errors import InvalidSetting
 
 MAX_NAMES = 20
@@ -26,8 +26,7 @@ asked_by = Table(
     Column("first_at", Moment, nullable=False),
     sqlite_strict=True,
 )
-stay(asked_by, ("task_digest", "requester", "first_at"))
-remain(asked_by)
+keep(asked_by)
 
 
 class AskedBy:

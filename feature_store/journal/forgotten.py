@@ -30,7 +30,7 @@ from feature_store.journal.job_tables import (
     rounds,
 )
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep
 from labeler.errors import NotFound, NotReady
 
 Because = Literal["asked", "age"]
@@ -44,8 +44,7 @@ forgotten_jobs = Table(
     CheckConstraint(one_of("because", ("asked", "age")), name="because"),
     sqlite_strict=True,
 )
-stay(forgotten_jobs, ("job_id", "at", "because"))
-remain(forgotten_jobs)
+keep(forgotten_jobs)
 forbid(
     forgotten_jobs,
     "ended",

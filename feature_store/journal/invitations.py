@@ -20,7 +20,7 @@ from feature_store.journal.columns import WHOLE, Moment, check_moment, now_utc, 
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.parties import Role
-from feature_store.journal.rules import forbid, remain, set_once, stay
+from feature_store.journal.rules import forbid, keep, set_once
 from labeler.invitation import token_digest
 
 _SECRET_BYTES = 32
@@ -49,21 +49,7 @@ invitations = Table(
     CheckConstraint("used_at IS NULL OR withdrawn_at IS NULL", name="one_end"),
     sqlite_strict=True,
 )
-stay(
-    invitations,
-    (
-        "invitation_id",
-        "party_id",
-        "role",
-        "tallier",
-        "is_rotation",
-        "token_digest",
-        "created_by",
-        "created_at",
-        "expires_at",
-    ),
-)
-remain(invitations)
+keep(invitations, but=("withdrawn_at", "used_at", "verify_key", "seal_key"))
 forbid(
     invitations,
     "once",

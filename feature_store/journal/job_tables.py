@@ -30,7 +30,7 @@ from sqlalchemy import (
 from feature_store.journal.columns import WHOLE, Json, Moment, one_of
 from feature_store.journal.database import metadata
 from feature_store.journal.ledger_tables import LEDGER_TABLES
-from feature_store.journal.rules import forbid, remain, set_once, stay
+from feature_store.journal.rules import forbid, keep, set_once
 from feature_store.journal.tasks import tasks
 from labeler.jobs import FINISHED as FINISHED
 from labeler.jobs import JobState, RoundState
@@ -65,8 +65,7 @@ jobs = Table(
     Index(None, "state"),
     sqlite_strict=True,
 )
-stay(jobs, ("job_id", "task_digest", "num_queries", "first_query", "created_at", "expires_at", "created_by"))
-remain(jobs)
+keep(jobs, but=("name", "state", "images", "strategy", "count", "seed", "source", "updated_at", "problem", "version"))
 forbid(jobs, "end", on="UPDATE", when=one_of("OLD.state", FINISHED), because="a finished job never changes")
 
 idempotency_keys = Table(
@@ -78,8 +77,7 @@ idempotency_keys = Table(
     Column("job_id", Text, ForeignKey("jobs.job_id"), nullable=False),
     sqlite_strict=True,
 )
-stay(idempotency_keys, ("token_id", "key", "body_digest", "job_id"))
-remain(idempotency_keys)
+keep(idempotency_keys)
 
 rounds = Table(
     "rounds",
@@ -108,8 +106,7 @@ def _place(state: str) -> str:
     return "CASE " + state + "".join(f" WHEN '{one}' THEN {at}" for at, one in enumerate(ROUND_STATES)) + " END"
 
 
-stay(rounds, ("job_id", "number", "first_query", "num_queries"))
-remain(rounds)
+keep(rounds, but=("state", "batch_digest", "round_digest", "contributors", "ledger_seq"))
 forbid(
     rounds,
     "once",
@@ -162,8 +159,7 @@ planned_batches = Table(
 )
 """What a round that waits will ask; it becomes the round's own, for good, in the step that asks. So of a job that ends
 before, no digest is used up, and the same questions can be asked again in the same place."""
-stay(planned_batches, ("job_id", "number", "batch_digest", "round_digest"))
-remain(planned_batches)
+keep(planned_batches)
 
 round_participants = Table(
     "round_participants",
@@ -174,8 +170,7 @@ round_participants = Table(
     ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
     sqlite_strict=True,
 )
-stay(round_participants, ("job_id", "number", "verify_keys"))
-remain(round_participants)
+keep(round_participants)
 
 round_shares = Table(
     "round_shares",
@@ -185,8 +180,7 @@ round_shares = Table(
     ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
     sqlite_strict=True,
 )
-stay(round_shares, ("job_id", "number"))
-remain(round_shares)
+keep(round_shares)
 
 round_holdings = Table(
     "round_holdings",
@@ -221,8 +215,7 @@ releases = Table(
     ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
     sqlite_strict=True,
 )
-stay(releases, ("job_id", "number", "data"))
-remain(releases)
+keep(releases)
 forbid(
     releases,
     "paid",
@@ -241,8 +234,7 @@ aggregate_shares = Table(
     Column("data_digest", Text, nullable=False),
     sqlite_strict=True,
 )
-stay(aggregate_shares, ("round_digest", "tallier_id", "data_digest"))
-remain(aggregate_shares)
+keep(aggregate_shares, but=("data",))
 forbid(
     aggregate_shares,
     "dropped",

@@ -32,7 +32,7 @@ from feature_store.journal.columns import WHOLE
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep
 from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
@@ -44,8 +44,7 @@ life_spends = Table(
     CheckConstraint("spent >= 0", name="spent"),
     sqlite_strict=True,
 )
-stay(life_spends, ("digest",))
-remain(life_spends)
+keep(life_spends, but=("spent",))
 forbid(life_spends, "grow", on="UPDATE", when="NEW.spent < OLD.spent", because="what a record has spent only grows")
 
 life_rounds = Table(
@@ -56,8 +55,7 @@ life_rounds = Table(
     Column("site_key", Text, nullable=False),
     sqlite_strict=True,
 )
-stay(life_rounds, ("seq", "round_digest", "site_key"))
-remain(life_rounds)
+keep(life_rounds)
 
 life_aside = Table(
     "life_aside",
@@ -67,8 +65,7 @@ life_aside = Table(
     CheckConstraint("nano >= 1", name="nano"),
     sqlite_strict=True,
 )
-stay(life_aside, ("account",))
-remain(life_aside)
+keep(life_aside, but=("nano",))
 forbid(life_aside, "grow", on="UPDATE", when="NEW.nano < OLD.nano", because="what was promised is not taken back")
 
 life_closed = Table(
@@ -77,8 +74,7 @@ life_closed = Table(
     Column("reason", Text, primary_key=True),
     sqlite_strict=True,
 )
-stay(life_closed, ("reason",))
-remain(life_closed)
+keep(life_closed)
 
 LIFE_TABLES = (life_spends, life_rounds, life_aside, life_closed)
 

@@ -35,7 +35,7 @@ from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, jso
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
 from labeler.messages import COORDINATOR
 from labeler.tally import MAX_TALLIERS
@@ -71,8 +71,7 @@ parties = Table(
     ),
     sqlite_strict=True,
 )
-stay(parties, ("party_id", "role", "tallier", "enrolled_at"))
-remain(parties)
+keep(parties, but=("verify_key", "seal_key", "state", "last_contact", "facts", "journal_seq", "journal_hash"))
 forbid(
     parties,
     "witness",
@@ -89,8 +88,7 @@ party_keys = Table(
     sqlite_strict=True,
 )
 """Every key that was ever enrolled."""
-stay(party_keys, ("key", "party_id"))
-remain(party_keys)
+keep(party_keys)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 

@@ -40,7 +40,7 @@ from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import remain, stay
+from feature_store.journal.rules import keep
 from labeler.budget import NothingLeft
 from labeler.task import Level
 
@@ -56,8 +56,7 @@ proposal_answers = Table(
     CheckConstraint(one_of("answer", ("willing", "declined")), name="answer"),
     sqlite_strict=True,
 )
-stay(proposal_answers, ("digest", "job_id", "task_digest", "answer", "answered_at"))
-remain(proposal_answers)
+keep(proposal_answers, but=("until",))
 
 promised_rounds = Table(
     "promised_rounds",
@@ -70,8 +69,7 @@ promised_rounds = Table(
     CheckConstraint("num_queries >= 1", name="queries"),
     sqlite_strict=True,
 )
-stay(promised_rounds, ("reservation_id", "digest", "task_digest", "num_queries", "amounts"))
-remain(promised_rounds)
+keep(promised_rounds)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ can say what to do next, and once more by a trigger here, where no defect of a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from sqlalchemy import DDL, Table, event
@@ -76,6 +76,12 @@ def stay(table: Table, columns: Iterable[str]) -> None:
         when=" OR ".join(f"NEW.{column} IS DISTINCT FROM OLD.{column}" for column in columns),
         because=f"what was written to {table.name} stays",
     )
+
+
+def keep(table: Table, *, but: Collection[str] = ()) -> None:
+    """Rows of this table are never deleted, and never change except in the columns `but`."""
+    stay(table, [column.name for column in table.columns if column.name not in but])
+    remain(table)
 
 
 def set_once(column: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import CheckConstraint, Column, ForeignKey, LargeBinary, Table, 
 
 from feature_store.journal.columns import Json, one_of
 from feature_store.journal.database import metadata
-from feature_store.journal.rules import forbid, remain, set_once, stay
+from feature_store.journal.rules import forbid, keep, remain, set_once, stay
 
 tallier_rounds = Table(
     "tallier_rounds",
@@ -26,8 +26,7 @@ tallier_rounds = Table(
     CheckConstraint("state <> 'forgotten' OR aggregate IS NULL", name="forgotten"),
     sqlite_strict=True,
 )
-stay(tallier_rounds, ("round_digest", "opened"))
-remain(tallier_rounds)
+keep(tallier_rounds, but=("state", "contributors", "aggregate"))
 forbid(
     tallier_rounds,
     "once",

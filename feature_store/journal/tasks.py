@@ -35,7 +35,7 @@ from feature_store.journal.returned_queries import (
     returned_ranges,
     take_again,
 )
-from feature_store.journal.rules import forbid, remain, stay
+from feature_store.journal.rules import forbid, keep
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.task import Task, parse_task
 
@@ -53,8 +53,7 @@ tasks = Table(
     Index(None, "created_at", "digest"),
     sqlite_strict=True,
 )
-stay(tasks, ("digest", "body", "participants", "max_queries", "created_at", "created_by"))
-remain(tasks)
+keep(tasks, but=("next_query",))
 forbid(
     tasks,
     "advance",

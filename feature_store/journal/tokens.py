@@ -20,7 +20,7 @@ from feature_store.clock import Clock
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
 from feature_store.journal.database import Database, metadata
 from feature_store.journal.joining import reading, writing
-from feature_store.journal.rules import forbid, remain, set_once, stay
+from feature_store.journal.rules import forbid, keep, set_once
 from labeler.errors import InvalidSetting, NotFound
 
 Role = Literal["admin", "requester", "viewer"]
@@ -45,8 +45,7 @@ tokens = Table(
     CheckConstraint(one_of("role", ROLES), name="role"),
     sqlite_strict=True,
 )
-stay(tokens, ("token_id", "name", "role", "secret_digest", "created_at"))
-remain(tokens)
+keep(tokens, but=("revoked_at",))
 forbid(tokens, "revoked", on="UPDATE", when=set_once("revoked_at"), because="a revoked token stays revoked")
 
 _SHOWN = (tokens.c.token_id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)

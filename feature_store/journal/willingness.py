@@ -29,7 +29,7 @@ from feature_store.journal.database import Database, metadata
 from feature_store.journal.job_tables import FINISHED, JOB_TABLES
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Parameter, Prepared
-from feature_store.journal.rules import remain, stay
+from feature_store.journal.rules import keep, stay
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
 Answer = Literal["willing", "declined", "later"]
@@ -56,8 +56,7 @@ job_asked = Table(
     Column("agents", Json, nullable=False),
     sqlite_strict=True,
 )
-stay(job_asked, ("job_id", "agents"))
-remain(job_asked)
+keep(job_asked)
 
 ANSWERS = ByIds("SELECT job_id, agent_id, answer, reason, sentence, until FROM job_answers WHERE job_id IN {ids}")
 _ASKED = ByIds("SELECT job_id, agents FROM job_asked WHERE job_id IN {ids}")

@@ -515,20 +515,3 @@ class WaitUntil:
 
 Compute = Enter | Prepare | MakeBodies | PutTogether | AskForTurn
 Effect = Store | Send | Compute | TurnFailed | Leave | Refuse | WaitUntil
-
-STORES = (
-    StoreBatches,
-    StoreSaid,
-    Divide,
-    Begin,
-    StoreShareNote,
-    StoreHoldings,
-    StoreRefusal,
-    FixContributors,
-    Post,
-    StoreSum,
-    StoreRelease,
-    Complete,
-    End,
-)
-SENDS = (SendProposals, SendWithdrawn, OpenAt, SendAsks, Relay, AskForSums, TellSettled, Tell)

@@ -169,7 +169,7 @@ def of(found: list[fx.Effect], *kinds: type[Any]) -> list[Any]:
 
 
 def names(found: list[fx.Effect]) -> list[str]:
-    return [type(one).__name__ for one in found if isinstance(one, fx.STORES)]
+    return [type(one).__name__ for one in found if isinstance(one, fx.Store)]
 
 
 def refusal(found: list[fx.Effect]) -> LabelerError:

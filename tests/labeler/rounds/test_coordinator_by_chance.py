@@ -139,8 +139,8 @@ class Coordinator(RuleBasedStateMachine):
             if any(isinstance(effect, fx.Refuse) for effect in effects):
                 assert effects == (effects[0],), "nothing counts of what is refused"
                 return
-            stores += [effect for effect in effects if isinstance(effect, fx.STORES)]
-            sends += [effect for effect in effects if isinstance(effect, fx.SENDS)]
+            stores += [effect for effect in effects if isinstance(effect, fx.Store)]
+            sends += [effect for effect in effects if isinstance(effect, fx.Send)]
             for effect in effects:
                 waiting += self.computed(run, effect)
         if dies == "before the commit":
