@@ -61,11 +61,7 @@ def job_pixels_refusal(images: int, pixels: int, most: int) -> str:
 
 
 class EmbedBoard:
-    """The requests of one coordinator's home; every method may be called by any process at any time.
-
-    Args:
-        home: the coordinator's.
-    """
+    """The requests of one coordinator's home; every method may be called by any process at any time."""
 
     def __init__(self, home: Path) -> None:
         self._folder = home / _FOLDER

@@ -104,9 +104,6 @@ def load_image(
     """Read, decode and prepare one image.
 
     Args:
-        images: the source.
-        index: which.
-        transform: of the backbone.
         digester: makes the digest by which equal images are found; none where None.
         keep_thumbnail: whether to make a picture for reports; of public images only.
     """
@@ -130,7 +127,6 @@ def appended_batches(
     """Add batch after batch; gives the writer's position whenever more of them survives a crash.
 
     Args:
-        writer, records, batches: see `append_batch`.
         aside: in a thread of its own, what has come meanwhile at once: a device need not wait for a disk.
     """
     if not aside:
@@ -253,7 +249,6 @@ def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None
 
     Args:
         writer: its position is that of the batch.
-        records: labels and people of the source.
         batch: what follows next in the source.
     """
     images, items = records.images, batch.items

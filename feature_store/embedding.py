@@ -116,7 +116,6 @@ def embed_source(
 
     Args:
         source: an ImageSource, or what `open_source` opens.
-        backbone: see feature_store.backbones.load_backbone.
         out: folder of the shard.
         classes: the PUBLIC class list, in label order. Labels of the source are matched by name. Without it the
             source's own names are taken: right only if they are public, the same for all parties, and complete.

@@ -17,7 +17,6 @@ def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> pa.Tabl
     """The table in a file, with the metadata of its schema.
 
     Args:
-        path: of the file.
         columns: only these, in this order; all where absent.
 
     Raises:

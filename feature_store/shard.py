@@ -76,7 +76,6 @@ class Shard:
         """Open a shard.
 
         Args:
-            path: its folder.
             verify: read every file once and compare checksums; without it only names, sizes, types and shapes
                 are checked, which is fast and enough for a shard this process has verified before.
 

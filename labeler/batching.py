@@ -64,7 +64,6 @@ def batch_queries_of(task: Task, dimension: int | None) -> int:
     winners are found, rounds take turns, and a large one would keep others waiting.
 
     Args:
-        task: what is asked.
         dimension: numbers of one feature; None where it is not known before the images are embedded.
     """
     if dimension is None or task.release == "winner":
@@ -107,7 +106,6 @@ def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level,
     agent refuses for itself what a coordinator would.
 
     Args:
-        task: what is asked.
         queries: in this round.
         answered: queries of the task that the payer was charged for before.
 

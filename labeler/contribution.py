@@ -41,7 +41,6 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
 
     Args:
         ballots: counts of votes, shape (num_queries, num_classes); grid units where the method does not count.
-        task: the task.
 
     Raises:
         InvalidSetting: the array is not int64 of that shape, or has more queries than the task.
@@ -85,7 +84,6 @@ def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 
     Args:
         ballots: int64 counts that `check_ballots` accepts.
-        task: the task.
 
     Returns:
         The counts; the same array where nothing is clipped.
@@ -98,7 +96,6 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 
     Args:
         ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).
-        task: the task.
     """
     if task.ballot_radius is None:
         return clip_ballots(ballots, task) * np.int64(task.scale)
@@ -122,7 +119,6 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
 
     Args:
         ballots: int64 counts, shape (num_queries, num_classes); see `check_ballots`.
-        task: the task.
         source: the agent's secret source for this batch.
 
     Returns:
@@ -152,9 +148,7 @@ def input_shares(
 
     Args:
         ballots: int64 counts, shape (num_queries, num_classes).
-        task: the task.
         round: the round; it must be of this task.
-        agent_id: who contributes.
         source: the agent's secret source for this round, at its beginning.
 
     Raises:

@@ -80,7 +80,6 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
     """What a job of a task can be expected to get right.
 
     Args:
-        task: what all parties agree on.
         queries: how many are asked; the task's max_queries when None.
         records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent when None.
     """

@@ -267,7 +267,6 @@ def price(task: Task, *, queries: int | None = None) -> Price:
     """What a task costs at every level.
 
     Args:
-        task: what all parties agree on.
         queries: how many of the task's queries are asked; all `max_queries` when absent.
 
     Returns:

@@ -17,7 +17,6 @@ def describe_validation(error: ValidationError, what: str, *, model: type[BaseMo
     """Say in plain sentences which fields pydantic refused, without repeating their values.
 
     Args:
-        error: what pydantic found.
         what: what was checked, for a sentence about the whole of it.
         model: whose fields are meant; an unknown field that is nearly one of them is told so.
     """

@@ -114,7 +114,6 @@ def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Re
 
     Args:
         aggregate_shares: one per tallier of the task, in any order.
-        task: the task of the round.
 
     Raises:
         PrivacyRefusal: the task releases only winners.
@@ -145,7 +144,6 @@ def open_winner(
 
     Args:
         aggregate_shares: one per tallier of the task, in any order.
-        task: the task of the round.
         engine: how the talliers find the winner; the in-process reference if None.
 
     Raises:
@@ -173,7 +171,6 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
     Args:
         answers: one per tallier, in any order.
         round: the round they were asked for.
-        task: its task.
 
     Raises:
         PrivacyRefusal: the task releases the histogram.

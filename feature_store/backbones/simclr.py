@@ -102,7 +102,6 @@ def pretrain(
 
     Args:
         images: PUBLIC images, at least 8: Pillow images or uint8 arrays of any size.
-        config: see SimCLRConfig.
         seed: 0 to 2^63 - 1.
         checkpoint: safetensors file, written every few epochs and at the end. One that exists is continued; a
             finished one is returned as it is; one of other images, settings or seed is refused.

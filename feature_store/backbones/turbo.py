@@ -70,7 +70,6 @@ def region(image: Image.Image | NDArray[np.uint8], transform: Transform) -> NDAr
 
     Args:
         image: RGB or grey; what `decode_reduced` gives, or any other.
-        transform: of the network.
 
     Returns:
         uint8, shape (height, width, channels), both sides from 1 to `2 * least_side + 1`.

@@ -72,7 +72,6 @@ def cluster_embedder(
     Args:
         recipe: of the backbone.
         backbone: the same, here; workers whose own differs are refused.
-        driver: of the cluster.
     """
 
     def embedded(load: Load, indices: range) -> Generator[Embedded]:

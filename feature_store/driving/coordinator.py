@@ -59,14 +59,9 @@ class CoordinatorDriver:
     """See the module.
 
     Args:
-        database, ledger, tasks, jobs, aggregates, parties, sequences: the coordinator's journal.
-        sender: writes what it says.
-        mailbox: takes it.
         questions: makes the questions of jobs.
         settlement: says what is charged to whom.
         encode_release: a release as it is stored.
-        patience: how long jobs wait.
-        clock: the wall clock.
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
@@ -268,7 +263,6 @@ class CoordinatorDriver:
         """After a step of a job was not kept: read it again, and end it where it cannot go on.
 
         Args:
-            job_id: the job.
             error: why the step was not kept.
             now: when the turn began.
             number: of the round whose messages could not be written, where that is why.

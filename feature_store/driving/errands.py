@@ -41,7 +41,6 @@ def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], R
     """Have a step written by the driver, and wait in this thread until it is durable.
 
     Args:
-        hand_in: takes the errand.
         step: see `Errand.write`.
 
     Returns:

@@ -28,13 +28,7 @@ FEW_JOBS: Final = 8
 
 
 class Gatherer:
-    """See the module.
-
-    Args:
-        inbox: where messages lie.
-        live: the jobs they are about.
-        now: the time.
-    """
+    """See the module."""
 
     def __init__(self, inbox: Inbox, live: LiveJobs, now: Callable[[], Now]) -> None:
         self._inbox = inbox

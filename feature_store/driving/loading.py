@@ -42,8 +42,6 @@ class Loader:
     """Reads jobs; remembers tasks, which never change but for the queries given out.
 
     Args:
-        database, tasks, jobs, aggregates: of the coordinator.
-        patience: how long jobs wait.
         requester_of: the name of whoever holds a token, by its id; never of a job that nobody submitted.
         is_simulated: noise from a known seed is expected.
     """

@@ -9,12 +9,7 @@ from labeler.messages import COORDINATOR, Kind, Message, frame
 
 
 class PostOffice:
-    """Signs what the coordinator says.
-
-    Args:
-        keys: the coordinator's.
-        sequences: where numbers of messages are kept.
-    """
+    """Signs what the coordinator says."""
 
     def __init__(self, *, keys: PartyKeys, sequences: Sequences) -> None:
         self._keys = keys

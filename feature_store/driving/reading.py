@@ -31,15 +31,7 @@ class PartyBook(Protocol):
 
 
 class Reader:
-    """See the module. Used by one thread.
-
-    Args:
-        loader: reads jobs.
-        parties: of the coordinator.
-        mailbox: counts what waits in it.
-        live: jobs in memory.
-        patience: how long jobs wait.
-    """
+    """See the module. Used by one thread."""
 
     def __init__(
         self, loader: Loader, parties: PartyBook, mailbox: Mailbox, live: LiveJobs, patience: Patience

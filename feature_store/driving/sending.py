@@ -69,7 +69,6 @@ class Writer(Protocol):
 
         Args:
             job: as it is after the step.
-            send: what leaves.
             head: of the ledger, with the charge in it where sums are asked for.
         """
 
@@ -78,12 +77,7 @@ class Writer(Protocol):
 
 
 class Sender:
-    """Writes and signs messages.
-
-    Args:
-        post_office: signs.
-        questions: of jobs.
-    """
+    """Writes and signs messages."""
 
     def __init__(self, post_office: PostOffice, questions: Questions) -> None:
         self._post_office = post_office

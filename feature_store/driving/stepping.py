@@ -67,15 +67,7 @@ class Questions(Protocol):
 
 
 class Stepper:
-    """Steps jobs; what comes of it goes into a plan.
-
-    Args:
-        live: jobs in memory.
-        sender: makes what rounds send before they are charged for.
-        questions: makes the questions of jobs.
-        relays: counts shares that are passed on.
-        patience: how long jobs wait.
-    """
+    """Steps jobs; what comes of it goes into a plan."""
 
     def __init__(
         self, live: LiveJobs, sender: Writer, questions: Questions, relays: Relays, patience: Patience

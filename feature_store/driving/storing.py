@@ -68,8 +68,6 @@ class Storer:
     """Carries out stores.
 
     Args:
-        ledger, jobs, aggregates: of the coordinator.
-        settlement: see Settlement.
         encode_release: a release as it is stored; equal releases are equal bytes.
     """
 

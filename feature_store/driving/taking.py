@@ -18,13 +18,7 @@ log = logging.getLogger("labeler.conductor")
 
 
 class Taker:
-    """See the module.
-
-    Args:
-        live: jobs in memory.
-        stepper: steps them.
-        sequences: numbers that were taken.
-    """
+    """See the module."""
 
     def __init__(self, live: LiveJobs, stepper: Stepper, sequences: Sequences) -> None:
         self._live = live

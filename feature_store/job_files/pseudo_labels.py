@@ -81,7 +81,6 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
 
     Args:
         task: what was asked, of a method that asks about queries.
-        stamp: see JobStamp.
         names: of every query.
         rounds: which together ask every query once.
 
@@ -135,7 +134,6 @@ def model_label_table(
 
     Args:
         task: of a method that asks for a model.
-        stamp: see JobStamp.
         names: of every image.
         model: of the job's one round, which pays for every label that the model gives.
         features: int16, shape (images, dimension).
@@ -169,7 +167,6 @@ def pseudo_label_table(
 
     Args:
         task: the task; its digest, sigma and k stand in every row.
-        stamp: see JobStamp.
         query_ids, sources, statuses, ledger_seq: one entry per query.
         labels: int16, shape (num_queries,); -1 where there is no answer.
         noisy_votes: float64, shape (num_queries, num_classes), of the histogram release; None for winner.

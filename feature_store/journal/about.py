@@ -85,7 +85,6 @@ def read_about(connection: Connection, what: str, *, tables: frozenset[str] | No
     """Look what a journal says about itself.
 
     Args:
-        connection: any transaction.
         what: the journal in words, for messages.
         tables: those that are there, where they are known.
 

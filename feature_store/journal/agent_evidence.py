@@ -33,7 +33,6 @@ def agent_facts(
     """Everything a document says of an agent's journal; see `feature_store.journal.evidence.coordinator_facts`.
 
     Args:
-        agent_id: whose journal it is.
         delta: of the site's policy.
 
     Raises:

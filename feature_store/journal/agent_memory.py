@@ -117,8 +117,6 @@ class AgentMemory:
     """The memory of one agent, in its own journal.
 
     Args:
-        database: the agent's journal.
-        ledger: of the same journal.
         clock: the time now, with a time zone; for when approvals were given. Charges take the ledger's time.
     """
 
@@ -150,16 +148,11 @@ class AgentMemory:
         task's price covers, is an amount.
 
         Args:
-            round_digest: the round.
             shard_version: of the records when the round was first charged; for the site's own eyes.
             reservation_id: names the charge in the ledger; pays for this round alone.
             charges: at least one.
-            num_queries: of the round.
-            task_digest: of the round.
-            max_queries: of the task.
             recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
             is_promised: the reservation was made before, for a round of this price, and pays for this one.
-            connection: write transaction to join.
 
         Returns:
             True where it was charged now, False where it had been before.

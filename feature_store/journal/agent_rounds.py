@@ -104,12 +104,7 @@ def _kept_rounds(connection: Connection) -> set[str]:
 
 
 class JournalRounds:
-    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered).
-
-    Args:
-        database: the agent's journal.
-        keys: erasable keys, outside of the journal and of every backup.
-    """
+    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered)."""
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database

@@ -37,10 +37,8 @@ class AggregateStore:
         """Keep one tallier's sum; the same bytes again change nothing, also after they were dropped.
 
         Args:
-            round_digest, tallier_id, data: whose sum of what.
             is_kept: False where the round is opened in this very transaction: only its digest stays, and it never
                 reaches the disk.
-            connection: write transaction to join.
 
         Raises:
             NotFound: there is no such round.

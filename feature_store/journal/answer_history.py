@@ -40,11 +40,7 @@ _TASK_OF = Prepared("SELECT digest FROM answered_tasks WHERE digest = :digest")
 
 
 class AnsweredTasks:
-    """The tasks of which anything was answered, in the agent's own journal.
-
-    Args:
-        database: the agent's journal.
-    """
+    """The tasks of which anything was answered, in the agent's own journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -30,11 +30,7 @@ keep(asked_by)
 
 
 class AskedBy:
-    """The names, in the agent's own journal.
-
-    Args:
-        database: the agent's journal.
-    """
+    """The names, in the agent's own journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -43,11 +43,7 @@ class KnownReservation:
 
 
 class Book:
-    """The ledger's rows, through connections that others opened.
-
-    Args:
-        clock: the time now, with a time zone.
-    """
+    """The ledger's rows, through connections that others opened."""
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock

@@ -21,7 +21,6 @@ class Connections:
     """The connections of one engine; shared by all threads of a process.
 
     Args:
-        engine: makes them.
         keep: whether they stay open between transactions: where nobody cuts them, as in a file. A server may have
             closed one meanwhile, so there the pool looks at each before it is used.
     """

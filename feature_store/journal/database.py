@@ -157,7 +157,6 @@ class Database:
         """Do something once the write transaction that is open in this thread is durable, before the next begins.
 
         Args:
-            step: what to do.
             last_of: of the steps of one transaction that share this, only the last one is done.
         """
         if self._pen_holder != threading.get_ident():

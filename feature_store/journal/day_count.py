@@ -24,7 +24,6 @@ class DayCount:
     """See the module.
 
     Args:
-        database: the agent's journal.
         answered: its table of answered rounds.
     """
 
@@ -56,9 +55,7 @@ class DayCount:
         """A round was answered, in the transaction that is open.
 
         Args:
-            task_digest: its task.
             at: the stored time of the ledger's entry that paid for it.
-            num_queries: of the round.
         """
         if self._undone != self._database.undone:
             return  # nothing is kept of what was; it is read when it is asked for

@@ -34,8 +34,6 @@ def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> 
     """Refuse a journal that does not belong to these keys; to be called before anything is written.
 
     Args:
-        database: the journal.
-        keys: of the home.
         has_entries: whether its ledger holds anything.
 
     Raises:

@@ -78,7 +78,6 @@ def coordinator_facts(
 
     Args:
         connection: one moment of the journal.
-        wanted: a task or a period.
         delta: at which the accounts are stated; of the coordinator's settings.
         read_at: the time now, or the moment of the document that is checked.
         head: of the document that is checked; None for all there is.

@@ -63,12 +63,7 @@ def forgotten_in(rows: Iterable[Sequence[Any]]) -> dict[str, datetime]:
 
 
 class ForgottenJobs:
-    """The list of forgotten jobs, in the coordinator's journal.
-
-    Args:
-        database: the journal.
-        clock: the time now, with a time zone.
-    """
+    """The list of forgotten jobs, in the coordinator's journal."""
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
@@ -81,7 +76,6 @@ class ForgottenJobs:
         Args:
             job_id: a job that has ended.
             because: somebody asked for it, or its time was over.
-            connection: write transaction to join.
 
         Raises:
             NotFound: there is no such job.

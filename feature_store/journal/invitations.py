@@ -92,12 +92,7 @@ _SHOWN = tuple(column for column in invitations.c if column.name != "token_diges
 
 
 class InvitationStore:
-    """All invitations of a coordinator. Every method that writes can join a transaction by `connection`.
-
-    Args:
-        database: the coordinator's journal.
-        clock: the time now, with a time zone.
-    """
+    """All invitations of a coordinator. Every method that writes can join a transaction by `connection`."""
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database

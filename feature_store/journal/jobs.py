@@ -46,7 +46,6 @@ class JobStore:
     """All jobs of a coordinator. Every method that writes can join a transaction by `connection`.
 
     Args:
-        database: the coordinator's journal.
         clock: the time now, with a time zone; used for `updated_at`.
     """
 
@@ -142,11 +141,8 @@ class JobStore:
         """Move a job to a state if it is in one of those expected; else nothing happens.
 
         Args:
-            job_id: the job.
-            state: the new state.
             expected: states it is moved from; a finished job is never moved, whatever stands here.
             problem: why it ends (RFC 9457); left as it is where None.
-            connection: write transaction to join.
 
         Returns:
             The job as it is now; compare its state to learn whether it was moved.

@@ -68,8 +68,6 @@ class Ledger:
     that one is, and undone with it.
 
     Args:
-        database: an open journal.
-        clock: the time now, with a time zone.
         anchored: False neither reads nor writes the journal's anchor. For looking at an older copy, and for
             `feature_store.journal.recovery`.
         elsewhere: a second anchor, where no copy of the journal's folder takes it along: then a whole folder that is

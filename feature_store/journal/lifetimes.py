@@ -132,11 +132,7 @@ class CastVotes:
 
 
 class LifetimeSpends:
-    """See the module. Of one agent's journal, used by one thread.
-
-    Args:
-        database: the agent's journal.
-    """
+    """See the module. Of one agent's journal, used by one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -136,7 +136,6 @@ class PartyStore:
     """All parties of a coordinator. Every method that writes can join a transaction by `connection`.
 
     Args:
-        database: the coordinator's journal.
         clock: the time now, with a time zone; used for `enrolled_at`.
     """
 

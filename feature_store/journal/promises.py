@@ -142,12 +142,7 @@ SELECT digest, answered_at FROM proposal_answers WHERE answer = 'declined' OR di
 
 
 class PromiseStore:
-    """See the module. Every method that writes can join a transaction by `connection`.
-
-    Args:
-        database: the agent's journal.
-        ledger: of the same journal.
-    """
+    """See the module. Every method that writes can join a transaction by `connection`."""
 
     def __init__(self, database: Database, ledger: Ledger) -> None:
         self._database = database
@@ -174,8 +169,6 @@ class PromiseStore:
         Args:
             about: a proposal that has no answer yet.
             rounds: queries and price in nano-units of mu^2 per level, of each round.
-            account: of the agent.
-            connection: write transaction to join.
 
         Raises:
             BudgetExceeded: the account does not cover all of them; nothing is set aside.

@@ -94,8 +94,6 @@ def take_again(
     """Give out queries that came back, the lowest that fit.
 
     Args:
-        connection: write transaction.
-        task_digest: of the task.
         num_queries: how many, in one run.
         next_query: of the task: the first number never given out. The last range may reach up to it, and is then
             lengthened by new numbers.

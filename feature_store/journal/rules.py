@@ -20,9 +20,7 @@ def forbid(
     """Refuse a kind of change to a table; made together with the table.
 
     Args:
-        table: where.
         name: of the rule, unique within the table.
-        on: which statement.
         because: what the refusal says; no quotes and no percent signs.
         when: a condition over OLD and NEW, in SQL that both databases know (IS DISTINCT FROM is translated).
     """

@@ -74,7 +74,6 @@ class Sequences:
     """Numbers sent and numbers taken; shared by all threads of a process.
 
     Args:
-        database: the journal.
         clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
     """
 
@@ -91,7 +90,6 @@ class Sequences:
         """A number for the next message to a recipient: above all before it, also after a crash.
 
         Args:
-            recipient: who it is for.
             connection: the write transaction that is open in this thread, where there is one. A number from a
                 transaction that is undone must not be used.
         """
@@ -112,9 +110,7 @@ class Sequences:
 
         Args:
             sender: who it says it is from.
-            sequence: its number.
             verify_key: the key that its signature was checked with.
-            connection: transaction to join.
 
         Raises:
             Replayed: its number is not above the highest taken.

@@ -108,10 +108,6 @@ class TallierMemory:
 
     Attributes:
         holds_clear: whether something may be kept in clear, of a version without keys: known once it was swept.
-
-    Args:
-        database: the tallier's journal.
-        keys: erasable keys, outside of the journal and of every backup.
     """
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
@@ -190,7 +186,6 @@ class TallierMemory:
         Args:
             opened: by digest, rounds that were unknown.
             held: by round and agent, shares of open rounds, with their data.
-            connection: the write transaction.
         """
         self._keys.draw_all({_shares_key(digest) for digest in (*opened, *(digest for digest, _ in held))})
         for digest, opening in opened.items():
@@ -209,7 +204,6 @@ class TallierMemory:
 
         Args:
             summed: by digest: agents summed, agents of whom a share is held and not summed, the sum.
-            connection: the write transaction.
 
         Raises:
             InvalidSetting: a sum of nobody, or an empty one.

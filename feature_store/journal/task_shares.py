@@ -17,12 +17,7 @@ from feature_store.journal.tasks import task_shares
 
 
 class TaskShares:
-    """All shares of a coordinator.
-
-    Args:
-        database: the coordinator's journal.
-        clock: the time now, with a time zone.
-    """
+    """All shares of a coordinator."""
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database

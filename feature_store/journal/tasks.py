@@ -228,7 +228,6 @@ class TaskStore:
         """Give out queries of a task in one run: such as came back, or the next. Each is asked once for ever.
 
         Args:
-            digest: of the task.
             count: how many, at least 1.
             connection: write transaction to join, so that nothing is given out for a job that is not kept.
 

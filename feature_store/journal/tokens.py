@@ -71,12 +71,7 @@ class TokenRecord:
 
 
 class TokenStore:
-    """All access tokens of a coordinator.
-
-    Args:
-        database: the coordinator's journal.
-        clock: the time now, with a time zone.
-    """
+    """All access tokens of a coordinator."""
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database

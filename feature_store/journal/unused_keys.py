@@ -27,8 +27,6 @@ class UnusedKeys:
     """See the module. Used by the one thread that draws these keys, outside of its transactions.
 
     Args:
-        database: the journal with the rows.
-        keys: erasable keys, outside of the journal and of every backup.
         endings: what may stand behind a round's digest in the name of its key; keys of other names are left alone.
         needed: the names that rows need now.
     """

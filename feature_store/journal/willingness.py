@@ -95,11 +95,7 @@ class AgentAnswer:
 
 
 class WillingnessStore:
-    """See the module. Every method that writes can join a transaction by `connection`.
-
-    Args:
-        database: the coordinator's journal.
-    """
+    """See the module. Every method that writes can join a transaction by `connection`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -21,11 +21,7 @@ write_probes = Table(
 
 
 class WriteProbe:
-    """Writes one row again and again.
-
-    Args:
-        database: the journal.
-    """
+    """Writes one row again and again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -101,7 +101,6 @@ class Mailbox(Protocol):
         """Put a message into a party's mail, once: the same id again within a day changes nothing.
 
         Args:
-            recipient: party id.
             data: frames (labeler.messages).
             message_id: `Message.message_id`, SENDER:SEQUENCE.
 
@@ -116,7 +115,6 @@ class Mailbox(Protocol):
         As many calls of `send` and `publish`, at the cost of about one.
 
         Args:
-            letters: the messages.
             tell: jobs that have changed.
             ended: those of them that have ended.
 
@@ -137,7 +135,6 @@ class Mailbox(Protocol):
         """The mail after a position, oldest first; waits for it. What lies at or before the position is dropped.
 
         Args:
-            recipient: party id.
             after: position of the last message it took, empty for none.
             wait_s: how long to wait while there is none, 0 to 30.
             max_messages: most that are returned.
@@ -164,7 +161,6 @@ class Mailbox(Protocol):
         """Take a piece of work, at first one whose lease has run out; wait for one if there is none.
 
         Args:
-            queue: the queue.
             consumer: a name no other process has.
             lease_s: a piece of work nobody gave a sign of life for this long is taken over. All consumers of a
                 queue state the same, several times as long as they take between two heartbeats.

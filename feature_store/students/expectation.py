@@ -32,7 +32,6 @@ def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = 
     """What a job of a task can be expected to get right on these images, all of the task's questions asked.
 
     Args:
-        task: what all parties agree on.
         features: int16, shape (num_images, dimension), of the public images.
         records: see `labeler.expectation.expect`.
         seed: public.

@@ -77,7 +77,6 @@ def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fracti
     """Squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
 
     Args:
-        task: what is asked.
         level: whose presence is protected.
         queries: Q, how many queries the composition has; at least 1.
 

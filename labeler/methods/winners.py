@@ -24,7 +24,6 @@ def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) 
     delta too small, for the bounds that winners have (`labeler.accounting.integer`).
 
     Args:
-        task: what is asked.
         level: whose presence is protected.
         queries: how many winners.
         sums: the event of the histograms.

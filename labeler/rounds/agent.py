@@ -219,7 +219,6 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
     """What becomes of a round, and what is to be done about it; see the module.
 
     Args:
-        state: of the round.
         event: what has happened to it, in whatever order.
         now: unix time in seconds.
     """

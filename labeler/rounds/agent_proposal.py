@@ -113,7 +113,6 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
     """What becomes of a proposal, and what is to be done about it; see the module.
 
     Args:
-        state: of the proposal.
         event: what has happened to it, in whatever order.
         now: unix time in seconds.
     """

@@ -118,8 +118,6 @@ def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...
 
     Args:
         job: as the last step left it.
-        event: what happened.
-        now: when.
 
     Returns:
         The job, and effects in order: stores, sends and computations as `labeler.rounds.effects` describes them. Where

@@ -250,7 +250,6 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
     """What becomes of a round, and what is to be done about it; see the module.
 
     Args:
-        state: of the round.
         event: what has happened to it, in whatever order.
         now: unix time in seconds.
     """

@@ -53,7 +53,6 @@ def ask_for_turn(
     """Whether the talliers are to be asked for the winners of a round now, all of them.
 
     Args:
-        line: as it is.
         round_digest: a round whose charge is posted and whose winners are not all there.
         now_s: seconds that never run backwards.
         num_answers: talliers that have answered.

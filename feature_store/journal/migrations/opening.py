@@ -43,7 +43,6 @@ def open_upgraded(
     Args:
         target, anchor, side_by_side: see `open_database`.
         dump: a file of pg_dump, for a journal in PostgreSQL that has to be upgraded.
-        clock: the time now, with a time zone.
         tell: hears of an upgrade that was done; it is logged in any case.
 
     Raises:

@@ -63,7 +63,6 @@ def upgrade(database: Database, *, save: Save, clock: Clock, steps: Sequence[Ste
     Args:
         database: open for writing.
         save: called once, before anything is changed; what it raises stops the upgrade.
-        clock: the time now, with a time zone.
         steps: what leads from each version to the next.
 
     Raises:
