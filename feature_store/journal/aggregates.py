@@ -71,19 +71,10 @@ class AggregateStore:
                 data_digest=digest,
             )
 
-    def of(self, round_digest: str, *, connection: Connection | None = None) -> dict[str, bytes]:
-        """Tallier id -> its sum, of those that have arrived and were not dropped."""
-        table = aggregate_shares
-        query = select(table.c.tallier_id, table.c.data).where(
-            table.c.round_digest == round_digest, table.c.data.is_not(None)
-        )
-        with reading(self._database, connection) as joined:
-            return {row.tallier_id: bytes(row.data) for row in joined.execute(query)}
-
     def of_all(
         self, round_digests: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, bytes]]:
-        """`of` several rounds at once, by round; those without any are left out."""
+        """Round -> tallier id -> its sum, of those that have arrived and were not dropped."""
         table = aggregate_shares
         found: dict[str, dict[str, bytes]] = {}
         if not round_digests:
@@ -95,11 +86,6 @@ class AggregateStore:
             for row in joined.execute(query):
                 found.setdefault(row.round_digest, {})[row.tallier_id] = bytes(row.data)
         return found
-
-    def delete(self, round_digest: str, *, connection: Connection | None = None) -> None:
-        """Drop the sums of a round; which they were stays known."""
-        with writing(self._database, connection) as joined:
-            drop_sums(joined, round_digest)
 
 
 def drop_sums(connection: Connection, round_digest: str) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, case, literal, select, update
+from sqlalchemy import Connection, select
 
 from feature_store.clock import Clock
 from feature_store.journal import round_statements as sql
 from feature_store.journal.chain import time_text
-from feature_store.journal.columns import Moment, check_moment, json_text, now_utc
+from feature_store.journal.columns import json_text, now_utc
 from feature_store.journal.database import Database
 from feature_store.journal.job_adding import add_job, add_key, known_key
 from feature_store.journal.job_reading import read_jobs, read_rounds_of
@@ -154,15 +154,12 @@ class JobStore:
         unknown = {state, *expected} - set(JOB_STATES)
         if unknown:
             raise InvalidSetting(f"a job is {', '.join(JOB_STATES)}; found {min(unknown)!r}")
-        values: dict[str, Any] = {"state": state}
-        if problem is not None:
-            json_text(dict(problem))
-            values["problem"] = dict(problem)
+        why = None if problem is None else json_text(dict(problem))
         with writing(self._database, connection) as joined:
             before = self.get(job_id, connection=joined)
             if before.state in set(expected) - FINISHED and (before.state != state or problem is not None):
-                same = (jobs.c.job_id == job_id) & (jobs.c.state == before.state)
-                joined.execute(update(jobs).where(same).values(**values, **self._stamp()))
+                now = time_text(self._clock())
+                sql.CHANGE.run(joined, job_id=job_id, before=before.state, state=state, problem=why, now=now)
                 self._changed(job_id)
             return self.get(job_id, connection=joined)
 
@@ -249,14 +246,6 @@ class JobStore:
 
     def _changed(self, job_id: str) -> None:
         self._database.changed("job", job_id)
-
-    def _stamp(self) -> dict[str, Any]:
-        now = literal(check_moment(self._clock()), Moment())
-        # A clock set back does not make a later version look older.
-        return {
-            "version": jobs.c.version + 1,
-            "updated_at": case((jobs.c.updated_at < now, now), else_=jobs.c.updated_at),
-        }
 
     def _check_key(self, idempotency: Idempotency, job: JobRecord, connection: Connection) -> None:
         if idempotency.job_id != job.job_id:

@@ -69,4 +69,8 @@ SUM_DIGEST = Prepared(
 ADD_SUM = Prepared(insert(aggregate_shares))
 STATE_OF_DIGEST = Prepared("SELECT state FROM rounds WHERE round_digest = :digest")
 TOUCH = Prepared(f"UPDATE jobs SET {_STAMP} WHERE job_id = :job_id AND {_UNFINISHED}")
+CHANGE = Prepared(
+    f"UPDATE jobs SET state = :state, problem = coalesce(:problem, problem), {_STAMP} "
+    "WHERE job_id = :job_id AND state = :before"
+)
 MOVE = Prepared(f"UPDATE jobs SET state = :state, {_STAMP} WHERE job_id = :job_id AND {_UNFINISHED}")
