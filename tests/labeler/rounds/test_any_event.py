@@ -111,7 +111,7 @@ def test_any_event_in_any_state_raises_nothing_and_changes_nothing_in_place(rele
             if any(isinstance(one, fx.Refuse) for one in effects):
                 assert len(effects) == 1
                 assert after is run
-            stores = [one for one in effects if isinstance(one, fx.STORES)]
+            stores = [one for one in effects if isinstance(one, fx.Store)]
             if run.state not in fx.UNFINISHED:
                 assert after.state == run.state, f"{event} undoes an end"
                 assert all(isinstance(one, fx.StoreSaid) for one in stores), f"{stores} after the end"
