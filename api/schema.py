@@ -19,6 +19,7 @@ from labeler.jobs import AskedStrategy, check_selection
 from labeler.jobs import JobState as JobState
 from labeler.plain_numbers import PlainNumbers
 from labeler.task import MOST_CLASSES, Level, Printable
+from labeler.untrusted import ENROLLED_NAME
 from labeler.wanted_task import ClassName, WantedTask
 from labeler.wanted_task import LifeRequest as LifeRequest
 
@@ -393,7 +394,7 @@ class LedgerEntryView(View):
 class PartyRequest(Request):
     """Enrol an agent or a tallier with its public keys."""
 
-    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    party_id: Annotated[str, Field(pattern=ENROLLED_NAME)]
     role: PartyRole
     verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     seal_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -411,7 +412,7 @@ class KeysRequest(Request):
 class InvitationRequest(Request):
     """Invite a site to join under one name, as an agent or as a tallier."""
 
-    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    party_id: Annotated[str, Field(pattern=ENROLLED_NAME)]
     role: PartyRole = "agent"
     tallier: Annotated[int, Field(ge=0, le=2)] | None = None
     """Which tallier it would be; the lowest number that is free, when absent."""
@@ -446,7 +447,7 @@ class EnrolmentRequest(Request):
     """A site's own public keys, with the one-use token of its invitation, signed by those keys."""
 
     token: Annotated[str, Field(pattern=TOKEN_PATTERN)]
-    party_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    party_id: Annotated[str, Field(pattern=ENROLLED_NAME)]
     role: PartyRole
     tallier: Annotated[int, Field(ge=0, le=2)] | None = None
     verify_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from labeler.errors import BadData, ProtocolViolation
 from labeler.task import Printable, describe_validation
-from labeler.untrusted import canonical_json, read_object
+from labeler.untrusted import ENROLLED_NAME, canonical_json, read_object
 
 VERSION = "labeler-invitation/1"
 MAX_INVITATION_BYTES = 512 * 1024
@@ -49,7 +49,7 @@ _SALT = b"labeler-invitation-phrase/1"
 
 Role = Literal["agent", "tallier"]
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-PartyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+PartyName = Annotated[str, Field(pattern=ENROLLED_NAME)]
 TOKEN_PATTERN = r"^inv_[A-Za-z0-9_-]{43}$"
 
 

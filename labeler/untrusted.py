@@ -16,6 +16,8 @@ from labeler.errors import ProtocolViolation
 from labeler.wire_versions import other_version
 
 MAX_ID_CHARACTERS = 200
+ENROLLED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""What a party may be enrolled under: it becomes part of a file's name, an address and a line of a log."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 LARGEST_INTEGER = 2**62

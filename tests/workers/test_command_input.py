@@ -146,6 +146,17 @@ def test_no_home_is_made_for_a_coordinator_that_its_party_would_not_speak_to(tmp
     assert not home.exists()
 
 
+@pytest.mark.parametrize("name", ["", "../x", "/x", ".x", "-x", "a b", "a\n", "\u00fc", "a" * 101])
+def test_no_home_is_made_under_a_name_that_nobody_enrols(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    url, keys = "http://127.0.0.1:9", PartyKeys.generate().public
+    with pytest.raises(InvalidSetting, match="--id must be 1 to 100 letters"):
+        make_agent_home(home, agent_id=name, coordinator_url=url, shard=tmp_path, engine="auto")
+    with pytest.raises(InvalidSetting, match="--id must be 1 to 100 letters"):
+        make_tallier_home(home, tallier_id=name, number=0, coordinator_url=url, coordinator=keys)
+    assert not home.exists()
+
+
 # What stands in them
 
 

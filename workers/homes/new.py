@@ -7,6 +7,7 @@ filled in, and so do the settings of a new coordinator.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, ProtocolViolation
-from labeler.untrusted import check_party_id
+from labeler.untrusted import ENROLLED_NAME, check_party_id
 from workers.agent.policy import toml_value
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml
 from workers.party.home import (
@@ -75,6 +76,7 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
         InvalidSetting: there is one already, the shard is a public one, or no party would speak to such a coordinator.
         BadData: the shard cannot be opened.
     """
+    _check_name(agent_id)
     _refuse_second(home / AGENT_FILE)
     _check_coordinator(coordinator_url)
     records = Shard.open(shard)
@@ -113,6 +115,7 @@ def make_tallier_home(
     Raises:
         InvalidSetting: there is one already, or the address is none.
     """
+    _check_name(tallier_id)
     if listen is not None:
         address_of(listen)
     _refuse_second(home / TALLIER_FILE)
@@ -233,6 +236,15 @@ def read_public(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError, ProtocolViolation):
         raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
     return dict(document)
+
+
+def _check_name(party_id: str) -> None:
+    """Refused before keys are made that no coordinator would enrol."""
+    if re.fullmatch(ENROLLED_NAME, party_id) is None:
+        raise InvalidSetting(
+            "--id must be 1 to 100 letters, digits, dots, hyphens and underscores of ASCII, the first a letter or a "
+            f"digit; found {party_id[:100]!r}"
+        )
 
 
 def _check_coordinator(url: str) -> None:
