@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from labeler.accounting.events import NANO
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
@@ -54,32 +53,12 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
     def sigma(units: int) -> float:
         return float(f"{units}e{exponent}")
 
-    def enough(units: int) -> bool:
-        return statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon <= epsilon
-
-    # The integer bound is above the continuous one, so this is too little or just enough; but for winners, which cost
-    # less than their sums, the more so the more of them there are, and for ballots on a ball, whose rounding counts in
-    # units of a grid that belongs to the noise.
-    first = math.floor(start / 10.0**exponent) - 1
-    low, step = first, 1
-    if task.traits.is_sampled:
-        # As if mu fell as sigma grows, which it nearly does where noise is not tiny.
-        for _ in range(4):
-            at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
-            low = max(1, math.floor(low * at.mu / mu_of_epsilon(epsilon, task.delta)))
-    if task.release == "winner":
-        for _ in range(3):
-            at = statement(_changed(task, sigma_votes=sigma(low)), level, asked)
-            saved = 1.0 if at.charge_nano is None else math.sqrt(at.charge_nano / NANO) / at.mu
-            low = max(1, math.floor(first * min(1.0, saved)))
-    if task.release == "winner" or task.ballot_radius is not None or task.traits.is_sampled:
-        while low > 1 and enough(low):
-            low, step = max(1, low - step), 2 * step
-    while not enough(low + step):
-        step *= 2
-        if sigma(low + step) > 1e9 * start:
+    def priced(units: int) -> float:
+        if sigma(units) > 1e9 * start:
             raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level with delta {task.delta:g}")
-    return sigma(_first(enough, low, low + step))
+        return statement(_changed(task, sigma_votes=sigma(units)), level, asked).epsilon
+
+    return sigma(_first_priced(priced, epsilon, max(1, math.floor(start / 10.0**exponent))))
 
 
 def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance") -> int:
@@ -159,6 +138,30 @@ def _largest(
             + (f" ({least.reason})" if least.reason else "")
         )
     return most if not too_much(most) else _first(too_much, 1, most) - 1
+
+
+def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) -> int:
+    """Least value, at least 1, whose price meets the target; the price falls as the value grows.
+
+    It falls nearly as a power of the value, so the power through the last two prices leads there in a handful of steps.
+    Where it does not, what is left is halved.
+    """
+    low, high, at, slope, steps = 0, 0, start, -1.0, 0
+    last: tuple[float, float] | None = None
+    while high - low != 1:
+        price, steps = priced(at), steps + 1
+        low, high = (low, at) if price <= epsilon else (at, high)
+        middle = (low + high) // 2 if high else 2 * low
+        if not 0 < price < math.inf or steps > 8:
+            at = middle
+            continue
+        here = (math.log(at), math.log(price / epsilon))
+        if last is not None and last[0] != here[0] and last[1] != here[1]:
+            slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.1)
+        last = here
+        at = math.ceil(math.exp(min(here[0] - here[1] / slope, 700.0)))
+        at = max(low + 1, min(at, high - 1) if high else at)
+    return high
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:

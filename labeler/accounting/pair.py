@@ -79,15 +79,23 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
     left = np.interp(np.exp(every), np.exp(epsilons), deltas)[:-1] - delta_0
     right, left = every[1:][left > 0], left[left > 0] * (1 + OF_FORMULA)
 
-    def is_enough(mu: float) -> bool:
-        return bool(np.all(deltas_of_epsilons(right, mu) >= left))
+    def reached(mu: float, at: list[int] | slice) -> Floats:
+        """From 1 on delta_mu suffices at these points."""
+        return np.asarray(deltas_of_epsilons(right[at], mu) / left[at])
 
-    if not is_enough(high):
+    if not np.all(reached(high, slice(None)) >= 1):
         return None
-    while high - low > _CLOSE * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    # delta_mu grows with mu, so halving over a few points ends where halving over all would, if all hold there.
+    watched: list[int] = []
+    while True:
+        below, found = low, high
+        while found - below > _CLOSE * found:
+            middle = (below + found) / 2
+            below, found = (below, middle) if np.all(reached(middle, watched) >= 1) else (middle, found)
+        every = reached(found, slice(None))
+        if np.all(every >= 1):
+            return found
+        watched.append(int(np.argmin(every)))
 
 
 def in_nano_units(mu_squared: Fraction) -> Fraction:

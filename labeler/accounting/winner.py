@@ -98,6 +98,7 @@ _ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few s
 _MANY_BLOCKS = 64
 _MOST_MU_SQUARED = 100  # epsilons beyond 50 are not looked at closely: the sums' price holds
 _LEAST_MASS = 1e-32  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
+_NOTHING = 1e-40  # where it ends for the first few queries: their Gaussian has no more beyond
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,9 @@ def winner_profile(change: Change, mu: float, queries: int) -> Profile:
     return Profile(ladder.epsilons, ladder.deltas(queries), mu * math.sqrt(queries))
 
 
-def _end_of_grid(mu: float) -> float:
-    return mu * mu / 2 + mu * math.sqrt(-2 * math.log(_LEAST_MASS))
+def _end(mu: float, mass: float) -> float:
+    """The epsilon beyond which a Gaussian has no more than that mass."""
+    return mu * mu / 2 + mu * math.sqrt(-2 * math.log(mass))
 
 
 def _check(change: Change, mu: float, queries: int) -> None:
@@ -309,27 +311,31 @@ class _Ladder:
     def __init__(self, change: Change, mu: float) -> None:
         step = _STEP[change] * mu
         most = min(mu * math.sqrt(BLOCK[change]), max(mu, math.sqrt(_MOST_MU_SQUARED)))
-        points = max(3, math.ceil(_end_of_grid(most) / step) + 1)
+        points = max(3, math.ceil(_end(most, _LEAST_MASS) / step) + 1)
         self.epsilons: Floats = np.asarray(step * np.arange(points), dtype=np.float64)
         self._weighing, reach = _weighing(_outcomes(change, mu), step, 2 * points)
         self._mirror = np.minimum(np.arange(reach, 0, -1), points - 1)
         self._shrunk = np.exp(-step * np.arange(reach, 0, -1))
         self._known: list[Floats] = [np.maximum(0.0, -np.expm1(self.epsilons))]
+        self._mu, self._step = mu, step
         self._lock = threading.Lock()
 
     def deltas(self, queries: int) -> Floats:
         """W after so many queries, not increasing."""
         with self._lock:
             while len(self._known) <= queries:
-                self._known.append(self._next(self._known[-1]))
+                # Further out there is next to nothing yet, and W decreases: what stands at the last point is above.
+                points = math.ceil(_end(self._mu * math.sqrt(len(self._known)), _NOTHING) / self._step) + 1
+                self._known.append(self._next(self._known[-1], min(points, len(self.epsilons))))
             return self._known[queries]
 
-    def _next(self, deltas: Floats) -> Floats:
+    def _next(self, deltas: Floats, points: int) -> Floats:
         below = 1 - self._shrunk + self._shrunk * deltas[self._mirror]
         lattice = np.concatenate([below, deltas, np.full(len(below) + 1, deltas[-1])])
-        shifted = np.ones((self._weighing.shape[1], len(deltas)))  # the last is above W, wherever a shift leads
-        shifted[:-1] = np.lib.stride_tricks.sliding_window_view(lattice, len(deltas))
+        shifted = np.ones((self._weighing.shape[1], points))  # the last is above W, wherever a shift leads
+        shifted[:-1] = np.lib.stride_tricks.sliding_window_view(lattice, points)[: len(shifted) - 1]
         found = np.minimum((self._weighing @ shifted).max(axis=0) * (1 + _ROUNDING), 1.0)
+        found = np.pad(found, (0, len(deltas) - points), mode="edge")
         return np.asarray(np.maximum.accumulate(found[::-1])[::-1])
 
 

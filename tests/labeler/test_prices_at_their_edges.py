@@ -23,6 +23,7 @@ from labeler.methods.sensitivity import (
     squared_sensitivity,
     training_of,
 )
+from labeler.solving import _first_priced
 from labeler.task import Task, parse_task
 
 
@@ -177,3 +178,22 @@ def test_weights_of_exactly_the_longest_length_pass_and_one_unit_more_does_not()
     weights[7, 1], weights[0, 0] = bound, 2000
     with pytest.raises(PrivacyRefusal):
         check_weights(weights, asked)
+
+
+@pytest.mark.parametrize("root", [1, 2, 7, 999_999, 64_662, 3_738_849])
+@pytest.mark.parametrize("power", [-0.3, -1.0, -2.5])
+@pytest.mark.parametrize("start", [1, 1000, 100_000])
+def test_the_least_noise_that_will_do_is_found_in_a_handful_of_prices(root: int, power: float, start: int) -> None:
+    """Against the definition: it meets the price, and one less does not, or there is no less."""
+    asked = []
+
+    def priced(value: int) -> float:
+        asked.append(value)
+        return (
+            math.inf if value < root / 50 else (value / (root - 0.5)) ** power * (1 + 0.1 * math.sin(math.log(value)))
+        )
+
+    found = _first_priced(priced, 1.0, start)
+    assert priced(found) <= 1
+    assert found == 1 or priced(found - 1) > 1
+    assert len(set(asked)) <= (12 if root / 10 < start < 10 * root else 50)

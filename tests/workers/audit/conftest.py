@@ -35,7 +35,10 @@ def natural_records(count: int = 120, dimension: int = 64) -> tuple[NDArray[np.i
 
 
 def planted(quick: int, *, runs: int) -> pytest.MarkDecorator:
-    """In how many runs a planted fault is looked for: few at confidence 0.9, more at 0.99 where time is no matter."""
+    """In how many runs a planted fault is looked for: few at confidence 0.9, more at 0.99 where time is no matter.
+
+    Records, coins and noise are seeded (`audit_of`), so either finds it each time or never: none fails by chance.
+    """
     return pytest.mark.parametrize(
         ("runs", "confidence"), [(quick, 0.9), pytest.param(runs, 0.99, marks=pytest.mark.long)], ids=["quick", "sure"]
     )
