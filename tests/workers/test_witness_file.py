@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -19,6 +22,7 @@ from labeler.errors import InvalidSetting, JournalBehind
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import LifeSite, write
 from workers.agent.service import run_agent
+from workers.cli import main
 from workers.party.home import AgentConfig, create_agent_home, read_agent_config, witness_of
 
 
@@ -76,6 +80,25 @@ def test_a_home_that_is_put_back_whole_is_refused_though_the_coordinator_would_l
     witness.parent.rmdir()
     with pytest.raises(InvalidSetting, match="mount its disk"):
         run(site)
+
+
+def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
+    site: LifeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    witness = tmp_path / "else where" / "agent.head"
+    witness.parent.mkdir()
+    make(site, witness)
+    put_back_after_an_answer(site, tmp_path / "copy")
+    line = ["labeler", "journal", "accept-restored", "--home", str(site.home), "--reason", "x"]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    with pytest.raises(JournalBehind, match=r"agent\.head has"):
+        run(site)
+    [copy] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cp ")]
+    subprocess.run(shlex.split(copy), check=True)
+    run(site)
 
 
 def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -105,8 +106,14 @@ def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
     from workers.homes.journals import accept_restored_journal
 
     found = accept_restored_journal(home, reason=reason)
+    told = (
+        ""
+        if found["witness"] is None
+        else "The witness outside this home has seen a newer one, and refuses this until it is told:\n"
+        f"  cp {quote(str(home / 'journal.head'))} {quote(found['witness'])}\n"
+    )
     words = (
-        f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised.\n"
+        f"The journal goes on at entry {found['entries']}; nothing can be charged until a cap is raised.\n{told}"
         "If this is a coordinator's, every site that saw the newer one consents, with\n"
         f"  labeler journal trust-restored --home HOME --head {found['head']}"
     )

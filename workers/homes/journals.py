@@ -44,6 +44,7 @@ from workers.party.home import (
     PROOF_FILE,
     SEEN_FILE,
     TALLIER_FILE,
+    read_agent_config,
 )
 from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
@@ -151,12 +152,17 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     """Go on with an older journal, or a restored one; all that is left counts as spent.
 
     See feature_store.journal.recovery. A party's erasable keys are made anew: nothing is kept of any round from before.
+
+    Returns:
+        The accepted head; `witness`, where the agent keeps one, of which a person makes a copy of the new head: a
+        command that overwrote it would be all that somebody needs who wants spends undone.
     """
+    witness = read_agent_config(home).witness_file if (home / AGENT_FILE).exists() else None
     with _opened(home, read_only=False) as database:
         head = accept_restored(database, clock=now_utc, reason=reason)
         if (home / AGENT_FILE).exists() or (home / TALLIER_FILE).exists():
             renew_home(database, KeyFolder(home / ERASABLE_FOLDER))
-    return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}"}
+    return {"entries": head.seq, "hash": head.hash, "head": f"{head.seq}:{head.hash}", "witness": witness}
 
 
 def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
