@@ -1,7 +1,7 @@
 """One client's two heads, fitted, noised once and then free: what an agent of method `aux-distill` answers with.
 
-    heads = private_heads(features, labels, negatives, terms=terms, source=source)     private in, public out
-    heads.soft_votes(queries)                                                          post-processing: no more price
+    heads = fit_rows(records, negatives, terms=terms, maps=maps).released(terms, source=source)   private in, public out
+    heads.soft_votes(queries)                                                    post-processing: no more price
 
 The noise is local and drawn once. Drawn again for the same records, a second pair of heads would have to be paid for
 again, so an agent keeps its heads, or the source of their noise, for as long as it keeps its records.
@@ -12,16 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 
-from feature_store.durable import replace_file
 from feature_store.students.projection import softmax
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import InvalidSetting
 from labeler.local_heads import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
 from workers.learning.certainty import certainty, fit_certainty
@@ -76,31 +72,6 @@ class PrivateHeads:
             return probabilities
         return probabilities * certainty(self.scores, score_rows, sharpness=score_sharpness)[:, None]
 
-    def save(self, path: Path) -> None:
-        """Write everything but the terms to a safetensors file."""
-        tensors = {"head": self.head} | _tensors("head_map", self.head_map) | _tensors("score_map", self.score_map)
-        if self.scores is not None:
-            tensors["scores"] = self.scores
-        tensors["is_seeded"] = np.array(self.is_seeded)
-        replace_file(path, save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
-
-    @classmethod
-    def load(cls, path: Path) -> PrivateHeads:
-        """Read what `save` wrote.
-
-        Raises:
-            BadData: the file holds no released heads.
-        """
-        try:
-            tensors = load_file(path)
-            maps = [
-                PublicMap(tensors[f"{name}.mean"], tensors.get(f"{name}.basis"), *tensors[f"{name}.lengths"].tolist())
-                for name in ("head_map", "score_map")
-            ]
-            return cls(tensors["head"], tensors.get("scores"), maps[0], maps[1], bool(tensors["is_seeded"]))
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise BadData(f"{path.name} holds no released heads: {type(error).__name__}") from None
-
 
 @dataclass(frozen=True, eq=False)
 class FittedHeads:
@@ -133,7 +104,7 @@ def fit_heads(
     head_map: PublicMap | None = None,
     score_map: PublicMap | None = None,
 ) -> FittedHeads:
-    """The first half of `private_heads`: no randomness in it, and private."""
+    """Both heads of records in memory, of maps of `public_maps`; they are private until `released`."""
     if labels.shape != (len(features),) or (len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes):
         raise InvalidSetting(f"labels must be one per record, from 0 to {terms.num_classes - 1}")
     maps = public_maps(negatives, terms=terms, head_map=head_map, score_map=score_map)
@@ -238,11 +209,3 @@ def _fit_scores(
         terms=terms,
         engine=engine,
     )
-
-
-def _tensors(name: str, made: PublicMap) -> dict[str, NDArray[np.generic]]:
-    tensors: dict[str, NDArray[np.generic]] = {
-        f"{name}.mean": made.mean,
-        f"{name}.lengths": np.array([made.least_length, made.clip_norm]),
-    }
-    return tensors if made.basis is None else tensors | {f"{name}.basis": made.basis}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import InvalidSetting
 from labeler.local_heads import LocalHeadTerms
 from labeler.randomness import ByteSource, os_source, seeded_source
 from workers.learning.private_heads import PrivateHeads, fit_heads
@@ -178,27 +177,6 @@ def test_little_noise_leaves_labels_right() -> None:
     heads = private_heads(features, labels, NEGATIVE_ROWS, terms=quiet, source=seeded_source(b"x"))
     queries, truth = photographs(8, 100)
     assert (heads.soft_votes(queries).argmax(axis=1) == truth).mean() > 0.9
-
-
-def test_released_heads_are_saved_and_read_back(tmp_path: Path) -> None:
-    features, labels = photographs(9, 40)
-    for terms, head_map in (
-        (TERMS, None),
-        (LocalHeadTerms(CLASSES, STORED + 1, 6, 30, NEGATIVES, 3.0, None), plain_map(STORED)),
-    ):
-        heads = private_heads(
-            features, labels, NEGATIVE_ROWS, terms=terms, source=seeded_source(b"x"), head_map=head_map
-        )
-        heads.save(tmp_path / "heads.safetensors")
-        read = PrivateHeads.load(tmp_path / "heads.safetensors")
-        assert np.array_equal(read.soft_votes(features), heads.soft_votes(features))
-        assert read.is_seeded
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(b"nothing of the kind")
-    with pytest.raises(BadData):
-        PrivateHeads.load(tmp_path / "x.safetensors")
 
 
 def test_fitted_heads_do_not_print() -> None:
