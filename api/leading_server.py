@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import uvicorn
 
 from api.coordinator.config import CoordinatorConfig
 from api.leading import SideBySide
-from api.server import Door, serve_app, url_of
+from api.server import Door, serve_app
 
 
 def serve_side_by_side(
@@ -18,15 +17,12 @@ def serve_side_by_side(
     settings: CoordinatorConfig,
     *,
     peer_url: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve as the one that leads, or as one that follows it, and change from the second to the first.
 
     Args:
         peer_url: where the others reach this one; its own address where absent.
-        tls_cert, tls_key: PEM files; both or neither.
         on_ready: called with the URL once requests are taken.
 
     Raises:
@@ -45,8 +41,7 @@ def serve_side_by_side(
         with guard:
             servers.append(server)
 
-    own_url = peer_url or url_of(door, is_tls=tls_cert is not None)
-    one = SideBySide(settings, url=own_url, on_lost=end)
+    one = SideBySide(settings, url=peer_url or door.url, on_lost=end)
     serve_app(
         door,
         one,
@@ -54,8 +49,6 @@ def serve_side_by_side(
         start=one.start,
         stop=one.stop,
         end_streams=one.end_streams,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
         on_ready=on_ready,
         on_server=begun,
     )

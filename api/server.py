@@ -101,6 +101,7 @@ class Door:
 
     Attributes:
         listening: the socket; close it, or use the door as a context manager.
+        tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
     """
 
     listening: Listener
@@ -108,7 +109,15 @@ class Door:
     times: Times
     host: str
     port: int
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     wire: Wire = field(default_factory=Wire.present)
+
+    @property
+    def url(self) -> str:
+        """Where it is, as who stands before it calls it."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls_cert is None else 'https'}://{shown}:{self.port}"
 
     def __enter__(self) -> Door:
         return self
@@ -118,16 +127,27 @@ class Door:
 
 
 def open_door(
-    settings: CoordinatorConfig, *, host: str, port: int, times: Times | None = None, wire: Wire | None = None
+    settings: CoordinatorConfig,
+    *,
+    host: str,
+    port: int,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    times: Times | None = None,
+    wire: Wire | None = None,
 ) -> Door:
     """Listen for a coordinator that is about to be opened; port 0 takes a free one.
 
     Args:
+        tls_cert, tls_key: see `Door`.
         wire: what speaks to them; the fastest that is installed where absent.
 
     Raises:
+        InvalidSetting: only one of certificate and key was given.
         Unavailable: the address is taken.
     """
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     times = times or Times()
     crowd = Crowd(
         ConnectionLimits(
@@ -138,32 +158,13 @@ def open_door(
         )
     )
     listening = _listen(host, port, crowd)
-    return Door(listening, crowd, times, host, listening.getsockname()[1], wire or Wire.present())
-
-
-def serve(
-    coordinator: Coordinator,
-    *,
-    host: str,
-    port: int,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    on_ready: Callable[[str], None] = lambda _: None,
-    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
-    times: Times | None = None,
-    wire: Wire | None = None,
-) -> None:
-    """Listen, and serve as `serve_at` does."""
-    with open_door(coordinator.config, host=host, port=port, times=times, wire=wire) as door:
-        serve_at(door, coordinator, tls_cert=tls_cert, tls_key=tls_key, on_ready=on_ready, on_server=on_server)
+    return Door(listening, crowd, times, host, listening.getsockname()[1], tls_cert, tls_key, wire or Wire.present())
 
 
 def serve_at(
     door: Door,
     coordinator: Coordinator,
     *,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
 ) -> None:
@@ -171,12 +172,11 @@ def serve_at(
 
     Args:
         coordinator: opened, not yet started.
-        tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, for whoever stops it from another thread.
 
     Raises:
-        InvalidSetting: only one of certificate and key was given, or they cannot be read.
+        InvalidSetting: certificate or key cannot be read.
     """
     app = create_app(coordinator)
     serve_app(
@@ -186,8 +186,6 @@ def serve_at(
         start=coordinator.start,
         stop=coordinator.stop,
         end_streams=lambda: app.state.stopping.set(),
-        tls_cert=tls_cert,
-        tls_key=tls_key,
         on_ready=on_ready,
         on_server=on_server,
     )
@@ -201,8 +199,6 @@ def serve_app(
     start: Callable[[], None],
     stop: Callable[[], None],
     end_streams: Callable[[], None],
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
 ) -> None:
@@ -215,8 +211,6 @@ def serve_app(
     Raises:
         InvalidSetting: see `serve_at`.
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     times = door.times
     config = uvicorn.Config(
         app,
@@ -232,27 +226,20 @@ def serve_app(
         ws="none",
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=times.keep_alive_s,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=None if tls_key is None else str(tls_key),
+        ssl_certfile=door.tls_cert,
+        ssl_keyfile=None if door.tls_key is None else str(door.tls_key),
     )
     try:
         config.load()
     except OSError as error:
         raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
-    url = url_of(door, is_tls=tls_cert is not None)
-    server = Server(config, on_ready=lambda: on_ready(url), end_streams=end_streams)
+    server = Server(config, on_ready=lambda: on_ready(door.url), end_streams=end_streams)
     on_server(server)
     start()
     try:
         server.run(sockets=[door.listening])
     finally:
         stop()
-
-
-def url_of(door: Door, *, is_tls: bool) -> str:
-    """Where a door is, as who stands before it calls it."""
-    shown = f"[{door.host}]" if ":" in door.host else door.host
-    return f"{'https' if is_tls else 'http'}://{shown}:{door.port}"
 
 
 def _listen(host: str, port: int, crowd: Crowd) -> Listener:

@@ -76,16 +76,16 @@ def run_coordinator(
         on_ready(url)
 
     # Whoever comes while the journal is opened and checked waits at the door, and is not sent away to try again later.
-    with open_door(settings, host=host, port=port) as door:
+    with open_door(settings, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key) as door:
         if settings.side_by_side is not None:
             from api.leading_server import serve_side_by_side
 
             _settle_in()
-            serve_side_by_side(door, settings, peer_url=peer_url, tls_cert=tls_cert, tls_key=tls_key, on_ready=ready)
+            serve_side_by_side(door, settings, peer_url=peer_url, on_ready=ready)
             return
         coordinator = Coordinator.open(settings)
         _settle_in()
-        serve_at(door, coordinator, tls_cert=tls_cert, tls_key=tls_key, on_ready=ready)
+        serve_at(door, coordinator, on_ready=ready)
 
 
 def _settle_in() -> None:

@@ -785,6 +785,7 @@ def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:
     assert dict(site.relay.polls[0].facts) == {
         "backbone_fingerprint": site.shard.fingerprint,
         "classes": list(site.shard.classes),
+        "dimension": site.shard.dimension,
     }
 
 

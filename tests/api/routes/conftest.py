@@ -19,7 +19,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
-from api.server import serve
+from api.server import open_door, serve_at
 from api.wire import Wire
 from feature_store.certificates import certificates_for
 from feature_store.journal.willingness import AgentAnswer
@@ -134,17 +134,10 @@ def running(
 
     def run() -> None:
         cert, key = tls or (None, None)
-        serve(
-            coordinator,
-            host="127.0.0.1",
-            port=port,
-            tls_cert=cert,
-            tls_key=key,
-            on_ready=on_ready,
-            on_server=servers.append,
-            times=times,
-            wire=wire,
-        )
+        with open_door(
+            coordinator.config, host="127.0.0.1", port=port, tls_cert=cert, tls_key=key, times=times, wire=wire
+        ) as door:
+            serve_at(door, coordinator, on_ready=on_ready, on_server=servers.append)
 
     thread = threading.Thread(target=run, name="server")
     thread.start()

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api import dashboard
 from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
-from api.server import open_door, serve, serve_at
+from api.server import open_door, serve_at
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable
@@ -253,10 +253,11 @@ def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf
         "from api.coordinator.config import CoordinatorConfig\n"
         "from api.coordinator.service import Coordinator\n"
         "from api.logs import configure_logging\n"
-        "from api.server import serve\n"
+        "from api.server import open_door, serve_at\n"
         "configure_logging()\n"
         "config = CoordinatorConfig.model_validate_json(sys.stdin.read())\n"
-        "serve(Coordinator.open(config), host='127.0.0.1', port=0, on_ready=lambda url: print(url, flush=True))\n"
+        "with open_door(config, host='127.0.0.1', port=0) as door:\n"
+        "    serve_at(door, Coordinator.open(config), on_ready=lambda url: print(url, flush=True))\n"
         "print('stopped', flush=True)\n"
     )
     process = subprocess.Popen(
@@ -330,10 +331,14 @@ def test_settings_that_cannot_be_served_are_refused_before_anything_starts(confi
     coordinator = Coordinator.open(config_of(tmp_path / "home"))
     try:
         with pytest.raises(InvalidSetting, match="both"):
-            serve(coordinator, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem")
-        with pytest.raises(InvalidSetting, match="TLS"):
-            serve(coordinator, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+            open_door(coordinator.config, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem")
+        nowhere = {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}
+        with (
+            open_door(coordinator.config, host="127.0.0.1", port=0, **nowhere) as door,
+            pytest.raises(InvalidSetting, match="TLS"),
+        ):
+            serve_at(door, coordinator)
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
-            serve(coordinator, host="127.0.0.1", port=taken.getsockname()[1])
+            open_door(coordinator.config, host="127.0.0.1", port=taken.getsockname()[1])
     finally:
         coordinator.stop()
