@@ -11,10 +11,11 @@ continues, replays the same noise, and charges nothing twice.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from feature_store.job_files.pseudo_labels import AnsweredRound
+from labeler.batching import round_charges
 from labeler.budget import Account, budget_for
 from labeler.expectation import expect
 from labeler.randomness import KEY_BYTES, seeded_source
@@ -30,7 +31,7 @@ from workers.jobs.parties import RunParties, tallier_names
 from workers.jobs.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.jobs.publishing import publish
 from workers.jobs.rounds import run_rounds
-from workers.jobs.run_journal import Order, RunJournal, open_run_journal
+from workers.jobs.run_journal import EarlierRound, Order, RunJournal, open_run_journal
 from workers.progress import ProgressCallback, StageClock, silent
 
 
@@ -107,7 +108,8 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             winner_engine=engine,
             progress=progress,
         )
-        job = journal.begin(_order(prepared, names), parties.agent_keys, folder.earlier(prepared.batches))
+        earlier = folder.earlier(prepared.batches)
+        job = journal.begin(_order(prepared, names, earlier), parties.agent_keys, earlier)
         folder.forget_earlier()
         rounds = journal.rounds(job.job_id)
         # Released: nobody misses an answer any more, and whoever steals this folder finds none.
@@ -134,14 +136,14 @@ def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
     ]
 
 
-def _order(prepared: PreparedJob, agents: Sequence[str]) -> Order:
+def _order(prepared: PreparedJob, agents: Sequence[str], earlier: Mapping[int, EarlierRound]) -> Order:
     selection = prepared.job.file.queries
     return Order(
         job_id=prepared.job_id,
         task=prepared.task,
         agents=tuple(agents),
         batches=prepared.batches,
-        caps=_caps(prepared),
+        caps=_caps(prepared, earlier),
         images=len(prepared.public),
         strategy=selection.strategy,
         count=selection.count,
@@ -170,10 +172,18 @@ def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
-def _caps(prepared: PreparedJob) -> dict[Level, int]:
-    """What each agent may spend: the caps of the task file, else exactly what this job costs."""
+def _caps(prepared: PreparedJob, earlier: Mapping[int, EarlierRound] | None = None) -> dict[Level, int]:
+    """What each agent may spend: the caps of the task file, else exactly what this job costs.
+
+    Rounds that the version before charged cost what was charged, be it more than their price by now.
+    """
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)
+    for number, charged in (earlier or {}).items():
+        batch = prepared.batches[number]
+        price = round_charges(prepared.task, len(batch), answered=batch.first_query)
+        for priced in {*price, *charged.charges}:
+            caps[priced] = caps.get(priced, 0) + charged.charges.get(priced, 0) - price.get(priced, 0)
     for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
         if epsilon is not None:
             caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)

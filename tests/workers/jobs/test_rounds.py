@@ -329,6 +329,25 @@ def test_a_folder_of_the_version_before_goes_on_wherever_taking_it_over_is_inter
     assert stop_at > 6, "a new file, two commits and another file are eight moments"
 
 
+@pytest.mark.parametrize("more", [5, -5])
+def test_a_folder_whose_rounds_cost_another_price_in_the_version_before_goes_on(make: Make, more: int) -> None:
+    """A bound was sharpened since: what was charged stays charged, and is no reason to refuse the rest."""
+    one = make("job")
+    as_the_version_before_left_it(one)
+    path = one.out / ".job" / "plan.json"
+    plan = json.loads(path.read_bytes())
+    for entry in plan["ledger"]:
+        entry["charge_nano"] = {level: nano + more for level, nano in entry["charge_nano"].items()}
+    then = plan["ledger"][0]["charge_nano"]["instance"]
+    replace_file(path, json.dumps(plan).encode())
+    assert len(do(one)) == 3
+    with open_run_journal(one.out / ".job") as journal:
+        charged = [entry["amount"] for entry in journal.charges() if entry["level"] == "instance"]
+        caps = [balance.cap for balance in journal.ledger.balances() if balance.level == "instance"]
+    assert charged[:2] == [then, then]
+    assert caps == [sum(charged)], "no more than the job costs"
+
+
 def test_a_release_of_the_version_before_that_is_damaged_is_refused_and_nothing_is_lost(make: Make) -> None:
     one = make("job")
     as_the_version_before_left_it(one)
