@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from api.front import Front
 from api.in_turn import InTurn
 from api.lingering import Lingering
 from api.metrics import Metrics
+from api.patience import Stopping
 from api.rate_limit import RateLimits
 from api.request_context import RequestContext
 from api.routes.budget import budget_routes
@@ -53,7 +53,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.stopping = asyncio.Event()
+        app.state.stopping = Stopping()
         yield
         app.state.stopping.set()
         await coordinator.aclose()

@@ -28,6 +28,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.home_lock import owning_home
 from api.coordinator.service import Coordinator
 from api.passing_on import PassingOn, check_peer_url
+from api.patience import Stopping
 from api.refusals import refusal
 from feature_store.journal.leases import Leases
 from labeler.errors import JournalInUse, LabelerError, Unavailable
@@ -235,7 +236,7 @@ class SideBySide:
 
     def _role(self, coordinator: Coordinator) -> _Role:
         app = create_app(coordinator)
-        stopping = app.state.stopping = asyncio.Event()
+        stopping = app.state.stopping = Stopping()
 
         def end_streams() -> None:
             if self._loop is not None and not self._loop.is_closed():

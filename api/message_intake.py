@@ -143,6 +143,8 @@ class _Body:
 
 async def _in_time(reading: Coroutine[Any, Any, bytes], seconds: float) -> bytes:
     try:
-        return await asyncio.wait_for(reading, seconds)
+        # Not `wait_for`, which makes a task of what mostly need not wait: the body is there.
+        async with asyncio.timeout(seconds):
+            return await reading
     except TimeoutError:
         raise Unavailable(f"a message was not whole after {seconds:.0f} s; send it again") from None

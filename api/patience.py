@@ -12,18 +12,46 @@ from fastapi import Request
 T = TypeVar("T")
 
 
+class Stopping:
+    """Whether the server has begun to stop, and who waits until then; used on one event loop.
+
+    Whoever waits does so in its own task, which is told by the limit of its time: a task for the wait and one for the
+    end would cost each poll more than its mail.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._limits: set[asyncio.Timeout] = set()
+
+    def set(self) -> None:
+        """The server begins to stop: whoever waits gives up."""
+        self._is_set = True
+        for limit in self._limits:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    async def unless(self, answer: Coroutine[Any, Any, T]) -> T | None:
+        """The answer, or None when the server begins to stop first."""
+        if self._is_set:
+            answer.close()
+            return None
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                try:
+                    return await answer
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+
+
 async def unless_stopping(request: Request, answer: Coroutine[Any, Any, T]) -> T | None:
     """The answer, or None when the server begins to stop first."""
-    stopping: asyncio.Event = request.app.state.stopping
-    asked = asyncio.ensure_future(answer)
-    stopped = asyncio.ensure_future(stopping.wait())
-    try:
-        await asyncio.wait((asked, stopped), return_when=asyncio.FIRST_COMPLETED)
-        return asked.result() if asked.done() else None
-    finally:
-        for task in (asked, stopped):
-            task.cancel()
-        await asyncio.gather(asked, stopped, return_exceptions=True)
+    stopping: Stopping = request.app.state.stopping
+    return await stopping.unless(answer)
 
 
 async def until_stopping(request: Request, items: AsyncIterator[T]) -> AsyncIterator[T]:

@@ -50,6 +50,9 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _KEYS_REMEMBERED = 4096
 """Public keys that were found to be good ones: a party's is looked at once, and not at each of its messages."""
 
+_SIGNATURES_REMEMBERED = 128
+"""Signatures that held lately: one is checked before its message's body is read, and again with the body."""
+
 
 @dataclass(frozen=True)
 class PublicKeys:
@@ -282,9 +285,8 @@ def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
         Forged: it did not.
         InvalidSetting: the key is none, or a weak one.
     """
-    verifier = _verifier(verify_key)
     try:
-        verifier.verify(_signed_bytes(header), signature)
+        _check_signature(verify_key, _signed_bytes(header), signature)
     except (BadSignatureError, CryptoError):
         raise Forged(
             f"the signature of a message in the name of {header.sender!r} does not hold; it was changed on "
@@ -340,6 +342,12 @@ def _verifier(key: str) -> VerifyKey:
     if not crypto_core_ed25519_is_valid_point(data):
         raise InvalidSetting("verify_key is no Ed25519 key, or a weak one; `labeler keys` makes good ones")
     return VerifyKey(data)
+
+
+@lru_cache(maxsize=_SIGNATURES_REMEMBERED)
+def _check_signature(key: str, data: bytes, signature: bytes) -> None:
+    """Raise what the library raises; what held lately is not computed again, what did not hold always is."""
+    _verifier(key).verify(data, signature)
 
 
 @lru_cache(maxsize=_KEYS_REMEMBERED)

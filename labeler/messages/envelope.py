@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -112,17 +112,24 @@ class Header:
     def parse(cls, data: bytes) -> Header:
         """Read a header, refusing anything that `to_bytes` would not have written.
 
+        The same bytes are read where they arrive and where they are taken; those read lately are not read again.
+
         Raises:
             TooLarge: more than 8192 bytes.
             ProtocolViolation: not canonical JSON of exactly the fields above, of exactly their types.
         """
         if len(data) > MAX_HEADER_BYTES:
             raise TooLarge(f"a header has at most {MAX_HEADER_BYTES} bytes, found {len(data)}")
-        content = read_object(data, "a header", fields=names_of(Header), version=VERSION)
-        header = cls(**content)
-        if header.to_bytes() != data:
-            raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")
-        return header
+        return _read_header(data)
+
+
+@lru_cache(maxsize=128)
+def _read_header(data: bytes) -> Header:
+    content = read_object(data, "a header", fields=names_of(Header), version=VERSION)
+    header = Header(**content)
+    if header.to_bytes() != data:
+        raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")
+    return header
 
 
 @dataclass(frozen=True, eq=False, repr=False)
