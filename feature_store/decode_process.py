@@ -153,7 +153,6 @@ class UnusableImage(UnreadableImage):
     """An image of an upload cannot be used.
 
     Attributes:
-        index: which.
         reason: a short sentence.
         is_last: it has ended the decoder, so that what comes after it was not looked at.
     """

@@ -81,10 +81,8 @@ class Records:
     """What rows of a shard say besides their features; index by index of the source. Private; does not print.
 
     Attributes:
-        images: the source.
         labels: places in the class list, -1 where unknown.
         people: whose image each is, digests under the site's key; None where nobody says.
-        keep_thumbnails: whether pictures are kept.
     """
 
     images: ImageSource = field(repr=False)

@@ -71,8 +71,6 @@ class EmbedReport:
         records: images embedded.
         skipped: images left out, each with its reason; never silently.
         resumed_from: images of the source already done by an interrupted run.
-        classes: class list of the shard.
-        fingerprint: of the backbone.
         notes: sentences a person should read, for example where the class list came from.
         same_images: images that are there more than once: the names of their files, and how they contradict themselves
             ("" where they do not). Those under different labels come first. For the site's own people.

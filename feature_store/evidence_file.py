@@ -24,7 +24,6 @@ class SignedEvidence:
     """A document and who says to have made it.
 
     Attributes:
-        evidence: the document.
         signature: 128 hexadecimal digits.
         verify_key: of the party, by its own word.
     """

@@ -44,7 +44,6 @@ class JoinedFiles:
         files: each read-only from its first byte to its last, in this order.
 
     Attributes:
-        files: the same.
         starts: the byte of the whole at which each begins, and last the length of the whole.
 
     Raises:

@@ -51,7 +51,6 @@ class Shard:
     Arrays hold every row, deleted ones included, so that row numbers stay; use `alive` or `rows`.
 
     Attributes:
-        path: its folder.
         features: int16, shape (n, dimension), memory-mapped, read-only; one array, also where they lie in parts.
         labels: int16, shape (n,), or (n, C) where `has_attributes`. Secret in a private shard; in a public one only for
             scoring.

@@ -117,7 +117,6 @@ class Finding(_Moving):
     """What one attempt proves.
 
     Attributes:
-        adversary: whose.
         mu: lower bound on the Gaussian-DP parameter.
         epsilon: of that mu, at the task's delta.
         any_epsilon: lower bound on epsilon that assumes no curve; in one run, that no noise is independent either.

@@ -144,7 +144,6 @@ class NothingLeft:
     Whoever makes one vouches for it: giving budget back on a guess overspends silently.
 
     Attributes:
-        reservation_id: the reservation it is about.
         because: how it is known. "never-asked": no agent was sent the queries. "below-quorum": too few
             agents answered and the talliers opened nothing. "refused": every agent refused before answering.
             "lapsed": an agent's own promise has ended, and it never answered under it. "divided": nothing was asked

@@ -61,9 +61,7 @@ class RosterTallier(_Part):
     """One tallier of the federation.
 
     Attributes:
-        party_id: its name.
         number: which tallier it is, from 0.
-        verify_key, seal_key: public.
     """
 
     party_id: PartyName
@@ -80,7 +78,6 @@ class Invitation(_Part):
         ca_certificates: PEM certificates that its certificate is checked against; empty: the system's.
         verify_key, seal_key: of the coordinator.
         role: as what the site is invited.
-        party_id: under which name.
         tallier: which tallier it would be; None for an agent.
         is_rotation: the party is enrolled and gets new keys.
         talliers: all that are enrolled, by number; all that are needed where an agent is invited.

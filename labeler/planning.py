@@ -186,11 +186,8 @@ class Price:
         noise_factors: what collusion and dropouts each make of sigma.
         grid_scale: grid units per vote.
         quorum: fewest agents for which anything is opened.
-        method: how agents vote.
-        release: what is opened.
         colluding_agents: how many participants may know their own noise, and pool it, without weakening the guarantee.
         holds_against: the same in words: against whom the guarantee holds.
-        noise_by: who adds the noise.
         dishonest_talliers: where the talliers add it, how many of them may be dishonest.
         person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
         records_per_person: that bound, m.

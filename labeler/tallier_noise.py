@@ -65,7 +65,6 @@ def noise_source(key: bytes, round_digest: str, contributors: Collection[str], *
 
     Args:
         key: of the round at this tallier; 32 bytes, secret, and at no other tallier the same.
-        round_digest: which round.
         contributors: the agents summed.
         is_seeded: True where the key came from a known seed.
     """

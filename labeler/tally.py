@@ -51,8 +51,6 @@ class Round:
     Attributes:
         task_digest: of the task (SHA-256, hexadecimal); it fixes k, sigma, scale, classes and parties.
         batch_digest: of the batch of queries (SHA-256, hexadecimal).
-        num_queries: queries in the batch.
-        num_classes: classes of the task.
         quorum: fewest contributors for which anything is opened.
         terms: how talliers find the winners; None where the histogram is opened.
         tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None where the
@@ -121,7 +119,6 @@ class InputShare:
     """One agent's message to one tallier: its share of ballots plus noise, or of ballots and of noise.
 
     Attributes:
-        agent_id: who contributes.
         tallier: index of the tallier it is for, from 0.
         round_digest: the round it belongs to.
         share: the secret share, shape (num_queries, num_classes); of both apart where the round's terms have a
@@ -144,7 +141,6 @@ class AggregateShare:
 
     Attributes:
         tallier: index of the tallier.
-        round: the round summed.
         contributors: the agents summed.
         sharings_digest: SHA-256 over (agent, sharing_id) of the contributors; equal at all talliers, or
             shares of different splits were summed.

@@ -150,7 +150,6 @@ def row_sums(ballots: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint6
 
     Args:
         ballots: residues, shape (num_queries, num_classes + 1).
-        field: where to add.
 
     Returns:
         uint64, shape (num_queries,).
@@ -196,7 +195,6 @@ def coefficients(nonces: Sequence[bytes], *, agreement: str, num_queries: int, f
         nonces: of all talliers, in tallier order, each checked against its commitment.
         agreement: of the aggregates.
         num_queries: how many coefficients.
-        field: of the round.
 
     Returns:
         uint64, shape (num_queries,).
@@ -218,7 +216,6 @@ def combine(sums: NDArray[np.uint64], factors: NDArray[np.uint64], field: PrimeF
     Args:
         sums: the tallier's row sums, residues, shape (agents, num_queries) (`AggregateShare.row_sums`).
         factors: the coefficients, residues, shape (num_queries,).
-        field: of the round.
 
     Returns:
         uint64, shape (agents,). It may be sent to everybody: see the module.
@@ -247,7 +244,6 @@ def misshapen(combinations: Sequence[NDArray[np.uint64]], agents: Sequence[str],
     Args:
         combinations: what `combine` gave at each tallier, one array per tallier.
         agents: their agents, in the order of the rows: sorted.
-        field: of the round.
 
     Raises:
         ProtocolViolation: arrays of another shape or type, or of fewer than two talliers.

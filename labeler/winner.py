@@ -63,7 +63,6 @@ class Winner:
 
     Attributes:
         tallier: index of the tallier.
-        round_digest: the round.
         contributors: the agents summed.
         sharings_digest: of the shares summed (labeler.tally.AggregateShare).
         labels: int16, shape (num_queries,), the winning class, or -1 where the talliers abstained; read-only.
@@ -114,9 +113,5 @@ def winner_time_limit_s(num_queries: int, num_classes: int) -> float:
     """How long talliers may take for the winners of a round, and the coordinator waits for them before it asks again.
 
     A tallier that dies is noticed at once, by its connections; the limit ends what hangs without that.
-
-    Args:
-        num_queries: of the round.
-        num_classes: of the round.
     """
     return 60.0 + num_queries * num_classes / 500

@@ -28,7 +28,6 @@ class Package:
         architecture: of timm, whose published preprocessing these weights take.
         module: the package that carries them.
         file: inside of it, in the folder `models`.
-        sha256: of the file.
         extra: of this project that installs the package; None where it always is.
     """
 

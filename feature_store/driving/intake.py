@@ -44,7 +44,6 @@ class Incoming:
     """A message whose sender, signature and form were checked.
 
     Attributes:
-        message: as it came.
         verify_key: that its signature was checked with.
         event: what it is to the machine.
         job_id: the job it is about, where the body names it; else empty, and the round of its header says it.

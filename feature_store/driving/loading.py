@@ -27,9 +27,7 @@ class Loaded:
 
     Attributes:
         record: its row; what never changes of it may be kept.
-        task: what it asks.
         rounds: their rows; what never changes of them may be kept.
-        run: as the machine sees it.
     """
 
     record: JobRecord

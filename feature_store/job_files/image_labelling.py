@@ -58,8 +58,6 @@ class LabellingOrder(BaseModel):
     """A job to label, with what the journal knows of it.
 
     Attributes:
-        folder: of the job.
-        job_id, task_digest, classes: whose.
         contributors: how many agents' noise is in the answers, at most.
         card: see `labeler.privacy_card.privacy_card`.
         privacy: see `labeler.privacy_card.guarantee`.

@@ -48,7 +48,6 @@ class ImageStamp:
     """What the labels of one job have in common, written into the schema's metadata.
 
     Attributes:
-        task_digest, job_id: whose.
         classes: names in label order.
         privacy: the job's data-independent guarantee, as in the privacy card.
         is_seeded: True for a simulation, whose noise protects nobody.

@@ -75,7 +75,6 @@ class StoredModel:
         card: what it may have learnt of one private record, at most.
         backbone: the name that loads its backbone; empty where the file has to be named.
         job_id: whose answers it learnt from; empty in older files.
-        arrays: what it consists of.
     """
 
     kind: str

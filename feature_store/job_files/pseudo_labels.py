@@ -45,7 +45,6 @@ class JobStamp:
     """What every row of one job has in common.
 
     Attributes:
-        job_id: the job.
         backbone: name of the backbone, for people.
         created_at: when the set was made; the caller's clock.
         privacy: data-independent epsilons and delta, written into the schema's metadata as JSON.
@@ -65,7 +64,6 @@ class AnsweredRound:
 
     Attributes:
         start: place of its first query among the job's.
-        num_queries: how many it asked.
         ledger_seq: of the charge that paid for it; 0 where none was posted.
         release: what was opened; None where nothing was.
     """

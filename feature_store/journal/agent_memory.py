@@ -97,7 +97,6 @@ class Decided:
     """A task about which a person has decided.
 
     Attributes:
-        task: which.
         state: "approved", or "revoked" where it was refused or an approval taken back.
         requested_at, decided_at: when it was first asked for, and decided.
     """

@@ -70,9 +70,7 @@ class KeptAnswer:
     """What is kept of one round at an agent. Its bodies are sealed, and private all the same: it does not print.
 
     Attributes:
-        stage: as in the module.
         recipients: for whom it was charged.
-        bodies: the stored answer.
     """
 
     stage: Literal["charged", "stored", "erased"]

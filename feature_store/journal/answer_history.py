@@ -68,10 +68,7 @@ class AnsweredRound:
     """One round that was charged.
 
     Attributes:
-        round_digest, task_digest: which.
         job_id: the coordinator's name of the job, where it was proposed before; empty elsewhere.
-        at: when it was charged.
-        num_queries: how many questions.
         charges: nano-units of mu^2 per level.
         talliers: who got a share each.
     """

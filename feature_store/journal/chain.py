@@ -67,7 +67,6 @@ class Entry:
         seq: 1, 2, 3, ... without gaps.
         at: when it was written; never before the entry before it.
         kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge.
-        account, level: whose budget.
         reservation_id: which charge; empty for "open" and "cap".
         amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`).
         detail: what else was known, JSON.

@@ -22,7 +22,6 @@ class Charge:
     """What one account pays for a reservation.
 
     Attributes:
-        account: whose budget.
         level: whose presence it protects.
         amount: nano-units of mu^2, 1 to MAX_AMOUNT.
     """
@@ -46,7 +45,6 @@ class Balance:
     """What an account may spend and has spent, in nano-units of mu^2.
 
     Attributes:
-        account, level: whose budget.
         cap: None where the account is not limited and only recorded.
         reserved: charged for work that is not finished.
         posted: charged for ever.

@@ -32,7 +32,6 @@ class Charged:
     Attributes:
         charges: by account and level.
         reserved: detail of its first entry.
-        state: how far it has come.
         settled_seq, settled_at, settled: entry, time and detail of its settlement.
     """
 

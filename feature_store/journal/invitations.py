@@ -68,7 +68,6 @@ class InvitationRecord:
         party_id, role, tallier: who is invited, as what.
         is_rotation: the party is enrolled and gets new keys.
         created_by: id of the access token that made it.
-        created_at, expires_at: when.
         withdrawn_at: since when it opens nothing; None while it may.
         used_at: when keys were enrolled with it; None before.
         verify_key, seal_key: those keys.

@@ -50,7 +50,6 @@ class Looked:
     """A job with everything that its view shows, from one moment of the journal.
 
     Attributes:
-        job: it.
         rounds: in order.
         answers: agent id -> what it said last before it was asked.
         forgotten_at: when what it sent and got was deleted; None where it was not.
@@ -67,7 +66,6 @@ class LookedRows:
     """The rows of one job as they were found: most are never looked at, since a job changes faster than people look.
 
     Attributes:
-        job: its own row.
         others: rows of its rounds, of what was said of them, of agents' answers, and of its being forgotten.
     """
 

@@ -22,7 +22,6 @@ class JobRecord:
     """A labelling job.
 
     Attributes:
-        job_id: its name.
         task_digest: of the task it asks queries of.
         name: for people.
         state: how far it is; the last five of JobState are final.
@@ -100,10 +99,8 @@ class RoundRecord:
     """One batch of a job.
 
     Attributes:
-        job_id: the job.
         number: 0, 1, 2, ... within the job.
         first_query: number of its first query within the task.
-        num_queries: how many it asks.
         state: waiting > asked > agreed > posted > opened.
         batch_digest, round_digest: empty until the queries are embedded, then the same as long as the job lasts; for
             ever once they were asked.

@@ -108,12 +108,9 @@ class PartyRecord:
     """A party as the coordinator knows it.
 
     Attributes:
-        party_id: its name.
-        role: agent or tallier.
         tallier: which tallier it is, from 0; None for an agent.
         verify_key, seal_key: public, 64 hexadecimal digits.
         state: revoked parties are neither asked nor believed.
-        enrolled_at: when.
         last_contact: when it was last heard of; None if never.
         facts: what it says of itself; nothing private.
         journal_seq, journal_hash: the furthest head of its own journal it has reported; 0 and "" if none.

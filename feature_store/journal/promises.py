@@ -78,7 +78,6 @@ class Proposed:
 
     Attributes:
         digest: of the proposal (labeler.messages.proposals).
-        job_id, task_digest: of it.
         until: its deadline.
         at: when it is answered.
     """

@@ -58,8 +58,6 @@ class TokenRecord:
     Attributes:
         token_id: what it is called in records and logs; not secret.
         name: for people.
-        role: what it may do.
-        created_at: when it was made.
         revoked_at: since when it opens nothing; None while it does.
     """
 

@@ -52,7 +52,6 @@ class Work:
     """A piece of work this consumer holds until its lease runs out.
 
     Attributes:
-        queue: where it was claimed.
         work_id: what to do; the rest is in the journal.
         entry: its place in the queue.
         consumer: who holds it.
@@ -71,7 +70,6 @@ class Letter:
     """One message for one party's mail, as `Mailbox.send` takes it.
 
     Attributes:
-        recipient: party id.
         data: frames (labeler.messages).
         message_id: `Message.message_id`, SENDER:SEQUENCE.
     """

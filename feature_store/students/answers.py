@@ -35,8 +35,6 @@ class NoisyAnswers:
         total_sigma_votes: standard deviation of the noise in one coordinate of noisy_votes, in votes.
         num_classes: C.
         k: neighbours that voted.
-        agents: how many agents took part.
-        method: how they voted.
         assignment: integers, shape (num_images,), the query that stands for each public image. None
             lets every image look for the query it is most similar to.
     """

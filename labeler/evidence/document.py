@@ -89,7 +89,6 @@ class Refusal(_Part):
     """An agent that did not answer, and what it said.
 
     Attributes:
-        agent: its name.
         said: "declined" before anybody was asked, "later" where a person had not decided, "refused" when asked.
         reason: type of its refusal; empty where it is not kept.
         sentence: its own words.
@@ -107,7 +106,6 @@ class Round(_Part):
     Attributes:
         number: within the job.
         first_question: number of the first of them within the task; None where the journal does not know it.
-        questions: how many.
         charge: what became of its price; "none" where none was reserved for it alone.
         posted_entry, posted_at: the ledger's entry that made the charge final.
         charges: by account and level, as they are in the chain.
@@ -134,11 +132,8 @@ class Job(_Part):
     """One labelling job.
 
     Attributes:
-        job_id: its name.
         state: how it ended, or "under way".
         problem: type of the problem it ended with; its words may name a requester's files and are left out.
-        submitted_at: when.
-        questions: how many it asks.
         asked: agents that were asked; fixed before the first question left.
         refusals: agents that said no before anybody was asked.
         rounds: its batches.
@@ -239,7 +234,6 @@ class Mechanism(_Part):
         system: its name in the papers.
         source: the paper, and what of it holds here.
         contribution: what each agent contributes.
-        release: what is opened.
         noise: of what kind, and how much of it nobody can subtract.
         proof: the function whose docstring is the proof of sensitivity.
         accounting: how epsilon is computed, and the module with the derivation.
@@ -333,7 +327,6 @@ class AuditFinding(_Part):
 
     Attributes:
         task: digest of the task.
-        adversary: its name.
         level: whose presence it told.
         runs: how many lives of the task it counted; 1 with many canaries.
         confidence: with which all findings of its audit hold together.
@@ -367,7 +360,6 @@ class Evidence(_Part):
     Attributes:
         version: of the format.
         software: that made it.
-        facts: as read.
         tasks, accounts: what follows.
         remarks: what a reader must know of these facts: contradictions that are no reason to refuse, such as a charge
             below today's price.

@@ -70,7 +70,6 @@ class Header:
     """What a message says about itself; its canonical bytes are what the sender signs.
 
     Attributes:
-        kind: what the body holds.
         sender: party id, 1 to 200 printable characters.
         recipient: party id.
         task_digest: SHA-256 of the task in hexadecimal, or empty where the message is of no task.
@@ -137,7 +136,6 @@ class Message:
     """One message as it travels: nothing about it is checked but its form.
 
     Attributes:
-        header: who to whom, and what.
         signature: 64 bytes, Ed25519 over the header.
         body: the bytes whose SHA-256 the header names; sealed or plain.
 

@@ -148,7 +148,6 @@ class Willing(Body):
     """Body of "willing".
 
     Attributes:
-        job_id: of the proposal.
         until: unix time in seconds; until then the price is set aside.
     """
 
@@ -163,7 +162,6 @@ class Declined:
     """Body of "declined".
 
     Attributes:
-        job_id: of the proposal.
         refusal: why, and whether it may be proposed again later.
     """
 
@@ -188,11 +186,7 @@ class Declined:
 
 @strict("a withdrawal")
 class Withdrawn(Body):
-    """Body of "withdrawn".
-
-    Attributes:
-        job_id: of the proposal.
-    """
+    """Body of "withdrawn"."""
 
     version: ClassVar[str] = "labeler-withdrawn/1"
 

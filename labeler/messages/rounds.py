@@ -199,7 +199,6 @@ class OpenRound(Body):
     """Body of "open-round": a tallier learns of a round, and whose shares it may take.
 
     Attributes:
-        round: the round.
         tallier: index of the tallier in it, from 0.
         participants: verify key (Ed25519, 64 hexadecimal digits) of each agent; no two the same.
         expires_at: unix time in seconds, after which the round is given up unless it was summed.

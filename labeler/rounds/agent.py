@@ -52,7 +52,6 @@ class AgentRound:
     """One round at one agent.
 
     Attributes:
-        round_digest: which.
         stage: what is durable of it.
         recipients: for whom it was charged; empty before.
         doing: what was asked for and has no result yet.

@@ -38,9 +38,7 @@ class Party:
     """An enrolled party whose keys are in force, as the machine needs it.
 
     Attributes:
-        party_id: its name.
         tallier: which tallier it is, from 0; None for an agent.
-        verify_key, seal_key: public.
         takes_proposals: its program reads proposals.
         is_presumed: it was heard of and its program reads none, so it counts as willing unasked.
         knows_requesters: its program reads who submitted a job.
@@ -212,7 +210,6 @@ class Failed:
     """Something that was computed or stored for the job cannot be; for good.
 
     Attributes:
-        error: why.
         number: of the round whose messages cannot be made; None where it is something else.
     """
 
@@ -278,7 +275,6 @@ class Begin:
     """Fix whose shares a round takes, and note that it is asked; from here on nobody can say that nothing left.
 
     Attributes:
-        number: of the round.
         participants: agent id -> the key its shares are signed with.
         is_asked: False where it was noted before and only the participants are missing.
     """
@@ -474,7 +470,6 @@ class AskForTurn:
     """Ask whether it is this round's turn to have its winners found: `TurnGranted`, or nothing yet.
 
     Attributes:
-        round_digest: of the round.
         num_answers: talliers that have answered.
         limit_s: how long a turn lasts at most.
     """

@@ -79,8 +79,6 @@ class JobRun:
     Attributes:
         job_id, task, num_queries, expires_at_s: as submitted; the deadline in unix time.
         participants: the agents of its task, in the task's order.
-        patience: how long it waits.
-        state: how far it is.
         rounds: its rounds in order; each is asked once the one before is charged, and charged once that one is opened.
         answers: agent id -> what it said before it was asked.
         asked: whom it asks, fixed once for ever; None while that is open, and in jobs of versions that asked all.

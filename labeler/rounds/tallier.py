@@ -69,7 +69,6 @@ class TallierRound:
     """One round at one tallier.
 
     Attributes:
-        round_digest: which.
         stage: what is durable of it, once the effects are.
         opening: as the coordinator described it; None of a round that is unknown.
         sharing_ids: of the agents whose share is held; after the sum, of those summed.
