@@ -199,9 +199,9 @@ class AgentMemory:
             self._counts.add(task_digest, self._ledger.last_at(connection=joined), num_queries)
         return True
 
-    def is_charged(self, round_digest: str, *, connection: Connection | None = None) -> bool:
+    def is_charged(self, round_digest: str) -> bool:
         """Whether the price of a round was ever taken."""
-        return self.paid_by(round_digest, connection=connection) is not None
+        return self.paid_by(round_digest) is not None
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
@@ -261,43 +261,43 @@ class AgentMemory:
                 return
         self.follow(task, at, is_approved=False, connection=connection)
 
-    def decided(self, *, connection: Connection | None = None) -> list[Decided]:
+    def decided(self) -> list[Decided]:
         """Tasks about which a person has decided, the last decision first."""
         is_decided = task_approvals.c.state != "waiting"
         query = select(task_approvals).where(is_decided).order_by(task_approvals.c.decided_at.desc())
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             rows = joined.execute(query.limit(MAX_DECIDED)).all()
         return [Decided(parse_task(json.loads(row.body)), row.state, row.requested_at, row.decided_at) for row in rows]
 
-    def approve(self, digest: str, *, connection: Connection | None = None) -> None:
+    def approve(self, digest: str) -> None:
         """Let the agent answer a task.
 
         Raises:
             NotFound: nobody asked for it; a person approves what was shown.
         """
-        self._decide(digest, "approved", connection)
+        self._decide(digest, "approved", None)
 
-    def revoke_approval(self, digest: str, *, connection: Connection | None = None) -> None:
+    def revoke_approval(self, digest: str) -> None:
         """Let the agent answer nothing more of a task, until it is approved again.
 
         Raises:
             NotFound: nobody asked for it.
         """
-        self._decide(digest, "revoked", connection)
+        self._decide(digest, "revoked", None)
 
-    def is_approved(self, digest: str, *, connection: Connection | None = None) -> bool:
+    def is_approved(self, digest: str) -> bool:
         """Whether a person lets the agent answer a task."""
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             return self._approval(digest, joined) == "approved"
 
-    def waiting(self, *, connection: Connection | None = None) -> list[tuple[str, Task, datetime]]:
+    def waiting(self) -> list[tuple[str, Task, datetime]]:
         """What still has to be decided, oldest first: digest, task, and when it was first asked for."""
         query = (
             select(task_approvals)
             .where(task_approvals.c.state == "waiting")
             .order_by(task_approvals.c.requested_at, task_approvals.c.digest)
         )
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             rows = joined.execute(query).all()
         found = [(row.digest, parse_task(json.loads(row.body)), row.requested_at) for row in rows]
         if any(task.digest != digest for digest, task, _ in found):

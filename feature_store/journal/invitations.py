@@ -169,14 +169,12 @@ class InvitationStore:
             done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=check_moment(self._clock())))
         return int(done.rowcount)
 
-    def lately(
-        self, now: datetime, *, used_since: datetime, connection: Connection | None = None
-    ) -> list[InvitationRecord]:
+    def lately(self, now: datetime, *, used_since: datetime) -> list[InvitationRecord]:
         """Invitations that may be used at a moment, and those that were used since another, oldest first."""
         is_open = (invitations.c.used_at.is_(None)) & (invitations.c.withdrawn_at.is_(None))
         lately = (is_open & (invitations.c.expires_at > now)) | (invitations.c.used_at >= used_since)
         query = select(*_SHOWN).where(lately).order_by(invitations.c.created_at, invitations.c.invitation_id)
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             return [_record(row) for row in joined.execute(query)]
 
     def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:

@@ -108,10 +108,10 @@ class JobStore:
         with reading(self._database, connection) as joined:
             return read_jobs(joined, job_ids)
 
-    def unfinished(self, *, connection: Connection | None = None) -> list[JobRecord]:
+    def unfinished(self) -> list[JobRecord]:
         """Every job that still has to be moved on, oldest first."""
         query = select(jobs).where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.created_at, jobs.c.job_id)
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             return [JobRecord(**row._mapping) for row in joined.execute(query)]
 
     def unfinished_ids(self) -> list[str]:
@@ -197,13 +197,13 @@ class JobStore:
         with self._database.read() as connection:
             return {row.job_id: row.created_by for row in connection.execute(query)}
 
-    def round_of(self, round_digest: str, *, connection: Connection | None = None) -> RoundRecord:
+    def round_of(self, round_digest: str) -> RoundRecord:
         """The round of a digest.
 
         Raises:
             NotFound: there is none.
         """
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             row = sql.LIVE_ROUND_OF.first(joined, digest=round_digest)
             if row is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")

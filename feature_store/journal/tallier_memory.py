@@ -117,9 +117,9 @@ class TallierMemory:
         self.holds_clear = True
         self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
 
-    def open_rounds(self, *, connection: Connection | None = None) -> list[OpenRound]:
+    def open_rounds(self) -> list[OpenRound]:
         """Every round that was not forgotten, summed or not."""
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             rows = _NOT_FORGOTTEN.all(joined)
         return [OpenRound.decode(bytes(opened)) for (opened,) in rows]
 

@@ -31,10 +31,10 @@ class TaskShares:
                 row = {"task_digest": task_digest, "token_id": token_id, "shared_at": check_moment(self._clock())}
                 joined.execute(insert(task_shares), row)
 
-    def remove(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> None:
+    def remove(self, task_digest: str, token_id: str) -> None:
         """Stop it; a second time changes nothing."""
         table = task_shares.c
-        with writing(self._database, connection) as joined:
+        with self._database.write() as joined:
             joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
 
     def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
@@ -44,12 +44,12 @@ class TaskShares:
         with reading(self._database, connection) as joined:
             return joined.execute(query).first() is not None
 
-    def of(self, task_digests: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
+    def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
         """With which tokens each of some tasks is shared, in the order in which that was done."""
         table = task_shares.c
         query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
         found: dict[str, list[str]] = {digest: [] for digest in task_digests}
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             for row in joined.execute(query.order_by(table.shared_at, table.token_id)):
                 found[row.task_digest].append(row.token_id)
         return {digest: tuple(tokens) for digest, tokens in found.items()}

@@ -266,9 +266,9 @@ class TaskStore:
         """
         give_back(connection, digest, first_query, num_queries)
 
-    def returned(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, int]:
+    def returned(self, digests: Collection[str]) -> dict[str, int]:
         """How many queries came back of each of some tasks; they can be asked beside `queries_left`."""
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             return returned_counts(joined, digests)
 
 

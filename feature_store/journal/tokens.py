@@ -172,14 +172,14 @@ class TokenStore:
             row = connection.execute(query).first()
         return row is not None and row.revoked_at is None
 
-    def revoke(self, token_id: str, *, connection: Connection | None = None) -> TokenRecord:
+    def revoke(self, token_id: str) -> TokenRecord:
         """End a token for ever; a second time changes nothing.
 
         Raises:
             NotFound: there is no such token.
         """
         this = tokens.c.token_id == token_id
-        with writing(self._database, connection) as joined:
+        with self._database.write() as joined:
             self._database.after_commit(self._forget)
             joined.execute(
                 update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=check_moment(self._clock()))
@@ -189,10 +189,10 @@ class TokenStore:
             raise NotFound(f"there is no token {token_id[:100]!r}; look at the list of tokens")
         return TokenRecord(**row._mapping)
 
-    def count(self, *, connection: Connection | None = None) -> int:
+    def count(self) -> int:
         """How many tokens open anything now; 0 where the first has to be made."""
         query = select(func.count()).select_from(tokens).where(tokens.c.revoked_at.is_(None))
-        with reading(self._database, connection) as joined:
+        with self._database.read() as joined:
             return int(joined.execute(query).scalar_one())
 
     def list(self, *, connection: Connection | None = None) -> list[TokenRecord]:
