@@ -107,14 +107,14 @@ class PrivacyStatement:
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity: an infinite number is null, and `reason` says why."""
         return {
-            "epsilon": _finite(self.epsilon),
-            "participant_epsilon": _finite(self.participant_epsilon),
-            "continuous": _finite(self.continuous_epsilon),
-            "mu": _finite(self.mu),
+            "epsilon": finite(self.epsilon),
+            "participant_epsilon": finite(self.participant_epsilon),
+            "continuous": finite(self.continuous_epsilon),
+            "mu": finite(self.mu),
             "squared_sensitivity": self.squared_sensitivity,
             "charge_nano": self.charge_nano,
             "method": self.method,
-            **({} if self.histogram_epsilon is None else {"histogram_epsilon": _finite(self.histogram_epsilon)}),
+            **({} if self.histogram_epsilon is None else {"histogram_epsilon": finite(self.histogram_epsilon)}),
             **({} if self.reason is None else {"reason": self.reason}),
         }
 
@@ -232,8 +232,8 @@ class Price:
             "agent": self.agent.to_json(),
             **self._person(),
             "delta": self.delta,
-            "as_in_paper": {one.level: {"epsilon": _finite(one.as_in_paper_epsilon)} for one in self.stated},
-            "as_in_paper_shares": {one.level: {"epsilon": _finite(one.paper_shares_epsilon)} for one in self.stated},
+            "as_in_paper": {one.level: {"epsilon": finite(one.as_in_paper_epsilon)} for one in self.stated},
+            "as_in_paper_shares": {one.level: {"epsilon": finite(one.paper_shares_epsilon)} for one in self.stated},
             "noise_factors": asdict(self.noise_factors),
             "noise_share_sigma": self.noise_share_sigma_votes,
             "total_sigma_votes": self.total_sigma_votes,
@@ -296,7 +296,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         colluding_agents=task.colluding_agents,
         holds_against=holds_against(
             task,
-            _finite(instance.participant_epsilon),
+            finite(instance.participant_epsilon),
             instance.histogram_epsilon,
             two_talliers_epsilon=_against_two_talliers(task, asked),
         )
@@ -322,14 +322,14 @@ def _life_price(task: Task) -> LifePrice | None:
 def _against_two_talliers(task: Task, queries: int) -> float | None:
     """What one private image's price becomes where two talliers pool what they know and one was counted on."""
     event = integer_event(task, "instance", queries) if task.dishonest_talliers == 1 else None
-    return None if event is None else _finite(_certified(replace(event, noise_contributors=1), task.delta))
+    return None if event is None else finite(_certified(replace(event, noise_contributors=1), task.delta))
 
 
 def person_guarantee(price: Price) -> dict[str, Any]:
     """What travels with released labels of a person's guarantee: nothing where the task states none."""
     if price.person is None:
         return {}
-    epsilon = _finite(price.person.epsilon)
+    epsilon = finite(price.person.epsilon)
     return {
         "person": {"epsilon": epsilon, "method": price.person.method, "records_per_person": price.records_per_person}
     }
@@ -341,7 +341,7 @@ def has_finite_price(task: Task, level: StatedLevel) -> bool:
     A squared sensitivity alone is not enough: where one agent can move a number beyond the reach of the noise sampler
     no epsilon holds, whatever mu^2 is.
     """
-    return _is_finite(task.digest, _Whole(task), level)
+    return _isfinite(task.digest, _Whole(task), level)
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class _Whole:
 
 
 @lru_cache(maxsize=4096)
-def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
+def _isfinite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
     event = integer_event(whole.task, level, whole.task.max_queries)
     return event is not None and math.isfinite(_certified(event, whole.task.delta))
 
@@ -480,5 +480,6 @@ def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:
     return None if sums is None else _certified(sums, task.delta)
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """As JSON has it, which knows no infinity."""
     return value if math.isfinite(value) else None

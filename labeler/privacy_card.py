@@ -5,12 +5,11 @@ It travels inside every file that leaves, so that whoever opens one reads it, wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from labeler.methods.sensitivity import contribution_in_words, sums_means
-from labeler.planning import METHOD, Price, person_guarantee
+from labeler.planning import METHOD, Price, finite, person_guarantee
 from labeler.task import Task
 
 CARD_VERSION = "labeler-privacy-card/1"
@@ -35,8 +34,8 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
     """
     guarantees = {
         statement.level: {
-            "epsilon": _finite(statement.epsilon),
-            "participant_epsilon": _finite(statement.participant_epsilon),
+            "epsilon": finite(statement.epsilon),
+            "participant_epsilon": finite(statement.participant_epsilon),
             "neighbours": _LEVELS[statement.level],
         }
         | ({} if statement.reason is None else {"reason": statement.reason})
@@ -78,8 +77,8 @@ def guarantee(price: Price) -> dict[str, Any]:
     """The guarantee in a few numbers, independent of any data: for the metadata of a table that travels alone."""
     return {
         "delta": price.delta,
-        "instance": {"epsilon": _finite(price.instance.epsilon), "method": price.instance.method},
-        "agent": {"epsilon": _finite(price.agent.epsilon), "method": price.agent.method},
+        "instance": {"epsilon": finite(price.instance.epsilon), "method": price.instance.method},
+        "agent": {"epsilon": finite(price.agent.epsilon), "method": price.agent.method},
         **person_guarantee(price),
         "colluding_agents": price.colluding_agents,
         "holds_against": price.holds_against,
@@ -137,7 +136,3 @@ def _person_in_words(card: Mapping[str, Any]) -> list[str]:
     if most is None:
         return ["* nothing is stated for a person with several records: the task does not bound how many vote"]
     return [f"* of one person at most {most} records of an agent were used"]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

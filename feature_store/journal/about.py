@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Column, Connection, MetaData, Table, Text, delete, insert, inspect, select, update
+from sqlalchemy.schema import SchemaItem
 
 from feature_store.journal.columns import json_text
 from feature_store.journal.prepared import Prepared
@@ -38,6 +39,12 @@ metadata = MetaData(
     }
 )
 """Every table of every journal; a process makes only those of the stores it opens (`Database.create`)."""
+
+
+def strict_table(name: str, *parts: SchemaItem, **options: Any) -> Table:
+    """A table of every journal that has its store, in which SQLite keeps the types of columns as PostgreSQL does."""
+    return Table(name, metadata, *parts, sqlite_strict=True, **options)
+
 
 journal_about = Table(
     "journal_about", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False)

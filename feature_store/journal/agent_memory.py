@@ -19,7 +19,6 @@ from sqlalchemy import (
     Column,
     Connection,
     ForeignKey,
-    Table,
     Text,
     UniqueConstraint,
     delete,
@@ -32,7 +31,7 @@ from sqlalchemy import (
 from feature_store.clock import Clock
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE, Moment, check_moment, json_text, now_utc, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.day_count import DayCount
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
@@ -52,9 +51,8 @@ WAITING_KEPT = timedelta(days=7)
 MAX_DECIDED = 500
 """Most decisions that are listed, the last ones."""
 
-answered_rounds = Table(
+answered_rounds = strict_table(
     "answered_rounds",
-    metadata,
     Column("round_digest", Text, primary_key=True),
     Column("shard_version", Text, nullable=False),
     Column("reservation_id", Text, nullable=False),
@@ -65,7 +63,6 @@ answered_rounds = Table(
     UniqueConstraint("reservation_id"),
     UniqueConstraint("ledger_seq"),
     CheckConstraint("num_queries >= 1", name="queries"),
-    sqlite_strict=True,
 )
 keep(answered_rounds)
 forbid(
@@ -77,9 +74,8 @@ forbid(
     because="an answer is paid for by an entry of the ledger",
 )
 
-task_approvals = Table(
+task_approvals = strict_table(
     "task_approvals",
-    metadata,
     Column("digest", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("state", Text, nullable=False),
@@ -87,7 +83,6 @@ task_approvals = Table(
     Column("decided_at", Moment, nullable=True),
     CheckConstraint(one_of("state", ("waiting", "approved", "revoked")), name="state"),
     CheckConstraint("(state = 'waiting') = (decided_at IS NULL)", name="decided"),
-    sqlite_strict=True,
 )
 stay(task_approvals, ("digest", "body", "requested_at"))
 

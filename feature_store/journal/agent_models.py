@@ -7,19 +7,16 @@ memory only.
 
 from __future__ import annotations
 
-from sqlalchemy import Column, LargeBinary, Table, Text, delete, inspect, select
+from sqlalchemy import Column, LargeBinary, Text, delete, inspect, select
 
-from feature_store.journal.about import metadata
-from feature_store.journal.database import Database
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.rules import stay
 
-agent_models = Table(
+agent_models = strict_table(
     "agent_models",
-    metadata,
     Column("shard_version", Text, primary_key=True),
     Column("name", Text, primary_key=True),
     Column("numbers", LargeBinary, nullable=False),
-    sqlite_strict=True,
 )
 stay(agent_models, ("shard_version", "name", "numbers"))
 

@@ -27,7 +27,6 @@ from sqlalchemy import (
     Connection,
     ForeignKey,
     LargeBinary,
-    Table,
     Text,
 )
 
@@ -35,7 +34,7 @@ from feature_store.erasable import ErasableKeys, lock_away, take_out
 from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Moment, check_moment, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep
@@ -43,16 +42,14 @@ from feature_store.journal.unused_keys import UnusedKeys
 from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
 
-agent_rounds = Table(
+agent_rounds = strict_table(
     "agent_rounds",
-    metadata,
     Column("round_digest", Text, ForeignKey("answered_rounds.round_digest"), primary_key=True),
     Column("state", Text, nullable=False),
     Column("kept_until", Moment, nullable=False),
     Column("answer", LargeBinary, nullable=True),
     CheckConstraint(one_of("state", ("charged", "stored", "erased")), name="state"),
     CheckConstraint("(state = 'stored') = (answer IS NOT NULL)", name="stored"),
-    sqlite_strict=True,
 )
 keep(agent_rounds, but=("state", "answer"))
 forbid(

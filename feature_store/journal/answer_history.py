@@ -16,7 +16,7 @@ from sqlalchemy import Column, Connection, Table, Text, insert, select
 from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.chain import time_of
 from feature_store.journal.columns import Moment, json_text
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import writing
 from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.prepared import Prepared
@@ -25,13 +25,11 @@ from feature_store.journal.rules import keep
 from labeler.errors import InvalidSetting
 from labeler.task import Task, parse_task
 
-answered_tasks = Table(
+answered_tasks = strict_table(
     "answered_tasks",
-    metadata,
     Column("digest", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("first_at", Moment, nullable=False),
-    sqlite_strict=True,
 )
 keep(answered_tasks)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Column, Connection, Table, Text, func, insert, select
+from sqlalchemy import Column, Connection, Text, func, insert, select
 
 from feature_store.journal.columns import Moment, check_moment
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.rules import keep
 from labeler.errors import InvalidSetting
@@ -18,13 +18,11 @@ from labeler.errors import InvalidSetting
 MAX_NAMES = 20
 """Of one task: what a coordinator says must not fill a site's disk."""
 
-asked_by = Table(
+asked_by = strict_table(
     "asked_by",
-    metadata,
     Column("task_digest", Text, primary_key=True),
     Column("requester", Text, primary_key=True),
     Column("first_at", Moment, nullable=False),
-    sqlite_strict=True,
 )
 keep(asked_by)
 

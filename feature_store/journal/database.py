@@ -29,6 +29,7 @@ from feature_store.journal.about import (
     journal_about,
     metadata,
     read_about,
+    strict_table,
     tables_of,
     write_version,
 )
@@ -50,7 +51,16 @@ from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, OutputIn
 READER_FRESH_S = 1.0
 """How long a process that only reads a journal, while another one writes it, may answer with what it has read."""
 
-__all__ = ["READER_FRESH_S", "VERSION", "Connection", "Database", "journal_about", "metadata", "open_database"]
+__all__ = [
+    "READER_FRESH_S",
+    "VERSION",
+    "Connection",
+    "Database",
+    "journal_about",
+    "metadata",
+    "open_database",
+    "strict_table",
+]
 
 
 class Database:

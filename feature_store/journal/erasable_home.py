@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import hmac
 
-from sqlalchemy import Column, Connection, Table, Text, delete, insert
+from sqlalchemy import Column, Connection, Text, delete, insert
 
 from feature_store.erasable import ErasableKeys, check_value
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.prepared import Prepared
 from labeler.errors import JournalBehind
 
 HOME_KEY = "home"
 """The name of the folder's own key."""
 
-erasable_home = Table(
+erasable_home = strict_table(
     "erasable_home",
-    metadata,
     Column("check_value", Text, primary_key=True),
-    sqlite_strict=True,
 )
 _CHECK_VALUES = Prepared("SELECT check_value FROM erasable_home")
 

@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Table, Text, delete, insert, select, update
+from sqlalchemy import CheckConstraint, Column, Connection, ForeignKey, Text, delete, insert, select, update
 
 from feature_store.clock import Clock
 from feature_store.journal.by_ids import ByIds
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.job_tables import (
     FINISHED,
     JOB_TABLES,
@@ -35,14 +35,12 @@ from labeler.errors import NotFound, NotReady
 
 Because = Literal["asked", "age"]
 
-forgotten_jobs = Table(
+forgotten_jobs = strict_table(
     "forgotten_jobs",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("at", Moment, nullable=False),
     Column("because", Text, nullable=False),
     CheckConstraint(one_of("because", ("asked", "age")), name="because"),
-    sqlite_strict=True,
 )
 keep(forgotten_jobs)
 forbid(

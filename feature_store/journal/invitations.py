@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, Connection, Row, Table, Text, insert, select, update
+from sqlalchemy import CheckConstraint, Column, Connection, Row, Text, insert, select, update
 
 from feature_store.clock import Clock
 from feature_store.journal.columns import WHOLE, Moment, check_moment, now_utc, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.parties import Role
 from feature_store.journal.rules import forbid, keep, set_once
@@ -25,9 +25,8 @@ from labeler.invitation import token_digest
 
 _SECRET_BYTES = 32
 
-invitations = Table(
+invitations = strict_table(
     "invitations",
-    metadata,
     Column("invitation_id", Text, primary_key=True),
     Column("party_id", Text, nullable=False),
     Column("role", Text, nullable=False),
@@ -47,7 +46,6 @@ invitations = Table(
     CheckConstraint("(used_at IS NULL) = (verify_key IS NULL)", name="used"),
     CheckConstraint("(verify_key IS NULL) = (seal_key IS NULL)", name="used_keys"),
     CheckConstraint("used_at IS NULL OR withdrawn_at IS NULL", name="one_end"),
-    sqlite_strict=True,
 )
 keep(invitations, but=("withdrawn_at", "used_at", "verify_key", "seal_key"))
 forbid(

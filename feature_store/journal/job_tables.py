@@ -26,9 +26,10 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.schema import SchemaItem
 
 from feature_store.journal.columns import WHOLE, Json, Moment, one_of
-from feature_store.journal.database import metadata
+from feature_store.journal.database import strict_table
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.rules import forbid, keep, set_once
 from feature_store.journal.tasks import tasks
@@ -38,9 +39,8 @@ from labeler.jobs import JobState, RoundState
 JOB_STATES = get_args(JobState)
 ROUND_STATES = get_args(RoundState)
 
-jobs = Table(
+jobs = strict_table(
     "jobs",
-    metadata,
     Column("job_id", Text, primary_key=True),
     Column("task_digest", Text, ForeignKey("tasks.digest"), nullable=False),
     Column("name", Text, nullable=False),
@@ -63,25 +63,21 @@ jobs = Table(
     CheckConstraint("images >= 0 AND num_queries >= 0 AND first_query >= 0 AND version >= 1", name="counts"),
     Index(None, "created_at", "job_id"),
     Index(None, "state"),
-    sqlite_strict=True,
 )
 keep(jobs, but=("name", "state", "images", "strategy", "count", "seed", "source", "updated_at", "problem", "version"))
 forbid(jobs, "end", on="UPDATE", when=one_of("OLD.state", FINISHED), because="a finished job never changes")
 
-idempotency_keys = Table(
+idempotency_keys = strict_table(
     "idempotency_keys",
-    metadata,
     Column("token_id", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("body_digest", Text, nullable=False),
     Column("job_id", Text, ForeignKey("jobs.job_id"), nullable=False),
-    sqlite_strict=True,
 )
 keep(idempotency_keys)
 
-rounds = Table(
+rounds = strict_table(
     "rounds",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("first_query", WHOLE, nullable=False),
@@ -98,7 +94,6 @@ rounds = Table(
     CheckConstraint("state = 'waiting' OR round_digest IS NOT NULL", name="asked"),
     CheckConstraint("(state IN ('agreed', 'posted', 'opened')) = (contributors IS NOT NULL)", name="agreed"),
     CheckConstraint("(state IN ('posted', 'opened')) = (ledger_seq IS NOT NULL)", name="posted"),
-    sqlite_strict=True,
 )
 
 
@@ -146,74 +141,56 @@ forbid(
 )
 forbid(rounds, "begin", on="INSERT", when="NEW.state <> 'waiting'", because="a round begins as waiting")
 
-planned_batches = Table(
+
+def _of_round(name: str, *parts: SchemaItem) -> Table:
+    """A table of what is known of each round."""
+    return strict_table(
+        name,
+        Column("job_id", Text, primary_key=True),
+        Column("number", WHOLE, primary_key=True, autoincrement=False),
+        *parts,
+        ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
+    )
+
+
+planned_batches = _of_round(
     "planned_batches",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("batch_digest", Text, nullable=False),
     Column("round_digest", Text, nullable=False),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
     Index(None, "round_digest"),
-    sqlite_strict=True,
 )
 """What a round that waits will ask; it becomes the round's own, for good, in the step that asks. So of a job that ends
 before, no digest is used up, and the same questions can be asked again in the same place."""
 keep(planned_batches)
 
-round_participants = Table(
+round_participants = _of_round(
     "round_participants",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("verify_keys", Json, nullable=False),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
-    sqlite_strict=True,
 )
 keep(round_participants)
 
-round_shares = Table(
+round_shares = _of_round(
     "round_shares",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
-    sqlite_strict=True,
 )
 keep(round_shares)
 
-round_holdings = Table(
+round_holdings = _of_round(
     "round_holdings",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("tallier_id", Text, primary_key=True),
     Column("holdings", Json, nullable=False),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
-    sqlite_strict=True,
 )
 
-round_refusals = Table(
+round_refusals = _of_round(
     "round_refusals",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("agent_id", Text, primary_key=True),
     Column("sentence", Text, nullable=False),
     Column("kind", Text, nullable=False),
     CheckConstraint(one_of("kind", ("final", "passing")), name="kind"),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
-    sqlite_strict=True,
 )
 
-releases = Table(
+releases = _of_round(
     "releases",
-    metadata,
-    Column("job_id", Text, primary_key=True),
-    Column("number", WHOLE, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),
-    ForeignKeyConstraint(["job_id", "number"], ["rounds.job_id", "rounds.number"]),
-    sqlite_strict=True,
 )
 keep(releases)
 forbid(
@@ -225,14 +202,12 @@ forbid(
     because="only a round that was paid for is released",
 )
 
-aggregate_shares = Table(
+aggregate_shares = strict_table(
     "aggregate_shares",
-    metadata,
     Column("round_digest", Text, ForeignKey("rounds.round_digest"), primary_key=True),
     Column("tallier_id", Text, primary_key=True),
     Column("data", LargeBinary, nullable=True),
     Column("data_digest", Text, nullable=False),
-    sqlite_strict=True,
 )
 keep(aggregate_shares, but=("data",))
 forbid(

@@ -9,18 +9,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Text
 
 from feature_store.journal.chain import KINDS
-from feature_store.journal.database import metadata
+from feature_store.journal.database import strict_table
 from feature_store.journal.rules import add_rule
 
 _WHOLE = BigInteger().with_variant(Integer, "sqlite")  # STRICT tables know INTEGER only; it has 64 bits there
 _LEVELS = "level IN ('instance', 'agent')"
 
-ledger_entries = Table(
+ledger_entries = strict_table(
     "ledger_entries",
-    metadata,
     Column("seq", _WHOLE, primary_key=True, autoincrement=False),
     Column("at", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -36,12 +35,10 @@ ledger_entries = Table(
     CheckConstraint(_LEVELS, name="level"),
     CheckConstraint("amount >= 0", name="amount"),
     Index(None, "account", "level", "seq"),
-    sqlite_strict=True,
 )
 
-ledger_accounts = Table(
+ledger_accounts = strict_table(
     "ledger_accounts",
-    metadata,
     Column("account", Text, primary_key=True),
     Column("level", Text, primary_key=True),
     Column("cap", _WHOLE, nullable=True),
@@ -51,13 +48,11 @@ ledger_accounts = Table(
     CheckConstraint("cap IS NULL OR cap >= 0", name="cap"),
     CheckConstraint("spent >= 0 AND (cap IS NULL OR spent <= cap)", name="never_overspent"),
     CheckConstraint("posted >= 0 AND posted <= spent", name="posted"),
-    sqlite_strict=True,
     sqlite_with_rowid=False,
 )
 
-ledger_reservations = Table(
+ledger_reservations = strict_table(
     "ledger_reservations",
-    metadata,
     Column("reservation_id", Text, primary_key=True),
     Column("state", Text, nullable=False),
     Column("first_seq", _WHOLE, nullable=False),
@@ -65,7 +60,6 @@ ledger_reservations = Table(
     Column("settled_seq", _WHOLE, nullable=True),
     CheckConstraint("state IN ('reserved', 'posted', 'void')", name="state"),
     CheckConstraint("(state = 'reserved') = (settled_seq IS NULL)", name="settled"),
-    sqlite_strict=True,
     sqlite_with_rowid=False,
 )
 

@@ -23,56 +23,48 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import CheckConstraint, Column, Connection, Executable, LargeBinary, Table, Text, func, insert, select
+from sqlalchemy import CheckConstraint, Column, Connection, Executable, LargeBinary, Text, func, insert, select
 from sqlalchemy import update as change
 from sqlalchemy.dialects import postgresql, sqlite
 
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.rules import forbid, keep
 from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import InvalidSetting, PrivacyRefusal
 
-life_spends = Table(
+life_spends = strict_table(
     "life_spends",
-    metadata,
     Column("digest", LargeBinary, primary_key=True),
     Column("spent", WHOLE, nullable=False),
     CheckConstraint("spent >= 0", name="spent"),
-    sqlite_strict=True,
 )
 keep(life_spends, but=("spent",))
 forbid(life_spends, "grow", on="UPDATE", when="NEW.spent < OLD.spent", because="what a record has spent only grows")
 
-life_rounds = Table(
+life_rounds = strict_table(
     "life_rounds",
-    metadata,
     Column("seq", WHOLE, primary_key=True, autoincrement=False),
     Column("round_digest", Text, nullable=False, unique=True),
     Column("site_key", Text, nullable=False),
-    sqlite_strict=True,
 )
 keep(life_rounds)
 
-life_aside = Table(
+life_aside = strict_table(
     "life_aside",
-    metadata,
     Column("account", Text, primary_key=True),
     Column("nano", WHOLE, nullable=False),
     CheckConstraint("nano >= 1", name="nano"),
-    sqlite_strict=True,
 )
 keep(life_aside, but=("nano",))
 forbid(life_aside, "grow", on="UPDATE", when="NEW.nano < OLD.nano", because="what was promised is not taken back")
 
-life_closed = Table(
+life_closed = strict_table(
     "life_closed",
-    metadata,
     Column("reason", Text, primary_key=True),
-    sqlite_strict=True,
 )
 keep(life_closed)
 

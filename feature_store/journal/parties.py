@@ -21,7 +21,6 @@ from sqlalchemy import (
     Connection,
     ForeignKey,
     Index,
-    Table,
     Text,
     insert,
     select,
@@ -32,7 +31,7 @@ from sqlalchemy import (
 from feature_store.clock import Clock
 from feature_store.journal.chain import time_of, time_text
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep
@@ -44,9 +43,8 @@ from labeler.untrusted import check_party_id
 Role = Literal["agent", "tallier"]
 State = Literal["active", "revoked"]
 
-parties = Table(
+parties = strict_table(
     "parties",
-    metadata,
     Column("party_id", Text, primary_key=True),
     Column("role", Text, nullable=False),
     Column("tallier", WHOLE, nullable=True),
@@ -69,7 +67,6 @@ parties = Table(
         sqlite_where=text("state = 'active'"),
         postgresql_where=text("state = 'active'"),
     ),
-    sqlite_strict=True,
 )
 keep(parties, but=("verify_key", "seal_key", "state", "last_contact", "facts", "journal_seq", "journal_hash"))
 forbid(
@@ -80,12 +77,10 @@ forbid(
     because="the journal of a party never gets shorter",
 )
 
-party_keys = Table(
+party_keys = strict_table(
     "party_keys",
-    metadata,
     Column("key", Text, primary_key=True),
     Column("party_id", Text, ForeignKey("parties.party_id"), nullable=False),
-    sqlite_strict=True,
 )
 """Every key that was ever enrolled."""
 keep(party_keys)

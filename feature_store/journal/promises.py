@@ -25,7 +25,6 @@ from sqlalchemy import (
     Column,
     Connection,
     ForeignKey,
-    Table,
     Text,
     insert,
     select,
@@ -35,7 +34,7 @@ from sqlalchemy import (
 from feature_store.journal.chain import time_of, time_text
 from feature_store.journal.charges import Charge
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
@@ -44,9 +43,8 @@ from feature_store.journal.rules import keep
 from labeler.budget import NothingLeft
 from labeler.task import Level
 
-proposal_answers = Table(
+proposal_answers = strict_table(
     "proposal_answers",
-    metadata,
     Column("digest", Text, primary_key=True),
     Column("job_id", Text, nullable=False),
     Column("task_digest", Text, nullable=False),
@@ -54,20 +52,17 @@ proposal_answers = Table(
     Column("until", Moment, nullable=False),
     Column("answered_at", Moment, nullable=False),
     CheckConstraint(one_of("answer", ("willing", "declined")), name="answer"),
-    sqlite_strict=True,
 )
 keep(proposal_answers, but=("until",))
 
-promised_rounds = Table(
+promised_rounds = strict_table(
     "promised_rounds",
-    metadata,
     Column("reservation_id", Text, primary_key=True),
     Column("digest", Text, ForeignKey("proposal_answers.digest"), nullable=False),
     Column("task_digest", Text, nullable=False),
     Column("num_queries", WHOLE, nullable=False),
     Column("amounts", Json, nullable=False),
     CheckConstraint("num_queries >= 1", name="queries"),
-    sqlite_strict=True,
 )
 keep(promised_rounds)
 

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, delete, func, insert, select
+from sqlalchemy import CheckConstraint, Column, Connection, Text, delete, func, insert, select
 
 from feature_store.journal.columns import WHOLE, one_of
-from feature_store.journal.database import metadata
+from feature_store.journal.database import strict_table
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, stay
 from labeler.jobs import FINISHED
 
-returned_queries = Table(
+returned_queries = strict_table(
     "returned_queries",
-    metadata,
     Column("task_digest", Text, primary_key=True),
     Column("first_query", WHOLE, primary_key=True, autoincrement=False),
     Column("num_queries", WHOLE, nullable=False),
     CheckConstraint("first_query >= 0 AND num_queries >= 1", name="range"),
-    sqlite_strict=True,
 )
 stay(returned_queries, ("task_digest", "first_query", "num_queries"))
 forbid(

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from datetime import UTC, datetime
 from functools import partial
 
 from sqlalchemy import (
     CheckConstraint,
     Column,
     Connection,
-    Table,
     Text,
     insert,
 )
 
-from feature_store.clock import Clock
+from feature_store.clock import Clock, now_utc
 from feature_store.journal.columns import WHOLE
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import writing
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, remain
@@ -37,22 +35,18 @@ from labeler.messages import MAX_SEQUENCE
 
 BLOCK = 1000
 
-sequences_sent = Table(
+sequences_sent = strict_table(
     "sequences_sent",
-    metadata,
     Column("recipient", Text, primary_key=True),
     Column("reserved", WHOLE, nullable=False),
     CheckConstraint("reserved >= 0", name="reserved"),
-    sqlite_strict=True,
 )
-sequences_taken = Table(
+sequences_taken = strict_table(
     "sequences_taken",
-    metadata,
     Column("sender", Text, primary_key=True),
     Column("verify_key", Text, primary_key=True),
     Column("last", WHOLE, nullable=False),
     CheckConstraint("last >= 1", name="last"),
-    sqlite_strict=True,
 )
 for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last")):
     remain(_table)
@@ -77,9 +71,9 @@ class Sequences:
         clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
     """
 
-    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
-        self._clock = clock or _now
+        self._clock = clock
         self._lock = threading.Lock()
         self._blocks: dict[str, deque[int]] = {}
         self._last: dict[str, int] = {}
@@ -195,10 +189,6 @@ class Sequences:
             begun = max(self._last.get(recipient, 0), block[0] if block else 0)
             if first > begun:
                 self._blocks[recipient] = deque(range(first, end + 1))
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _check_new(sender: str, sequence: int, last: int) -> None:

@@ -6,15 +6,14 @@ tallier_shares      held > summed | excluded | dropped; only a held one has its 
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, LargeBinary, Table, Text
+from sqlalchemy import CheckConstraint, Column, ForeignKey, LargeBinary, Text
 
 from feature_store.journal.columns import Json, one_of
-from feature_store.journal.database import metadata
+from feature_store.journal.database import strict_table
 from feature_store.journal.rules import forbid, keep, remain, set_once, stay
 
-tallier_rounds = Table(
+tallier_rounds = strict_table(
     "tallier_rounds",
-    metadata,
     Column("round_digest", Text, primary_key=True),
     Column("opened", LargeBinary, nullable=False),
     Column("state", Text, nullable=False),
@@ -24,7 +23,6 @@ tallier_rounds = Table(
     CheckConstraint("state <> 'open' OR (contributors IS NULL AND aggregate IS NULL)", name="open"),
     CheckConstraint("state <> 'fixed' OR (contributors IS NOT NULL AND aggregate IS NOT NULL)", name="fixed"),
     CheckConstraint("state <> 'forgotten' OR aggregate IS NULL", name="forgotten"),
-    sqlite_strict=True,
 )
 keep(tallier_rounds, but=("state", "contributors", "aggregate"))
 forbid(
@@ -38,9 +36,8 @@ forbid(
     because="a round is summed once for ever",
 )
 
-tallier_shares = Table(
+tallier_shares = strict_table(
     "tallier_shares",
-    metadata,
     Column("round_digest", Text, ForeignKey("tallier_rounds.round_digest"), primary_key=True),
     Column("agent_id", Text, primary_key=True),
     Column("state", Text, nullable=False),
@@ -50,7 +47,6 @@ tallier_shares = Table(
     CheckConstraint(one_of("state", ("held", "summed", "excluded", "dropped")), name="state"),
     CheckConstraint("(state = 'held') = (share IS NOT NULL)", name="held"),
     CheckConstraint("state = 'excluded' OR (sharing_id IS NOT NULL AND fingerprint IS NOT NULL)", name="known"),
-    sqlite_strict=True,
 )
 stay(tallier_shares, ("round_digest", "agent_id", "fingerprint", "sharing_id"))
 remain(tallier_shares)

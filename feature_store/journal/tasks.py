@@ -16,7 +16,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Row,
-    Table,
     Text,
     insert,
     or_,
@@ -25,7 +24,7 @@ from sqlalchemy import (
 
 from feature_store.journal.by_ids import ByIds
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.returned_queries import (
@@ -39,9 +38,8 @@ from feature_store.journal.rules import forbid, keep
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.task import Task, parse_task
 
-tasks = Table(
+tasks = strict_table(
     "tasks",
-    metadata,
     Column("digest", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("participants", Json, nullable=False),
@@ -51,7 +49,6 @@ tasks = Table(
     Column("created_by", Text, nullable=False),
     CheckConstraint("next_query >= 0 AND next_query <= max_queries", name="queries"),
     Index(None, "created_at", "digest"),
-    sqlite_strict=True,
 )
 keep(tasks, but=("next_query",))
 forbid(
@@ -62,14 +59,12 @@ forbid(
     because="a query of a task is given out once",
 )
 
-task_shares = Table(
+task_shares = strict_table(
     "task_shares",
-    metadata,
     Column("task_digest", Text, ForeignKey("tasks.digest"), primary_key=True),
     Column("token_id", Text, primary_key=True),
     Column("shared_at", Moment, nullable=False),
     Index(None, "token_id"),
-    sqlite_strict=True,
 )
 """See feature_store.journal.task_shares."""
 

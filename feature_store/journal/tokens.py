@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, Table, Text, func, insert, select, update
+from sqlalchemy import CheckConstraint, Column, Connection, Text, func, insert, select, update
 
 from feature_store.clock import Clock
 from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.rules import forbid, keep, set_once
 from labeler.errors import InvalidSetting, NotFound
@@ -33,9 +33,8 @@ _MAX_NAME = 100
 MAX_REMEMBERED = 4096
 """Tokens that were found and not revoked since, by the hash of their secrets: most requests come with one of a few."""
 
-tokens = Table(
+tokens = strict_table(
     "tokens",
-    metadata,
     Column("token_id", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("role", Text, nullable=False),
@@ -43,7 +42,6 @@ tokens = Table(
     Column("created_at", Moment, nullable=False),
     Column("revoked_at", Moment, nullable=True),
     CheckConstraint(one_of("role", ROLES), name="role"),
-    sqlite_strict=True,
 )
 keep(tokens, but=("revoked_at",))
 forbid(tokens, "revoked", on="UPDATE", when=set_once("revoked_at"), because="a revoked token stays revoked")

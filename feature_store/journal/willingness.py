@@ -17,7 +17,6 @@ from sqlalchemy import (
     Column,
     Connection,
     ForeignKey,
-    Table,
     Text,
     insert,
 )
@@ -25,7 +24,7 @@ from sqlalchemy import (
 from feature_store.journal.by_ids import ByIds
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Json, Moment, json_text, one_of
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 from feature_store.journal.job_tables import FINISHED, JOB_TABLES
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Parameter, Prepared
@@ -34,9 +33,8 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 
 Answer = Literal["willing", "declined", "later"]
 
-job_answers = Table(
+job_answers = strict_table(
     "job_answers",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("agent_id", Text, primary_key=True),
     Column("answer", Text, nullable=False),
@@ -45,16 +43,13 @@ job_answers = Table(
     Column("until", Moment, nullable=True),
     CheckConstraint(one_of("answer", ("willing", "declined", "later")), name="answer"),
     CheckConstraint("(answer = 'willing') = (until IS NOT NULL)", name="until"),
-    sqlite_strict=True,
 )
 stay(job_answers, ("job_id", "agent_id"))
 
-job_asked = Table(
+job_asked = strict_table(
     "job_asked",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.job_id"), primary_key=True),
     Column("agents", Json, nullable=False),
-    sqlite_strict=True,
 )
 keep(job_asked)
 

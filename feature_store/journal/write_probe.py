@@ -5,18 +5,16 @@ write_probes        one row for ever, counted up; says nothing but that writing 
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Table, insert, select, update
+from sqlalchemy import CheckConstraint, Column, insert, select, update
 
 from feature_store.journal.columns import WHOLE
-from feature_store.journal.database import Database, metadata
+from feature_store.journal.database import Database, strict_table
 
-write_probes = Table(
+write_probes = strict_table(
     "write_probes",
-    metadata,
     Column("probe", WHOLE, primary_key=True, autoincrement=False),
     Column("writes", WHOLE, nullable=False),
     CheckConstraint("probe = 0 AND writes >= 1", name="one_row"),
-    sqlite_strict=True,
 )
 
 
