@@ -147,21 +147,20 @@ def bound(value: float | None) -> str | None:
     """A number as a decimal text that is not below it: six significant digits, rounded up; None for no bound."""
     if value is None or not math.isfinite(value):
         return None
-    exact = Decimal(value)
-    if not exact:
-        return "0"
-    step = Decimal(1).scaleb(exact.adjusted() - SIGNIFICANT_DIGITS + 1)
-    text = format(exact.quantize(step, rounding=ROUND_CEILING) if exact % step else exact, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return _rounded(value, ROUND_CEILING)
 
 
 def at_least(value: float) -> str:
     """A lower bound as a decimal text that is not above it: six significant digits, rounded down."""
-    exact = Decimal(max(value, 0.0))
+    return _rounded(max(value, 0.0), ROUND_FLOOR)
+
+
+def _rounded(value: float, rounding: str) -> str:
+    exact = Decimal(value)
     if not exact:
         return "0"
     step = Decimal(1).scaleb(exact.adjusted() - SIGNIFICANT_DIGITS + 1)
-    text = format(exact.quantize(step, rounding=ROUND_FLOOR) if exact % step else exact, "f")
+    text = format(exact.quantize(step, rounding=rounding) if exact % step else exact, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -39,6 +39,7 @@ dt { font-weight: 700; } dd { margin: 0; } code { font: .88em "Liberation Mono",
   section.task:first-of-type { break-before: auto; } }
 """
 
+_text = escape
 _UNITS = {"image": "one image", "person": "one person", "agent": "one agent"}
 
 
@@ -328,7 +329,3 @@ def _code(text: str) -> str:
 def _moment(text: str) -> str:
     """A time to the minute."""
     return f"{_text(text[:10])} {_text(text[11:16])} UTC" if text else ""
-
-
-def _text(text: str) -> str:
-    return escape(text)
