@@ -55,27 +55,21 @@ class ErasableKeys(Protocol):
         Raises:
             StorageFull: there is no room for it; there is none then.
         """
-        ...
 
     def read(self, name: str) -> bytes | None:
         """The key of a name, or None where there is none, or none any more."""
-        ...
 
     def draw_all(self, names: Collection[str]) -> None:
         """Draw several, durable together before this returns."""
-        ...
 
     def erase(self, name: str) -> None:
         """Forget a key for good; nothing happens where there is none."""
-        ...
 
     def erase_all(self, names: Collection[str]) -> None:
         """Forget several for good, all of them before this returns."""
-        ...
 
     def names(self) -> list[str]:
         """Every key there is, sorted."""
-        ...
 
 
 class KeyFolder:

@@ -59,7 +59,6 @@ class ImageSource(Protocol):
 
     def read(self, index: int) -> Image.Image:
         """The image in RGB; raises UnreadableImage."""
-        ...
 
     def file(self, index: int, /) -> bytes | Path | None:
         """The image's file, undecoded: its bytes, or its path where it is large; None where there is only `read`.
@@ -67,7 +66,6 @@ class ImageSource(Protocol):
         Raises:
             UnreadableImage: there is none, or it cannot be read.
         """
-        ...
 
     def blocks(self, index: int) -> Iterator[bytes]:
         """The bytes that are the image, in blocks: of its file, or of its pixels where there is none.
@@ -75,7 +73,6 @@ class ImageSource(Protocol):
         Raises:
             UnreadableImage: there are none; in the first block or between two.
         """
-        ...
 
 
 def open_source(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> ImageSource:

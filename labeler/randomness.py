@@ -45,11 +45,9 @@ class ByteSource(Protocol):
 
     def uint64(self, count: int) -> NDArray[np.uint64]:
         """The next `count` uniform 64-bit words of the stream, shape (count,)."""
-        ...
 
     def bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream."""
-        ...
 
 
 class AesCtrSource:

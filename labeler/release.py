@@ -85,7 +85,6 @@ class WinnerEngine(Protocol):
         Raises:
             ProtocolViolation: a sum lies beyond the range of the terms (where the engine can tell).
         """
-        ...
 
 
 class InProcessWinner:

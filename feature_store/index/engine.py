@@ -35,11 +35,9 @@ class Block(Protocol):
             Similarities float32 (nq, count) and positions in the block int64 (nq, count). Among records
             tied at the last place any choice will do.
         """
-        ...
 
     def scores(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
         """All similarities, float32 (nq, len(self))."""
-        ...
 
 
 @runtime_checkable
@@ -54,7 +52,6 @@ class KeyedBlock(Protocol):
         Raises:
             DeviceFault: the device failed; the records can be searched on the processor instead.
         """
-        ...
 
 
 class Engine(Protocol):
@@ -70,11 +67,9 @@ class Engine(Protocol):
     def load(self, rows: NDArray[np.float32]) -> Block:
         """A block of float32 rows (n, d), n at least 1. May keep the array; the caller reuses it only once the
         block is no longer needed."""
-        ...
 
     def bytes_per_query(self, block_rows: int) -> int:
         """Working memory of Block.best for each query, beside its result."""
-        ...
 
 
 @runtime_checkable
@@ -90,7 +85,6 @@ class DeviceEngine(Protocol):
 
     def bytes_per_query(self, block_rows: int) -> int:
         """Working memory of a search for each query, beside its result."""
-        ...
 
     def room_rows(self, dimension: int) -> int | None:
         """Most records of one block there is room for now; None where the process's memory is all there is.
@@ -98,7 +92,6 @@ class DeviceEngine(Protocol):
         Raises:
             DeviceFault: the device does not answer.
         """
-        ...
 
     def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> KeyedBlock | Block:
         """A block of rows with their ranks, both ascending by rank.
@@ -106,11 +99,9 @@ class DeviceEngine(Protocol):
         Raises:
             DeviceFault: there was no room after all, or the device failed.
         """
-        ...
 
     def free(self, block: KeyedBlock | Block) -> None:
         """Give back what a block holds. Must be called before the next one is loaded; never raises."""
-        ...
 
 
 class DeviceFault(Exception):

@@ -64,11 +64,9 @@ class NeighborIndex(Protocol):
     @property
     def dimension(self) -> int:
         """Length of a feature vector."""
-        ...
 
     def __len__(self) -> int:
         """How many records can be found: those added less those removed."""
-        ...
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         """The first k records by (similarity descending, record id ascending), for each query.
@@ -82,7 +80,6 @@ class NeighborIndex(Protocol):
             InvalidSetting: k is no integer of at least 1, or too large for the memory limit.
             UnsafeIndex: the machine's matrix product turned out not to be exact.
         """
-        ...
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """Forget records, all or none; as if they had never been added.
@@ -97,4 +94,3 @@ class NeighborIndex(Protocol):
         Raises:
             InvalidSetting: some ids are not in the index and missing_ok is False; nothing was removed.
         """
-        ...
