@@ -14,7 +14,6 @@ import hashlib
 import io
 import os
 import tempfile
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
+from api.coordinator.names import tidy_name
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
 from api.coordinator.vectors import matrix_of, quantised_rows
@@ -42,7 +42,6 @@ from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavaila
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of the formats that are taken."""
 
-MAX_NAME_LENGTH = 500
 MAX_BAD = 10
 """So many bad images are named in one refusal."""
 
@@ -51,8 +50,6 @@ Source = Literal["images", "features"]
 _GROUP_BYTES = 8 * 2**20
 _GROUP_ROWS = 1024
 _LEFTOVER = ".upload-"
-_APART = frozenset("/\\")
-_NOWHERE = ("", ".", "..")
 
 
 @dataclass(frozen=True)
@@ -376,28 +373,6 @@ def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
     # Pillow's parsers raise almost anything on damaged headers; all of it means the same here.
     except Exception as error:
         return f"damaged ({type(error).__name__})", 0
-
-
-def tidy_name(name: str) -> str:
-    """A name that is only a name: no way up, no backslash, nothing that does not print.
-
-    Raises:
-        InvalidSetting: nothing is left of it, or it is too long.
-    """
-    # Fifty thousand vectors come with names that are tidy already.
-    is_tidy = name.isascii() and name.isprintable() and not _APART.intersection(name)
-    tidied = name if is_tidy and name.strip() not in _NOWHERE else _tidied(name)
-    if not tidied or len(tidied) > MAX_NAME_LENGTH:
-        raise InvalidSetting(
-            f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
-        )
-    return tidied
-
-
-def _tidied(name: str) -> str:
-    written = unicodedata.normalize("NFC", name).replace("\\", "/")
-    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
-    return "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
 
 
 def upload_of_features(
