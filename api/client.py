@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from api.client_http import Connection, ServiceBusy, ServiceProblem
 from api.form_body import FormBody, Part
@@ -63,6 +63,7 @@ from api.schema import (
 )
 from labeler.errors import InvalidSetting
 from labeler.public_names import check_names_are_text
+from labeler.refused_fields import describe_validation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,6 +83,7 @@ _PAUSE_S = 0.2
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
 
 View = TypeVar("View", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Client:
@@ -191,16 +193,18 @@ class Client:
             leave_out: names of images in the folder that are not sent.
 
         Raises:
-            InvalidSetting: not exactly one of images and features was given, or there is no image.
+            InvalidSetting: not exactly one of images and features was given, there is no image, the vectors are no
+                numbers or not finite, or another argument is outside its bounds.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
         if (images is None) == (features is None):
             raise InvalidSetting("give exactly one of images (files) and features (vectors)")
-        import numpy as np  # here: a look at a job needs no arrays, and would wait for them
-
-        vectors = np.asarray([] if features is None else features, dtype=np.float64)
-        as_json = vectors.size <= MAX_NUMBERS_AS_JSON and sum(map(len, query_ids or ())) <= MAX_NUMBERS_AS_JSON
-        request = JobRequest(
+        vectors = _vectors([[]] if features is None else features)
+        as_json = (
+            vectors.size <= MAX_NUMBERS_AS_JSON and sum(len(str(one)) for one in query_ids or ()) <= MAX_NUMBERS_AS_JSON
+        )
+        request = made(
+            JobRequest,
             task_id=task_id,
             name=name,
             selection=selection or Selection(),
@@ -209,7 +213,7 @@ class Client:
             query_ids=list(query_ids) if query_ids is not None and as_json else None,
             backbone_fingerprint=backbone_fingerprint,
         )
-        key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
+        key = _key(idempotency_key)
         if images is not None:
             beside = _image_parts(images, leave_out)
         elif as_json:
@@ -223,7 +227,7 @@ class Client:
 
     def ask(self, request: LabelsRequest, *, idempotency_key: str | None = None) -> LabelsView:
         """Labels of up to 64 vectors, if they come within `request.wait_s`; else only the job's id and state."""
-        key = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(24)}
+        key = _key(idempotency_key)
         return self._post(LabelsView, "/v1/labels", request, headers=key, timeout_s=request.wait_s + 30)
 
     def job(self, job_id: str) -> JobView:
@@ -453,7 +457,54 @@ class Client:
                     data = ""
 
 
+def made(model: type[Model], **fields: Any) -> Model:
+    """A request, as the service would read it.
+
+    Raises:
+        InvalidSetting: a field is missing, unknown or outside its bounds; the message names it.
+    """
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "the request", model=model)) from None
+
+
+def _key(given: str | None) -> dict[str, str]:
+    if given is not None and not (given.isascii() and given.isprintable()):
+        raise InvalidSetting("an idempotency key has only printable ASCII letters, and no spaces; take another")
+    return {"Idempotency-Key": given or secrets.token_urlsafe(24)}
+
+
+def _vectors(features: ArrayLike) -> NDArray[np.float64]:
+    """Feature vectors as numbers, none of them guessed from something else.
+
+    Raises:
+        InvalidSetting: they are no array of finite real numbers with a row for each query.
+    """
+    import numpy as np  # here: a look at a job needs no arrays, and would wait for them
+
+    try:
+        given = np.asarray(features)
+    except ValueError:
+        raise InvalidSetting("features: the vectors of one job have one length each") from None
+    if np.ma.isMaskedArray(features) or given.dtype.kind not in "fiu":
+        found = "a masked array" if np.ma.isMaskedArray(features) else f"dtype {given.dtype}"
+        raise InvalidSetting(f"features are real numbers, in an array of floats; found {found}")
+    if given.ndim != 2:
+        raise InvalidSetting(f"features have shape (queries, dimension), found {given.shape}")
+    vectors = given.astype(np.float64, copy=False)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if bad.size:
+        raise InvalidSetting(
+            f"features: {bad.size} of {len(vectors)} vectors have NaN or infinite numbers, the first in row {bad[0]}; "
+            "leave them out"
+        )
+    return vectors
+
+
 def _job_path(job_id: str) -> str:
+    if not isinstance(job_id, str):
+        raise InvalidSetting(f"a job's id is a text, such as job-0123456789abcdef0123; found {type(job_id).__name__}")
     return f"/v1/jobs/{quote(job_id, safe='')}"
 
 
@@ -462,8 +513,6 @@ def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> byte
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if features.ndim != 2:
-        raise InvalidSetting(f"features have shape (queries, dimension), found {features.shape}")
     if names is not None and len(names) != len(features):
         raise InvalidSetting(f"{len(features)} feature vectors came with {len(names)} query_ids; give one for each")
     known = [f"query-{number:06d}" for number in range(len(features))] if names is None else list(names)
@@ -495,6 +544,8 @@ def images_in(folder: Path) -> list[str]:
 
 def _image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
     if not isinstance(images, Path):
+        if wrong := [one for one in images if not isinstance(one, Path)]:
+            raise InvalidSetting(f"images are a Path, or several; found {type(wrong[0]).__name__}")
         return _parts([(path, path.name) for path in images])
     if images.is_dir():
         return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])

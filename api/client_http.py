@@ -84,6 +84,9 @@ class Connection:
         ca_file: Path | None,
         absent_patience_s: float | None = None,
     ) -> None:
+        if not isinstance(url, str) or not isinstance(token, str):
+            what = "the service's URL" if not isinstance(url, str) else "the access token"
+            raise InvalidSetting(f"{what} is a text; is the variable set that it was taken from?")
         base, token = _checked(url), token.strip()
         if _TOKEN.fullmatch(token) is None:
             raise InvalidSetting("the access token is empty, or has a letter that no token has; copy it again, whole")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from api.client import Client
+from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
 from labeler.errors import JobNotCompleted
 from labeler.jobs import AskedStrategy
@@ -43,12 +43,12 @@ class Service:
 
     def create_task(self, **fields: Any) -> str:
         """Make a task (fields as in POST /v1/tasks); returns its id. Costs nothing."""
-        return self.client.create_task(TaskRequest.model_validate(fields)).task_id
+        return self.client.create_task(made(TaskRequest, **fields)).task_id
 
     def label(
         self,
         task_id: str,
-        images: str | Path | Sequence[Path],
+        images: str | Path | Sequence[str | Path],
         *,
         clusters: int | None = None,
         strategy: AskedStrategy = "clustered",
@@ -72,8 +72,8 @@ class Service:
             JobNotCompleted: the job ended otherwise; the message says how and why.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
-        selection = None if clusters is None else Selection(strategy=strategy, count=clusters)
-        where = Path(images) if isinstance(images, str) else images
+        selection = None if clusters is None else made(Selection, strategy=strategy, count=clusters)
+        where = Path(images) if isinstance(images, str | Path) else [Path(one) for one in images]
         job = self.client.submit(task_id, images=where, selection=selection, name=name, idempotency_key=idempotency_key)
         ended = self.client.wait(job.job_id)
         if ended.state != "completed":

@@ -5,7 +5,7 @@ import { Gallery } from "./gallery.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, time, whole, worth, worthNode } from "./words.js";
+import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, time, wasFree, whole, worth, worthNode } from "./words.js";
 
 const FORMATS = [
   ["jsonl", "JSON lines", "jsonl", "images"],
@@ -100,7 +100,7 @@ export class JobPage {
     byId("job-bar").hidden = FINISHED.has(job.state);
     this.#bar.update(job.queries_done, job.queries);
     const stage = FINISHED.has(job.state) ? (job.state === "completed" ? "" : `${sentence(job.ledger)}.`) : `${sentence(job.stage)}.`;
-    setText(byId("job-stage"), `${whole(job.queries_done)} of ${count(job.queries, "question")} answered, for ${worth(job.price.instance_epsilon)} about one image. ${stage}`);
+    setText(byId("job-stage"), `${whole(job.queries_done)} of ${count(job.queries, "question")} answered${wasFree(job) ? "; nothing was charged." : `, for ${worth(job.price.instance_epsilon)} about one image.`} ${stage}`);
     const problem = job.problem;
     fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta, job.refusals)) : null));
     fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
@@ -181,9 +181,9 @@ export class JobPage {
 function facts(job, by) {
   const how = job.selection.strategy === "all" ? "every image is asked about" : `${whole(job.selection.count)} asked about, ${job.selection.strategy}`;
   const rows = [
-    ["Price, one image", worthNode(job.price.instance_epsilon)],
+    [wasFree(job) ? "Price asked, one image" : "Price, one image", worthNode(job.price.instance_epsilon)],
     ...(statesPerson(job.price) ? [["Price, one person", el("span", {}, worthNode(job.price.person_epsilon ?? null), `, at most ${count(job.price.records_per_person, "image")} of whom vote`)]] : []),
-    ["Price, a whole agent", worthNode(job.price.agent_epsilon)],
+    [wasFree(job) ? "Price asked, a whole agent" : "Price, a whole agent", worthNode(job.price.agent_epsilon)],
     ["Images", `${whole(job.images)}; ${how}`],
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],

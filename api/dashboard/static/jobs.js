@@ -3,7 +3,7 @@
 import { announce, byId, el, fill, icon, keyed, setText } from "./dom.js";
 import { progress } from "./meters.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { FINISHED, UNFINISHED, jobTitle, short, stateLook, timeAgo, whole, worthNode } from "./words.js";
+import { FINISHED, UNFINISHED, jobTitle, short, stateLook, timeAgo, wasFree, whole, worthNode } from "./words.js";
 
 const PAGE = 25;
 const MOST_STREAMS = 3; // a browser opens six connections to one host; the rest of the page needs some
@@ -176,7 +176,8 @@ export class Jobs {
         bar.update(job.queries_done, job.queries);
         setText(done, `${whole(job.queries_done)} of ${whole(job.queries)}`);
         setText(stage, job.problem ? job.problem.title : job.state === "completed" ? "" : job.stage);
-        fill(price, String(job.price.instance_epsilon), () => worthNode(job.price.instance_epsilon));
+        const isFree = wasFree(job);
+        fill(price, `${isFree} ${job.price.instance_epsilon}`, () => (isFree ? el("span", { class: "small" }, "nothing charged") : worthNode(job.price.instance_epsilon)));
         setText(by, `by ${this.by(job)}`);
       },
     };

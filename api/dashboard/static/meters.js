@@ -20,7 +20,8 @@ export function meter() {
         const shown = Math.max(0, Math.min(percent, room));
         room -= shown;
         // A sliver stays visible: something spent must not look like nothing.
-        part.style.width = shown > 0 ? `max(3px, ${shown.toFixed(3)}%)` : "0";
+        part.style.width = `max(3px, ${shown.toFixed(3)}%)`;
+        part.hidden = shown === 0; // nor nothing like something: a border has a width of its own
       }
       if (node.getAttribute("aria-label") !== words) node.setAttribute("aria-label", words);
     },

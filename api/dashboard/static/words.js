@@ -100,6 +100,9 @@ export function priceWords(price) {
   return `${worth(price.instance_epsilon)} for one image, ${person}${worth(price.agent_epsilon)} for a whole agent`;
 }
 
+/** Whether a job ended without a charge; what has ended another way than "completed" may have one. */
+export const wasFree = (job) => FINISHED.has(job.state) && job.state !== "completed" && job.ledger_seq === null;
+
 /** "epsilon 0.5", or that there is no bound. */
 export const worth = (value) => (value === null || value === undefined ? "no bound" : `epsilon ${epsilon(value)}`);
 

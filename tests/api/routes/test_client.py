@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ from api.form_body import FormBody, Part
 from api.schema import JobView, LabelsRequest
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
+from workers.notebook.service import Service
 
 Answer = Callable[["Handler"], None]
 
@@ -162,6 +164,44 @@ def test_a_name_that_is_no_text_is_refused_before_anything_is_sent(client: Clien
     (tmp_path / "\udcff.png").write_bytes(b"x")
     with pytest.raises(InvalidSetting, match="names of 1 public images are no text"):
         client.submit(examples.TASK_ID, images=tmp_path)
+
+
+VECTORS = np.ones((2, 3))
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"features": VECTORS * np.nan}, "2 of 2 vectors have NaN or infinite numbers, the first in row 0"),
+    ({"features": VECTORS > 0}, "real numbers, in an array of floats; found dtype bool"),
+    ({"features": VECTORS.astype(complex)}, "found dtype complex128"),
+    ({"features": VECTORS.astype(str)}, "found dtype <U"),
+    ({"features": VECTORS.astype(object)}, "found dtype object"),
+    ({"features": np.ma.masked_array(VECTORS, VECTORS > 0)}, "found a masked array"),
+    ({"features": VECTORS[0]}, r"shape \(queries, dimension\), found \(3,\)"),
+    ({"features": [[1.0], [1.0, 2.0]]}, "one length each"),
+    ({"features": VECTORS, "query_ids": [1, 2]}, "query_ids.0: Input should be a valid string"),
+    ({"features": VECTORS, "name": "a\nb"}, "name: only printable characters"),
+    ({"features": VECTORS, "idempotency_key": "é"}, "printable ASCII letters"),
+    ({"images": ["photo.png"]}, "images are a Path, or several; found str"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), UNFIT, ids=range(len(UNFIT)))
+def test_what_is_no_job_is_refused_in_a_sentence_and_never_sent(
+    client: Client, script: Script, given: dict[str, Any], said: str
+) -> None:
+    """Text, truth values and complex numbers were sent as the numbers they could be made into."""
+    with pytest.raises(InvalidSetting, match=said):
+        client.submit(examples.TASK_ID, **given)
+    assert script.seen == []
+
+
+def test_a_setting_that_no_task_has_and_a_variable_that_is_not_set_are_told_in_a_sentence(client: Client) -> None:
+    with pytest.raises(InvalidSetting, match="sigma_vote: unknown field; did you mean sigma_votes"):
+        Service(client).create_task(name="x", delta=1e-5, max_queries=3, epsilon=1.0, sigma_vote=3)
+    with pytest.raises(InvalidSetting, match="count: Input should be greater than or equal to 1"):
+        Service(client).label(examples.TASK_ID, "photos", clusters=0)
+    with pytest.raises(InvalidSetting, match="a job's id is a text"):
+        client.job(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="the access token is a text; is the variable set"):
+        Client("http://127.0.0.1:1", None)  # type: ignore[arg-type]
 
 
 def test_a_refusal_is_raised_at_once_with_all_it_says(client: Client, script: Script) -> None:

@@ -279,9 +279,14 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     for words in ("Federation", "one image", "Asked", "epsilon 60.0", "Limit"):
         expect(reason).to_contain_text(words)
 
+    expect(page.locator("#job-stage")).to_contain_text("0 of 200 questions answered; nothing was charged.")
     page.keyboard.press("Escape")
     expect(page.get_by_role("heading", name="Jobs", level=2)).to_be_visible()
+    expect(row(page, "far too dear")).to_contain_text("nothing charged")
     goto(page, "Overview")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.meter .reserved, .meter .asked')].every((one) => !one.offsetWidth)"
+    )
     alert = page.locator(".alert", has_text="“not with agent-1”").first
     expect(alert).to_contain_text("What to do:")
     alert.get_by_role("link", name="Open the job").click()
