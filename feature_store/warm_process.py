@@ -167,6 +167,19 @@ class Warm:
                 os.close(said)
         return WarmProcess(line, None if heard is None else os.fdopen(heard, "rb"))
 
+    def expect(self) -> None:
+        """A call is about to come: begin it now where there is none, so that it loads while its caller does more.
+
+        It waits for nothing, and where no process can be begun the call itself will say so.
+        """
+        if not sys.platform.startswith("linux"):
+            return
+        with self._lock, suppress(Unavailable, OSError):
+            if self._server is not None and self._of == os.getpid() and self._server.poll() is not None:
+                self._forget()  # nobody has called it for a while
+            if self._control is None or self._of != os.getpid():
+                self._begin()
+
     def _line_to(self, order: bytes, handles: list[int]) -> socket.socket:
         """The line to a fork that has begun."""
         for _ in range(_TRIES):

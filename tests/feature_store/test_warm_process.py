@@ -195,6 +195,18 @@ def test_one_that_has_ended_by_itself_is_begun_again(tmp_path: Path) -> None:
     wait_until_gone(before)
 
 
+def test_one_that_is_expected_is_there_before_it_is_called_also_after_it_has_ended(tmp_path: Path) -> None:
+    warm_process._caller.forget()
+    for name in ("first", "second"):
+        warm_process._caller.expect()
+        begun = server()
+        warm_process._caller.expect()
+        assert ended(start_warm_process(EXAMPLE, str(tmp_path / name), "0")) == 0
+        assert server() == begun
+        os.kill(begun, signal.SIGKILL)
+        wait_until_gone(begun)
+
+
 def test_what_is_forked_has_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warm_process._caller.forget()
     monkeypatch.setattr(warm_process, "LOADED", REAL)
