@@ -96,8 +96,10 @@ class Database:
         self._reader = reader
         self._owned = owned
         self._ownership = ownership
-        self._writing = Connections(writer, keep=path is not None)
-        self._reading = self._writing if reader is writer else Connections(reader, keep=path is not None)
+        is_file = path is not None
+        begin = "BEGIN" if is_read_only else "BEGIN IMMEDIATE"
+        self._writing = Connections(writer, begin=begin if is_file else None)
+        self._reading = self._writing if reader is writer else Connections(reader, begin="BEGIN" if is_file else None)
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
         self._after_commit: dict[object, Callable[[], None]] = {}

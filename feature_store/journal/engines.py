@@ -17,6 +17,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import QueuePool
 
+from feature_store.journal.kept_connections import connect as connect_to
+from feature_store.journal.kept_connections import kept_connection
 from labeler.errors import InvalidSetting, UnsafeStorage
 
 POSTGRESQL_LOCK = 0x6C6162656C657201
@@ -52,13 +54,10 @@ def sqlite_version() -> str:
 
 def sqlite_engines(path: Path, *, what: str, read_only: bool, busy_timeout_s: float) -> tuple[Engine, Engine]:
     """The one writing connection of a SQLite journal, and the pool of its readers."""
-    reader = _sqlite_engine(path, what=what, begin="BEGIN", mode="ro", timeout_s=busy_timeout_s, connections=_READERS)
+    reader = _sqlite_engine(path, what=what, mode="ro", timeout_s=busy_timeout_s, connections=_READERS)
     if read_only:
         return reader, reader
-    writer = _sqlite_engine(
-        path, what=what, begin="BEGIN IMMEDIATE", mode="rw", timeout_s=busy_timeout_s, connections=1
-    )
-    return writer, reader
+    return _sqlite_engine(path, what=what, mode="rw", timeout_s=busy_timeout_s, connections=1), reader
 
 
 def postgresql_engine(
@@ -136,12 +135,15 @@ def follow_references(engine: Engine, wanted: bool) -> None:
             raise UnsafeStorage("SQLite does not switch the following of references; stop whoever else writes")
 
 
-def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: float, connections: int) -> Engine:
+def _sqlite_engine(path: Path, *, what: str, mode: str, timeout_s: float, connections: int) -> Engine:
     uri = f"file:{quote(str(path))}?mode={mode}"
 
     def connect() -> Any:
+        kept = kept_connection(uri)
+        if kept is not None:
+            return kept
         # isolation_level=None: transactions begin and end where this project says so, and nowhere else.
-        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        connection = connect_to(uri, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         try:
             _prepare_sqlite(connection, what=what, writable=mode == "rw")
         except BaseException:
@@ -155,15 +157,6 @@ def _sqlite_engine(path: Path, *, what: str, begin: str, mode: str, timeout_s: f
     pool = QueuePool(connect, pool_size=connections, max_overflow=0, timeout=timeout_s, dialect=first.dialect)
     engine = Engine(pool, first.dialect, first.url, hide_parameters=True)
     engine._compiled_cache = first._compiled_cache
-
-    @event.listens_for(engine, "begin")
-    def start(connection: Connection) -> None:
-        raw: Any = connection.connection.driver_connection
-        try:
-            raw.execute(begin)
-        except sqlite3.Error as error:
-            raise DBAPIError.instance(begin, None, error, sqlite3.Error, dialect=engine.dialect) from error
-
     return engine
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
 
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.sequences import BLOCK, Sequences
@@ -65,11 +64,16 @@ def test_most_numbers_cost_no_write(place: Place) -> None:
     database = place.open()
     sequences = Sequences(database)
     sequences.next("a")
-    begun: list[object] = []
-    event.listen(database._writer, "begin", begun.append)
-    for _ in range(BLOCK - 1):
-        sequences.next("a")
-    assert begun == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "write", _refused)
+        for _ in range(BLOCK - 1):
+            sequences.next("a")
+        with pytest.raises(AssertionError, match="a write"):
+            sequences.next("a")
+
+
+def _refused(_: Database) -> None:
+    raise AssertionError("a write")
 
 
 def test_threads_never_share_a_number_and_each_sees_its_own_go_up(sequences: Sequences) -> None:

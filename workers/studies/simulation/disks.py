@@ -1,31 +1,47 @@
-"""What lies on a party's disk, read by connections of the witness's own: what is only in memory is not there."""
+"""What lies on a party's disk, read by connections of the witness's own: what is only in memory is not there.
+
+What was read stays known until SQLite says that somebody else has committed to the file (`PRAGMA data_version`), which
+costs a hundredth of reading it again. So a look at every rule after every step reads what is new, and misses nothing.
+"""
 
 from __future__ import annotations
 
+import sqlite3
+from collections import Counter
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import quote
 
 from feature_store.clock import Clock
-from feature_store.erasable import keys_in
+from feature_store.erasable import SLOTS_FILE
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import open_database
+from feature_store.journal.chain import Entry, entry_of
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.tallier_memory import TallierMemory
+from feature_store.journal.tasks import TaskStore
+from feature_store.key_slots import KeySlots
+from labeler.errors import NotFound
+
+_ENTRIES = f"SELECT {', '.join(column.name for column in ledger_entries.columns)} FROM ledger_entries WHERE seq > ?"
+_COLUMNS = tuple(column.name for column in ledger_entries.columns)
 
 
 class _Peek:
     """Erasable keys as they lie on the disk; `feature_store.erasable.ErasableKeys`, for looking only."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._slots = KeySlots(folder / SLOTS_FILE)
 
     def read(self, name: str) -> bytes | None:
-        return keys_in(self._folder).get(name)
+        return self._slots.get(name) if name in self._slots.names() else None
 
     def names(self) -> list[str]:
-        return sorted(keys_in(self._folder))
+        return sorted(self._slots.names())
 
     def draw(self, name: str) -> bytes:
         raise NotImplementedError(name)
@@ -40,22 +56,118 @@ class _Peek:
         raise NotImplementedError(names)
 
 
-class AgentDisk:
+class _Disk:
+    """A journal, and whether it has changed."""
+
+    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
+        path = home / "journal.db"
+        self.database: Database = owned.enter_context(open_database(path, read_only=True, allow_unsynced=True))
+        self._raw = owned.enter_context(closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)))
+        self._version = -1
+        self._entries_at = -1
+        self._reserved_at = -1
+        self._reserved = False
+        self.entries: list[Entry] = []
+        self.ledger = Ledger(self.database, clock=clock, anchored=False)
+
+    def version(self) -> int:
+        """Another number whenever somebody has committed."""
+        number: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
+        return number
+
+    def read_entries(self) -> list[Entry]:
+        """Entries of the ledger that have come since the last time."""
+        version = self.version()
+        if version == self._entries_at:
+            return []
+        last = self.entries[-1].seq if self.entries else 0
+        rows = self._raw.execute(f"{_ENTRIES} ORDER BY seq", (last,)).fetchall()
+        new = [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        self.entries += new
+        self._entries_at = version
+        return new
+
+    def has_reserved(self) -> bool:
+        """Whether any account has charges that are neither final nor given back."""
+        version = self.version()
+        if version != self._reserved_at:
+            self._reserved = any(one.reserved for one in self.ledger.balances())
+            self._reserved_at = version
+        return self._reserved
+
+
+class CoordinatorDisk(_Disk):
+    """What is on the coordinator's disk."""
+
+    def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
+        super().__init__(home, owned, clock)
+        self.store, self.tasks = JobStore(self.database, clock=clock), TaskStore(self.database)
+        self._jobs: dict[str, JobRecord] = {}
+        self._rounds: dict[str, list[RoundRecord]] = {}
+        self._by_digest: dict[str, RoundRecord] = {}
+
+    def look(self) -> bool:
+        """Read the jobs again if anything was committed; whether it was."""
+        version = self.version()
+        if version == self._version:
+            return False
+        with self.database.read() as connection:
+            ids = [job_id for (job_id,) in connection.exec_driver_sql("SELECT job_id FROM jobs")]
+            self._jobs = self.store.many(ids, connection=connection)
+            self._rounds = self.store.rounds_of(ids, connection=connection) if ids else {}
+        every = [one for rounds in self._rounds.values() for one in rounds]
+        self._by_digest = {one.round_digest: one for one in every if one.round_digest}
+        self._version = version
+        return True
+
+    @property
+    def jobs(self) -> dict[str, JobRecord]:
+        """Every job as it is now, by id."""
+        self.look()
+        return self._jobs
+
+    def rounds(self, job_id: str) -> list[RoundRecord]:
+        """The rounds of a job as they are now; none where there is no such job."""
+        self.look()
+        return self._rounds.get(job_id, [])
+
+    def round_of(self, digest: str) -> RoundRecord:
+        """The round of a digest as it is now.
+
+        Raises:
+            NotFound: there is none.
+        """
+        self.look()
+        if digest not in self._by_digest:
+            raise NotFound(f"there is no round {digest[:12]!r}")
+        return self._by_digest[digest]
+
+
+class AgentDisk(_Disk):
     """What is on an agent's disk."""
 
     def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
-        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
-        self.ledger = Ledger(database, clock=clock, anchored=False)
-        self.memory = AgentMemory(database, self.ledger)
+        super().__init__(home, owned, clock)
+        self.memory = AgentMemory(self.database, self.ledger)
         self.keys = _Peek(home / "erasable")
-        self.rounds = JournalRounds(database, self.keys)
+        self.rounds = JournalRounds(self.database, self.keys)
+        self._amounts: dict[tuple[str, str], int] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def charges(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(round, level) -> what the agent charged itself, and how often."""
+        for entry in self.read_entries():
+            if entry.kind == "post" and "round" in entry.detail:
+                name = (str(entry.detail["round"]), entry.level)
+                self._amounts[name] = entry.amount
+                self._counts[name] += 1
+        return {name: (amount, self._counts[name]) for name, amount in self._amounts.items()}
 
 
-class TallierDisk:
+class TallierDisk(_Disk):
     """What is on a tallier's disk."""
 
     def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
-        database = owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
-        self.ledger = Ledger(database, clock=clock, anchored=False)
+        super().__init__(home, owned, clock)
         self.keys = _Peek(home / "erasable")
-        self.memory = TallierMemory(database, self.keys)
+        self.memory = TallierMemory(self.database, self.keys)

@@ -9,7 +9,6 @@ Longer than 400 lines because it is one list: every rule of docs/simulation.md, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -22,10 +21,8 @@ from feature_store.clock import Clock
 from feature_store.driving.sending import SUM_GRACE_S
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.chain import Entry
-from feature_store.journal.database import open_database
-from feature_store.journal.jobs import JobStore, RoundRecord
+from feature_store.journal.jobs import RoundRecord
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.tasks import TaskStore
 from feature_store.shard import Shard
 from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
@@ -39,7 +36,7 @@ from labeler.tallier_noise import noise_source
 from labeler.task import Level, Task
 from labeler.wellformed import BallotShare
 from workers.agent.agent import NOISE
-from workers.studies.simulation.disks import AgentDisk, TallierDisk
+from workers.studies.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk
 from workers.studies.simulation.homes import VARIANTS, Template
 from workers.studies.simulation.prices import Paid, Standing, is_covered, price, wrongly_paid
 from workers.studies.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
@@ -52,7 +49,6 @@ REASONS_TO_END = frozenset({"", "quorum-not-reached"})
 """Why a job may end other than completed: whatever else it says is a defect, of the service or of a party."""
 
 _FINISHED = ("completed", "failed", "refused", "cancelled", "expired")
-_PAGE = 200
 
 
 class Violation(BaseException):
@@ -91,11 +87,8 @@ class Witness:
         self._clock = clock
         self._step = step
         self._owned = ExitStack()
-        home = folder / COORDINATOR
-        database = self._owned.enter_context(open_database(home / "journal.db", read_only=True, allow_unsynced=True))
-        self._log = home / "journal.db-wal"
-        self._ledger = Ledger(database, clock=clock, anchored=False)
-        self._jobs, self._tasks = JobStore(database, clock=clock), TaskStore(database)
+        self._coordinator = CoordinatorDisk(folder / COORDINATOR, self._owned, clock)
+        self._ledger, self._tasks = self._coordinator.ledger, self._coordinator.tasks
         self._agents = {name: AgentDisk(folder / name, self._owned, clock) for name in template.agents}
         self._talliers = {name: TallierDisk(folder / name, self._owned, clock) for name in template.talliers}
         self._keys = template.keys
@@ -111,10 +104,9 @@ class Witness:
         self._asked: set[str] = set()
         self._contributors: dict[tuple[str, int], tuple[str, ...]] = {}
         self._releases: dict[tuple[str, int], bytes] = {}
-        self._entries: list[Entry] = []
         self._standing = Standing()
         self._versions: dict[str, int] = {}
-        self._seen_log: tuple[int, int] | None = None
+        self._seen_version = -1
         self.wire: list[tuple[int, int, str, str, str, int]] = []
         self.states: tuple[str, ...] = ()
 
@@ -130,8 +122,7 @@ class Witness:
 
     def find_new_job(self) -> str | None:
         """A job that is in the journal and that no requester knows of."""
-        known = self._jobs.list(limit=100)
-        return next((job.job_id for job in known if job.job_id not in self._numbers), None)
+        return next((job_id for job_id in self._coordinator.jobs if job_id not in self._numbers), None)
 
     @property
     def all_ended(self) -> bool:
@@ -205,8 +196,8 @@ class Witness:
         """A share leaves an agent whose own ledger has charged enough for it."""
         current = self._round(message, "a share was sent")
         charged: dict[str, dict[str, int]] = {level: {} for level in LEVELS}
-        for (digest, level), (amount, _) in self._own_charges(self._agents[agent].ledger).items():
-            if self._jobs.get(self._jobs.round_of(digest).job_id).task_digest == message.header.task_digest:
+        for (digest, level), (amount, _) in self._agents[agent].charges().items():
+            if self._task_of(self._coordinator.round_of(digest).job_id).digest == message.header.task_digest:
                 charged[level][digest] = amount
         task = self._by_digest[message.header.task_digest]
         if not is_covered(task, current.num_queries, charged, message.header.round_digest):
@@ -217,9 +208,8 @@ class Witness:
         current = self._round(message, "a share was passed on")
         task = self._by_digest[message.header.task_digest]
         self._read_entries()
-        known = self._numbers.keys() | {current.job_id}
-        jobs = [job_id for job_id in known if self._jobs.get(job_id).task_digest == task.digest]
-        rounds = [f"{one.job_id}/{one.number}" for job_id in jobs for one in self._jobs.rounds(job_id)]
+        jobs = [job.job_id for job in self._coordinator.jobs.values() if job.task_digest == task.digest]
+        rounds = [f"{one.job_id}/{one.number}" for job_id in jobs for one in self._coordinator.rounds(job_id)]
         name = f"{current.job_id}/{current.number}"
         for account in ("federation", f"agent:{message.header.sender}"):
             if not is_covered(task, current.num_queries, self._standing.of(account, rounds), name):
@@ -310,14 +300,17 @@ class Witness:
 
     def _check_settled(self, message: Message) -> None:
         current = self._round(message, "a settlement was sent")
-        if current.state != "opened" and self._jobs.get(current.job_id).state not in _FINISHED:
+        if current.state != "opened" and self._coordinator.jobs[current.job_id].state not in _FINISHED:
             raise Violation("settled last", f"a round is said to be settled while it is {current.state}")
 
     def _round(self, message: Message, what: str) -> RoundRecord:
         try:
-            return self._jobs.round_of(message.header.round_digest)
+            return self._coordinator.round_of(message.header.round_digest)
         except NotFound:
             raise Violation("stored before sent", f"{what} for a round that is in no journal") from None
+
+    def _task_of(self, job_id: str) -> Task:
+        return self._by_digest[self._coordinator.jobs[job_id].task_digest]
 
     # What agents sent.
 
@@ -370,8 +363,8 @@ class Witness:
         if not task.traits.is_sampled:
             return b""
         theta = np.zeros((ROWS, task.num_classes))
-        for before in self._jobs.rounds(current.job_id)[: current.number]:
-            data = self._jobs.release(before.job_id, before.number)
+        for before in self._coordinator.rounds(current.job_id)[: current.number]:
+            data = self._coordinator.store.release(before.job_id, before.number)
             opened = None if data is None else release_from_bytes(data).noisy_votes
             if opened is None:
                 raise Violation("steps in order", f"step {current.number} was answered before step {before.number}")
@@ -379,7 +372,7 @@ class Witness:
         return theta.tobytes()
 
     def _questions(self, current: RoundRecord) -> NDArray[np.int16]:
-        rounds = self._jobs.rounds(current.job_id)
+        rounds = self._coordinator.rounds(current.job_id)
         way = self._template.shape.way
         start = 0 if way == "steps" else current.first_query - rounds[0].first_query
         features = questions(way, self._numbers[current.job_id], [one.num_queries for one in rounds])
@@ -389,17 +382,17 @@ class Witness:
 
     def look(self) -> None:
         """Look at the coordinator's journal, if anything was written."""
-        status = self._log.stat() if self._log.exists() else None
-        log = None if status is None else (status.st_size, status.st_mtime_ns)
-        if log is not None and log == self._seen_log:
+        version = self._coordinator.version()
+        if version == self._seen_version:
             return
-        self._seen_log = log
-        known = self._jobs.many(list(self._numbers))
+        self._seen_version = version
+        known = self._coordinator.jobs
         lost = sorted(self._numbers.keys() - known.keys())
         if lost:
             raise Violation("stored before told", f"its requester was told that {lost[0]} is taken, and it is not")
         self.states = tuple(known[job_id].state for job_id in self._numbers)
-        for job_id, job in known.items():
+        for job_id in self._numbers:
+            job = known[job_id]
             reason = str((job.problem or {}).get("type", "")).rpartition(":")[2]
             # A round that nobody summed in time is given up by its talliers, which have erased its shares.
             is_too_late = self._clock() > job.expires_at + timedelta(seconds=SUM_GRACE_S)
@@ -407,10 +400,9 @@ class Witness:
                 raise Violation("completion", f"{job_id} is {job.state} because of {reason}, which nobody caused")
             if self._versions.get(job_id) != job.version:
                 self._versions[job_id] = job.version
-                for current in self._jobs.rounds(job_id):
+                for current in self._coordinator.rounds(job_id):
                     self._look_at_round(current)
-        if self._ledger.head().seq != (self._entries[-1].seq if self._entries else 0):
-            self._read_entries()
+        self._read_entries()
 
     def _look_at_round(self, current: RoundRecord) -> None:
         name = (current.job_id, current.number)
@@ -423,14 +415,14 @@ class Witness:
             raise Violation("contributors", "a charge was posted before contributors were agreed on")
         if current.state != "opened":
             return
-        release = self._jobs.release(*name)
+        release = self._coordinator.store.release(*name)
         if release is None or self._releases.setdefault(name, release) != release:
             raise Violation("one release", f"the release of {name} was replaced or lost")
         if release is self._releases[name]:
             self._check_release(current, release)
 
     def _check_release(self, current: RoundRecord, data: bytes) -> None:
-        task = self._by_digest[self._jobs.get(current.job_id).task_digest]
+        task = self._task_of(current.job_id)
         release = release_from_bytes(data)
         parts = [self._contribution(agent, current, task) for agent in current.contributors]
         parts += [self._noise(tallier, current, task) for tallier in self._template.talliers]
@@ -445,21 +437,16 @@ class Witness:
             raise Violation("quorum", f"{current.contributors} were opened, the quorum is {task.quorum}")
 
     def _read_entries(self) -> None:
-        while True:
-            page = self._ledger.entries(after=self._entries[-1].seq if self._entries else 0, limit=_PAGE)
-            for entry in page:
-                self._entries.append(entry)
-                self._standing.add(entry)
-                if entry.kind == "void":
-                    self._check_void(entry)
-            if len(page) < _PAGE:
-                return
+        for entry in self._coordinator.read_entries():
+            self._standing.add(entry)
+            if entry.kind == "void":
+                self._check_void(entry)
 
     def _check_void(self, entry: Entry) -> None:
         job_id, _, number = entry.reservation_id.rpartition("/")
         if not number.isdigit():
             return
-        current = self._jobs.rounds(job_id)[int(number)]
+        current = self._coordinator.rounds(job_id)[int(number)]
         if current.round_digest in self._relayed:
             raise Violation(
                 "paid for what left", f"the charge of {entry.reservation_id} is given back, and shares left"
@@ -492,7 +479,7 @@ class Witness:
     def keeps_something(self, name: str) -> bool:
         """Whether a party still has something to erase or to give back by its own clock."""
         journal = self._agents.get(name) or self._talliers[name]
-        return journal.keys.names() != ["home"] or any(one.reserved for one in journal.ledger.balances())
+        return journal.keys.names() != ["home"] or journal.has_reserved()
 
     def _ledgers(self) -> dict[str, Ledger]:
         return {COORDINATOR: self._ledger} | {name: one.ledger for name, one in self._journals().items()}
@@ -503,13 +490,13 @@ class Witness:
     def _check_charges(self) -> None:
         """Each account is charged once for each round, the same here and there, and for nothing else."""
         paid: dict[tuple[str, str, str], int] = {}
-        for entry in self._entries:
+        for entry in self._coordinator.entries:
             if entry.kind == "post":
                 name = (entry.reservation_id, entry.account, entry.level)
                 if name in paid:
                     raise Violation("charged once", f"{name} is posted twice")
                 paid[name] = entry.amount
-        rounds = [one for job_id in self._numbers for one in self._jobs.rounds(job_id)]
+        rounds = [one for job_id in self._numbers for one in self._coordinator.rounds(job_id)]
         by_digest = {one.round_digest: one for one in rounds if one.round_digest}
         known = {f"{one.job_id}/{one.number}" for one in rounds}
         for reservation, account, _ in paid:
@@ -529,7 +516,7 @@ class Witness:
                 charges = [(by_name[name], nano) for (name, *of), nano in paid.items() if of == [account, level]]
                 self._check_price(account, level, charges)
         for agent, journal in self._agents.items():
-            own = self._own_charges(journal.ledger)
+            own = journal.charges()
             if any(count != 1 for _, count in own.values()):
                 raise Violation("charged once", f"{agent} has charged itself twice for a round")
             if any(digest not in by_digest for digest, _ in own):
@@ -538,7 +525,7 @@ class Witness:
                 of_level = [(by_digest[name], amount) for (name, of), (amount, _) in own.items() if of == level]
                 self._check_price(f"{agent} itself", level, of_level)
                 for current, amount in of_level:
-                    task = self._by_digest[self._jobs.get(current.job_id).task_digest]
+                    task = self._task_of(current.job_id)
                     told = paid.get((f"{current.job_id}/{current.number}", f"agent:{agent}", level))
                     # Of a model's steps both have the same prices, by the check above, and each its own first step.
                     has_own_first = task.traits.is_sampled and price(task, level, current.num_queries) is not None
@@ -555,34 +542,18 @@ class Witness:
         """An account has paid what its rounds cost: of each task in the order of its ledger."""
         of_tasks: dict[str, list[Paid]] = {}
         for one, amount in paid:
-            digest = self._jobs.get(one.job_id).task_digest
+            digest = self._task_of(one.job_id).digest
             of_tasks.setdefault(digest, []).append(Paid(f"{one.job_id}/{one.number}", one.num_queries, amount))
         for digest, charges in of_tasks.items():
             if wrong := wrongly_paid(self._by_digest[digest], level, charges):
                 raise Violation("the price", f"{account} has {wrong}")
 
-    def _own_charges(self, ledger: Ledger) -> dict[tuple[str, str], tuple[int, int]]:
-        """(round, level) -> what an agent charged itself, and how often."""
-        amounts: dict[tuple[str, str], int] = {}
-        counts: Counter[tuple[str, str]] = Counter()
-        after = 0
-        while True:
-            page = ledger.entries(after=after, limit=_PAGE)
-            for entry in page:
-                if entry.kind == "post" and "round" in entry.detail:
-                    name = (str(entry.detail["round"]), entry.level)
-                    amounts[name] = entry.amount
-                    counts[name] += 1
-            if len(page) < _PAGE:
-                return {name: (amount, counts[name]) for name, amount in amounts.items()}
-            after = page[-1].seq
-
     def _check_queries(self) -> None:
         """Of every task each query was asked once at most, and what was not asked can be asked again."""
         for task in self._template.tasks:
             record = self._tasks.get(task.digest)
-            jobs = [job_id for job_id in self._numbers if self._jobs.get(job_id).task_digest == task.digest]
-            rounds = [one for job_id in jobs for one in self._jobs.rounds(job_id) if one.state != "waiting"]
+            jobs = [job_id for job_id in self._numbers if self._task_of(job_id).digest == task.digest]
+            rounds = [one for job_id in jobs for one in self._coordinator.rounds(job_id) if one.state != "waiting"]
             asked = [query for one in rounds for query in range(one.first_query, one.first_query + one.num_queries)]
             if len(asked) != len(set(asked)):
                 raise Violation("asked once", f"queries {sorted(asked)} of a task were asked, some of them twice")
