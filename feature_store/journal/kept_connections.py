@@ -74,7 +74,8 @@ def kept_connection(uri: str) -> sqlite3.Connection | None:
 def connect(uri: str, **settings: Any) -> sqlite3.Connection:
     """`sqlite3.connect`; what it gives is kept where somebody keeps connections."""
     if _shelf is None:
-        return sqlite3.connect(uri, uri=True, **settings)
+        plain: sqlite3.Connection = sqlite3.connect(uri, uri=True, **settings)
+        return plain
     made: _Kept = sqlite3.connect(uri, uri=True, factory=_Kept, **settings)
     made.shelf, made.uri = _shelf, uri
     return made

@@ -35,7 +35,7 @@ def test_a_file_of_something_else_or_of_another_range_is_refused(tmp_path: Path)
     path.write_text("{}")
     with pytest.raises(BadData, match="no file of a campaign"):
         run_seeds(0, 2, resume=path)
-    path.write_text(json.dumps({"version": "labeler-simulation/1", "first": 0, "last": 4, "following": 4, "faults": {},
+    path.write_text(json.dumps({"version": "labeler-simulation/2", "first": 0, "last": 4, "following": 4, "faults": {},
                                 "states": {}, "found": {}}))  # fmt: skip
     with pytest.raises(InvalidSetting, match="0:4, and 0:2 were asked for"):
         run_seeds(0, 2, resume=path)

@@ -25,7 +25,7 @@ def until_posted(world: World) -> None:
     for _ in range(20):
         for name in world._names():
             world._turn(name)
-            if any(one.state == "posted" for one in world.witness._jobs.rounds(job.job_id)):
+            if any(one.state == "posted" for one in world.witness._coordinator.rounds(job.job_id)):
                 world._bury(COORDINATOR)
                 world.mailbox.empty()
                 return
@@ -37,7 +37,7 @@ def until_posted(world: World) -> None:
 def test_a_round_whose_turn_comes_after_its_shares_are_erased_ends_its_job(release: ReleaseKind) -> None:
     plan = JobPlan(sizes=(2, 1), deadline_s=DEADLINE_S, at_step=0, cancel_after=None)
     quiet = replace(case_of(0), max_dropouts=0, absent=(), capped=(), rates=Rates())
-    case = replace(quiet, agents=2, talliers=3, release=release, jobs=(plan,))
+    case = replace(quiet, agents=2, talliers=3, release=release, way="neighbours", jobs=(plan,))
     subject = service()
     with memory_folder() as folder:
         (folder / "templates").mkdir()
@@ -55,9 +55,9 @@ def test_a_round_whose_turn_comes_after_its_shares_are_erased_ends_its_job(relea
                     world._pass(0.5)
                 world.witness.check_end()
             assert world.witness.states == ("failed",)
-            rounds = world.witness._jobs.rounds(world._jobs[0].job_id)
+            rounds = world.witness._coordinator.rounds(world._jobs[0].job_id)
             assert [one.state for one in rounds] == ["posted", "asked"], "nothing was opened"
-            (problem,) = {world.witness._jobs.get(world._jobs[0].job_id).problem["detail"]}
+            (problem,) = {world.witness._coordinator.jobs[world._jobs[0].job_id].problem["detail"]}
             assert "erased its shares" in problem
         finally:
             world.close()

@@ -44,7 +44,7 @@ from workers.agent.desk_charges import DeskCharges
 from workers.studies.simulation.campaign import Stage
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
-from workers.voting import neighbors
+from workers.voting import blind_average, ensemble, neighbors
 from workers.voting.neighbors import NeighborVotes
 
 Patch = pytest.MonkeyPatch
@@ -303,6 +303,24 @@ def _one_attribute_less(patch: Patch) -> None:
     patch.setattr(neighbors, "attribute_ballots", fewer)
 
 
+def _likeliest_turned_round(patch: Patch) -> None:
+    predict = ensemble.predict
+
+    def smallest(head: Any, queries: Any) -> Any:
+        return predict(-head, queries)
+
+    patch.setattr(ensemble, "predict", smallest)
+
+
+def _one_step_down_less(patch: Patch) -> None:
+    train = blind_average.train_rows
+
+    def shorter(records: Any, *, terms: Any, **more: Any) -> Any:
+        return train(records, terms=replace(terms, iterations=terms.iterations - 1), **more)
+
+    patch.setattr(blind_average, "train_rows", shorter)
+
+
 def _go_on_with_a_full_disk(patch: Patch) -> None:
     commit = CoordinatorDriver._commit
 
@@ -366,6 +384,8 @@ DEFECTS = (
     Defect("agent", "draws its noise from no key of the round", ("exact votes",), _noise_of_no_key),
     Defect("agent", "votes for fewer attributes than a record has", ("exact votes",), _one_attribute_less),
     Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours),
+    Defect("agent", "votes for what its model holds least likely", ("exact votes",), _likeliest_turned_round, 4),
+    Defect("agent", "gives the weights of a step before the last", ("exact votes",), _one_step_down_less),
     Defect("tallier", "reports shares before they are stored", ("stored before sent",), _report_before_storing),
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
     Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),

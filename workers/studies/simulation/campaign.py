@@ -37,7 +37,8 @@ LONGEST_S = 45 * 60.0
 """No campaign runs longer; the next one goes on."""
 
 _IN_MEMORY = Path("/dev/shm")
-_VERSION = "labeler-simulation/1"
+_VERSION = "labeler-simulation/2"
+"""What a seed stands for; a file of another version is refused, since its seeds were other schedules."""
 
 
 @dataclass

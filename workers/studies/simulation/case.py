@@ -14,6 +14,7 @@ from workers.studies.simulation.homes import Shape
 from workers.studies.simulation.ways import Way
 
 _WAYS: tuple[Way, ...] = ("neighbours",) * 6 + ("attributes", "records", "steps", "steps")
+_LATER_WAYS: tuple[Way, ...] = ("models", "weights")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,9 @@ def case_of(seed: int) -> Case:
     talliers = 3 if release == "winner" else draw.choice((2, 2, 2, 3))
     # Drawn apart, each of its own, so that a seed stands for the schedule for which it stood before.
     way = source(seed, "way").choice(_WAYS) if release == "histogram" else "neighbours"
+    trained = source(seed, "trained models")
+    if release == "histogram" and way == "neighbours" and trained.random() < 0.3:
+        way = trained.choice(_LATER_WAYS)
     rates, later = _rates(draw), source(seed, "later")
     if later.random() < 0.3:
         rates = replace(rates, full=later.choice((0.1, 0.3)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ RECORDS = 9
 FINGERPRINT = "simulated-backbone"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REQUESTER = "tok-simulated"
+_METHODS = ["knn", "reverse-knn", "federated", "ensemble", "blind-average"]
 VARIANTS = ("all", "one-less", "one-more")
 _LISTEN = "127.0.0.1:{port}"
 
@@ -63,6 +65,7 @@ class Template:
         keys: of the coordinator and the talliers: the simulation may look into everything.
         spare: keys that an agent may be given later.
         policies: those that were made so far: they are read at every ask, and made of nothing that changes.
+        contents: name, mode and bytes of every file, where a link leads, or None of a folder; read at the first copy.
     """
 
     shape: Shape
@@ -71,6 +74,7 @@ class Template:
     keys: Mapping[str, PartyKeys]
     spare: Mapping[str, PartyKeys]
     policies: dict[tuple[bool, bool], Policy] = field(default_factory=dict)
+    contents: list[tuple[str, int, bytes | str | None]] = field(default_factory=list, repr=False)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -101,7 +105,7 @@ class Template:
                 "allow": {
                     "backbones": [FINGERPRINT],
                     "tasks": "any",
-                    "methods": ["knn", "reverse-knn", "federated"] if is_open else ["ensemble"],
+                    "methods": _METHODS if is_open else ["aux-distill"],
                     "releases": ["histogram", "winner"],
                     "max_queries_per_day": 10_000,
                     "max_noise_contributors": 100,
@@ -119,8 +123,27 @@ class Template:
         return self.folder.parent / "shards" / kind / agent / variant
 
     def copy(self, target: Path) -> None:
-        """Copy every home."""
-        shutil.copytree(self.folder, target, symlinks=True)
+        """Copy every home, out of memory: a copy is written for every schedule."""
+        if not self.contents:
+            self.contents.extend(_contents(self.folder))
+        target.mkdir()
+        for name, mode, held in self.contents:
+            if isinstance(held, bytes):
+                handle = os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                os.write(handle, held)
+                os.close(handle)
+            elif held is None:
+                (target / name).mkdir(mode)
+            else:
+                (target / name).symlink_to(held)
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, int, bytes | str | None]]:
+    """Everything in a folder, each folder before what is in it."""
+    for path in sorted(folder.rglob("*")):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        held = str(path.readlink()) if path.is_symlink() else None if path.is_dir() else path.read_bytes()
+        yield str(path.relative_to(folder)), mode, held
 
 
 def agent_names(count: int) -> tuple[str, ...]:

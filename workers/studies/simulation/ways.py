@@ -1,4 +1,5 @@
-"""What the tasks of a schedule ask for: votes of neighbours, of attributes, of records, and a model trained in steps.
+"""What the tasks of a schedule ask for: votes of neighbours, of attributes, of records, of trained models; a model
+trained in steps, and one whose weights are added up at once.
 
 Of each, what an agent must have added up is computed here apart from the product, in the plainest way there is: by
 sorting, by counting, and by gradients in floating point.
@@ -19,7 +20,7 @@ from feature_store.shard import Shard
 from labeler.randomness import seeded_source
 from labeler.task import Task
 
-Way = Literal["neighbours", "attributes", "records", "steps"]
+Way = Literal["neighbours", "attributes", "records", "steps", "models", "weights"]
 
 CLASSES: Final = ("cat", "dog", "eel")
 DIMENSION: Final = 6
@@ -38,6 +39,12 @@ SIGMA_VOTES: Final = 0.09
 _RATE: Final = 3.0
 _SHRINK: Final = 0.01
 _RECORDS: Final = 4
+_DECAY: Final = 0.2
+_DESCENTS: Final = 5
+_RADIUS: Final = 3.0
+_FIT: Final = 10.0
+"""How much more a record says than the length of an ensemble's weights (`workers.voting.ensemble`)."""
+
 _OFF: Final = 3
 """Grid units by which a gradient in floating point may differ from the one in whole numbers."""
 
@@ -45,6 +52,13 @@ _FIELDS: Final[dict[Way, dict[str, Any]]] = {
     "neighbours": {"method": "knn", "k": NEIGHBOURS},
     "attributes": {"method": "knn", "k": NEIGHBOURS, "attributes_per_record": MOST_ATTRIBUTES},
     "records": {"method": "reverse-knn", "k": 1},
+    "models": {"method": "ensemble"},
+    "weights": {
+        "method": "blind-average",
+        "sigma_votes": 0.2,
+        "max_queries": ROWS,
+        "training": {"min_records": _RECORDS, "regularisation": _DECAY, "iterations": _DESCENTS, "radius": _RADIUS},
+    },
     "steps": {
         "method": "federated",
         # With less its price is none that a ledger could hold.
@@ -68,10 +82,10 @@ def fields_of(way: Way) -> dict[str, Any]:
 
 
 def sizes_of(way: Way, wished: Sequence[int]) -> tuple[int, ...]:
-    """Queries of each round of a job: of training all steps, each with all rows of the model; where records choose
-    their queries, all of the task at once."""
-    if way == "steps":
-        return (ROWS,) * STEPS
+    """Queries of each round of a job: of training all steps, each with all rows of the model, of weights one; where
+    records choose their queries, all of the task at once."""
+    if way in ("steps", "weights"):
+        return (ROWS,) * (STEPS if way == "steps" else 1)
     return (MAX_QUERIES,) if way == "records" else tuple(wished)
 
 
@@ -84,7 +98,7 @@ def points(count: int, seed: str) -> NDArray[np.int16]:
 
 def questions(way: Way, job_number: int, sizes: Sequence[int]) -> NDArray[np.int16]:
     """What a job asks about; of training the rows of the model, in each step the same, and as good as any."""
-    return points(ROWS if way == "steps" else sum(sizes), f"job {job_number}")
+    return points(ROWS if way in ("steps", "weights") else sum(sizes), f"job {job_number}")
 
 
 def attributes_of(name: str, count: int) -> NDArray[np.int16]:
@@ -105,12 +119,14 @@ def numbers_of(task: Task, way: Way, path: Path, asked: NDArray[np.int16], model
     """
     if way == "steps":
         return np.rint(_gradient(path, model) * task.scale).astype(np.int64)
+    if way == "weights":
+        return np.rint(_weights(path) / _moved_by_one() * task.scale).astype(np.int64)
     return _votes(way, path, asked.tobytes()) * np.int64(task.scale)
 
 
 def is_same(way: Way, one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     """Whether what was sent is what was computed."""
-    return bool(np.abs(one - other).max(initial=0) <= (_OFF if way == "steps" else 0))
+    return bool(np.abs(one - other).max(initial=0) <= (_OFF if way in ("steps", "weights") else 0))
 
 
 def next_model(theta: NDArray[np.float64], opened: NDArray[np.float64], contributors: int) -> NDArray[np.float64]:
@@ -136,6 +152,9 @@ def _votes(way: Way, path: Path, asked: bytes) -> NDArray[np.int64]:
     features, ids, labels = shard.features[rows].astype(np.int64), shard.record_ids[rows], shard.labels[rows]
     queries = np.frombuffer(asked, dtype=np.int16).reshape(-1, DIMENSION).astype(np.int64)
     votes = np.zeros((len(queries), len(CLASSES)), dtype=np.int64)
+    if way == "models":
+        votes[np.arange(len(queries)), _classes_of(path, asked)] = 1
+        return votes
     if way == "records":
         for feature, label in zip(features, labels, strict=True):
             votes[int(np.argmax(queries @ feature)), int(label)] += 1  # the first of those that are equally near
@@ -163,3 +182,53 @@ def _gradient(path: Path, model: bytes) -> NDArray[np.float64]:
     slopes /= np.maximum(lengths, 1.0)[:, None]
     total: NDArray[np.float64] = rows.T @ slopes
     return total
+
+
+@lru_cache(maxsize=1024)
+def _weights(path: Path) -> NDArray[np.float64]:
+    """A softmax model after so many steps down the mean loss, as `labeler.convex.LinearTerms` defines them."""
+    shard = Shard.open(path, verify=False)
+    features, labels = shard.features[shard.rows].astype(np.float64) / 2048.0, shard.labels[shard.rows]
+    features *= np.minimum(1.0, np.sqrt(0.99) / np.linalg.norm(features, axis=1))[:, None]
+    rows, truth = np.hstack([features, np.full((len(features), 1), 0.1)]), np.eye(len(CLASSES))[labels]
+    theta, stride = np.zeros((ROWS, len(CLASSES))), 2 / (0.5 + 2 * _DECAY)
+    for _ in range(_DESCENTS):
+        mean = rows.T @ (_softmax(rows @ theta) - truth) / max(len(rows), _RECORDS)
+        theta = theta - stride * (mean + _DECAY * theta)
+        theta *= min(1.0, _RADIUS / max(float(np.linalg.norm(theta)), 1e-9))
+    return theta
+
+
+def _moved_by_one() -> float:
+    """How far one record moves such a model: 2 L / (n lambda), with L from fact 4 of `labeler.convex`."""
+    others, likely = len(CLASSES) - 1, np.exp(np.sqrt(2) * _RADIUS)
+    wrong, most = others / (others + 1 / likely), 1 / (1 + others / likely)
+    longest = np.sqrt(wrong**2 + wrong * min(wrong, most))
+    return float(2 * longest / (_RECORDS * _DECAY))
+
+
+@lru_cache(maxsize=1024)
+def _classes_of(path: Path, asked: bytes) -> NDArray[np.int64]:
+    """What a logistic regression on these records says of each query, by Newton's method until it stands still."""
+    shard = Shard.open(path, verify=False)
+    rows = np.hstack([shard.features[shard.rows].astype(np.float64) / 2048.0, np.ones((len(shard.rows), 1))])
+    truth, count = np.eye(len(CLASSES))[shard.labels[shard.rows]], len(CLASSES)
+    short = np.kron(np.diag([1.0] * DIMENSION + [0.0]), np.eye(count))
+    theta = np.zeros((ROWS, count))
+    for _ in range(40):
+        said = _softmax(rows @ theta)
+        slope = _FIT * rows.T @ (said - truth) + np.vstack([theta[:-1], np.zeros((1, count))])
+        bend = short.copy()
+        for row, chance in zip(rows, said, strict=True):
+            bend += _FIT * np.kron(np.outer(row, row), np.diag(chance) - np.outer(chance, chance))
+        step = np.linalg.lstsq(bend, slope.ravel(), rcond=1e-12)[0].reshape(theta.shape)
+        theta = theta - step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-9))
+    queries = np.frombuffer(asked, dtype=np.int16).reshape(-1, DIMENSION).astype(np.float64) / 2048.0
+    scores = np.hstack([queries, np.ones((len(queries), 1))]) @ theta
+    return np.asarray(scores.argmax(axis=1), dtype=np.int64)
+
+
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    grown = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances: NDArray[np.float64] = grown / grown.sum(axis=1, keepdims=True)
+    return chances
