@@ -6,29 +6,24 @@ costs a hundredth of reading it again. So a look at every rule after every step 
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Collection
 from contextlib import ExitStack, closing
 from pathlib import Path
-from urllib.parse import quote
 
 from feature_store.clock import Clock
 from feature_store.erasable import SLOTS_FILE
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.chain import Entry, entry_of
+from feature_store.journal.chain import Entry
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
+from feature_store.journal.watched import WatchedJournal
 from feature_store.key_slots import KeySlots
 from labeler.errors import NotFound
-
-_ENTRIES = f"SELECT {', '.join(column.name for column in ledger_entries.columns)} FROM ledger_entries WHERE seq > ?"
-_COLUMNS = tuple(column.name for column in ledger_entries.columns)
 
 
 class _Peek:
@@ -62,7 +57,7 @@ class _Disk:
     def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
         path = home / "journal.db"
         self.database: Database = owned.enter_context(open_database(path, read_only=True, allow_unsynced=True))
-        self._raw = owned.enter_context(closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)))
+        self._watched = owned.enter_context(closing(WatchedJournal(path)))
         self._version = -1
         self._entries_at = -1
         self._reserved_at = -1
@@ -72,17 +67,14 @@ class _Disk:
 
     def version(self) -> int:
         """Another number whenever somebody has committed."""
-        number: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
-        return number
+        return self._watched.version()
 
     def read_entries(self) -> list[Entry]:
         """Entries of the ledger that have come since the last time."""
         version = self.version()
         if version == self._entries_at:
             return []
-        last = self.entries[-1].seq if self.entries else 0
-        rows = self._raw.execute(f"{_ENTRIES} ORDER BY seq", (last,)).fetchall()
-        new = [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        new = self._watched.entries(after=self.entries[-1].seq if self.entries else 0)
         self.entries += new
         self._entries_at = version
         return new

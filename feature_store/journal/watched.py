@@ -1,0 +1,38 @@
+"""A SQLite journal that somebody else writes: whether anybody has committed since, and what came into its ledger.
+
+SQLite tells each connection whether another one has committed (`PRAGMA data_version`), for a hundredth of what reading
+a table takes. So who looks after every step reads what is new, and misses nothing. For simulations.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from feature_store.journal.chain import Entry, entry_of
+from feature_store.journal.ledger_tables import ledger_entries
+
+_COLUMNS = tuple(column.name for column in ledger_entries.columns)
+_ENTRIES = f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq > ? ORDER BY seq"  # names of columns
+
+
+class WatchedJournal:
+    """One such journal; for looking only."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+
+    def version(self) -> int:
+        """Another number whenever somebody has committed."""
+        number: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return number
+
+    def entries(self, *, after: int) -> list[Entry]:
+        """Entries of the ledger behind a sequence number, all of them."""
+        rows = self._connection.execute(_ENTRIES, (after,)).fetchall()
+        return [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
