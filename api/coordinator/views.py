@@ -15,9 +15,10 @@ from feature_store.journal.database import Database
 from feature_store.journal.job_reading import LookedRows, look_at
 from feature_store.journal.jobs import JobRecord, RoundRecord
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.willingness import AgentAnswer, Answers
+from feature_store.journal.willingness import Answers
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
+from labeler.rounds.effects import Said
 
 SMALL_SIZE = 64 * 1024
 """Characters of what was said of a job of which a view is made in about a millisecond; of 500 agents in 64 rounds
@@ -107,7 +108,7 @@ def waiting_for(
     return tuple(WaitingFor(agent_id=agent, reason="share") for agent in (current.waiting_for if current else ()))
 
 
-def _reason(said: AgentAnswer) -> Literal["approval", "later"]:
+def _reason(said: Said) -> Literal["approval", "later"]:
     return "approval" if said.reason == AwaitingApproval.problem_type else "later"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.aggregates import AggregateStore
@@ -12,7 +11,6 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.parties import PartyRecord
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.willingness import AgentAnswer
 from labeler.release import Release
 from labeler.rounds.effects import Party, Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun
@@ -120,7 +118,7 @@ class Loader:
         rounds: Iterable[RoundRecord],
         sums: Mapping[str, Mapping[str, bytes]],
         opened: Mapping[str, Release],
-        answers: Mapping[str, AgentAnswer],
+        answers: Mapping[str, Said],
         asked: tuple[str, ...] | None,
         parties: Mapping[str, Party],
     ) -> JobRun:
@@ -152,7 +150,7 @@ class Loader:
                 )
                 for one in rounds
             ),
-            answers={agent: said_from(answer) for agent, answer in answers.items()},
+            answers=answers,
             asked=asked,
             parties=parties,
             requester=self._requester_of(record.created_by),
@@ -163,18 +161,6 @@ class Loader:
 def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
     """The parties whose keys are in force, as the machine needs them."""
     return {one.party_id: _party(one) for one in records if one.state == "active"}
-
-
-def said_from(answer: AgentAnswer) -> Said:
-    """An answer out of the journal."""
-    until_s = None if answer.until is None else answer.until.timestamp()
-    return Said(answer.answer, answer.reason, answer.sentence, until_s)
-
-
-def answer_from(said: Said) -> AgentAnswer:
-    """An answer for the journal."""
-    until = None if said.until_s is None else datetime.fromtimestamp(said.until_s, UTC)
-    return AgentAnswer(said.answer, said.reason, said.sentence, until)
 
 
 def _party(one: PartyRecord) -> Party:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from feature_store.driving.loading import Loaded, answer_from
+from feature_store.driving.loading import Loaded
 from feature_store.journal import rounds as steps
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Connection
@@ -122,8 +122,7 @@ class Storer:
             case StoreBatches():
                 return steps.set_batches(connection, job_id, store.batches)
             case StoreSaid():
-                answer = answer_from(store.said)
-                return self._jobs.willingness.report(job_id, store.agent_id, answer, connection=connection)
+                return self._jobs.willingness.report(job_id, store.agent_id, store.said, connection=connection)
             case Divide():
                 self._settlement.divide(
                     job.record, job.rounds, job.task, store.agents, amounts=prices, connection=connection

@@ -19,7 +19,8 @@ from feature_store.journal.by_ids import ByIds, Together
 from feature_store.journal.forgotten import FORGOTTEN, forgotten_in
 from feature_store.journal.job_records import JobRecord, RoundCharge, RoundRecord
 from feature_store.journal.job_tables import jobs
-from feature_store.journal.willingness import ANSWERS, AgentAnswer, answers_in
+from feature_store.journal.willingness import ANSWERS, answers_in
+from labeler.rounds.effects import Said
 
 _COLUMNS = tuple(column.name for column in jobs.columns)
 _TIMES = ("created_at", "updated_at", "expires_at")
@@ -57,7 +58,7 @@ class Looked:
 
     job: JobRecord
     rounds: list[RoundRecord]
-    answers: Mapping[str, AgentAnswer]
+    answers: Mapping[str, Said]
     forgotten_at: datetime | None
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
@@ -30,8 +29,7 @@ from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Parameter, Prepared
 from feature_store.journal.rules import keep, stay
 from labeler.errors import InvalidSetting, PrivacyRefusal
-
-Answer = Literal["willing", "declined", "later"]
+from labeler.rounds.effects import Said
 
 job_answers = strict_table(
     "job_answers",
@@ -72,23 +70,6 @@ AND NOT EXISTS (SELECT 1 FROM rounds WHERE rounds.job_id = jobs.job_id AND round
 _ADD_ASKED = Prepared(insert(job_asked))
 
 
-@dataclass(frozen=True)
-class AgentAnswer:
-    """What one agent said last.
-
-    Attributes:
-        answer: "willing"; "declined", for good; "later", where it may be proposed again.
-        reason: `problem_type` of its refusal; empty for a yes.
-        sentence: for people; empty for a yes.
-        until: how long a yes holds.
-    """
-
-    answer: Answer
-    reason: str = ""
-    sentence: str = ""
-    until: datetime | None = None
-
-
 class WillingnessStore:
     """See the module. Every method that writes can join a transaction by `connection`."""
 
@@ -96,20 +77,20 @@ class WillingnessStore:
         self._database = database
         database.create(*JOB_TABLES, job_answers, job_asked)
 
-    def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, AgentAnswer]:
+    def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, Said]:
         """Agent id -> what it said last."""
         return self.answers_of([job_id], connection=connection).get(job_id, {})
 
     def answers_of(
         self, job_ids: Collection[str], *, connection: Connection | None = None
-    ) -> dict[str, dict[str, AgentAnswer]]:
+    ) -> dict[str, dict[str, Said]]:
         """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
         with reading(self._database, connection) as joined:
             return answers_in(ANSWERS.all(joined, job_ids))
 
-    def report(self, job_id: str, agent_id: str, said: AgentAnswer, *, connection: Connection | None = None) -> bool:
+    def report(self, job_id: str, agent_id: str, said: Said, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
-        until = None if said.until is None else time_text(said.until)
+        until = None if said.until_s is None else time_text(datetime.fromtimestamp(said.until_s, UTC))
         values: dict[str, Parameter] = {
             "answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until
         }  # fmt: skip
@@ -153,13 +134,13 @@ class WillingnessStore:
         return 0 if found is None else int(found[0])
 
 
-Answers = Mapping[str, AgentAnswer]
+Answers = Mapping[str, Said]
 
 
-def answers_in(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, AgentAnswer]]:
+def answers_in(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Said]]:
     """Job id -> agent id -> what it said last, out of rows of `ANSWERS`."""
-    found: dict[str, dict[str, AgentAnswer]] = {}
+    found: dict[str, dict[str, Said]] = {}
     for job_id, agent_id, answer, reason, sentence, until in rows:
-        at = None if until is None else datetime.fromisoformat(until)
-        found.setdefault(job_id, {})[agent_id] = AgentAnswer(answer, reason, sentence, at)
+        until_s = None if until is None else datetime.fromisoformat(until).timestamp()
+        found.setdefault(job_id, {})[agent_id] = Said(answer, reason, sentence, until_s)
     return found

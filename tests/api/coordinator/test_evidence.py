@@ -16,12 +16,12 @@ from feature_store.journal.database import open_database
 from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.tasks import TaskRecord
-from feature_store.journal.willingness import AgentAnswer
 from feature_store.keys import PartyKeys
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
 from labeler.evidence.check import differences
 from labeler.evidence.derive import derive
 from labeler.evidence.document import Facts
+from labeler.rounds.effects import Said
 from tests.api.conftest import House
 from tests.job_steps import take_step
 
@@ -54,7 +54,7 @@ def ask(house: House, record: TaskRecord, view: JobView, *, asked: tuple[str, ..
         [(one.number, f"{one.number:064x}", _digest(view, one.number)) for one in view.rounds],
     )
     for agent in set(record.participants) - set(asked):
-        store.willingness.report(view.job_id, agent, AgentAnswer("declined", "policy-refusal", "k is at most 3 here"))
+        store.willingness.report(view.job_id, agent, Said("declined", "policy-refusal", "k is at most 3 here"))
     house.begin(view.job_id, asked=asked)
     for one in view.rounds:
         take_step(store, "set_asked", view.job_id, one.number)

@@ -14,7 +14,7 @@ from api.coordinator import pricing, submission
 from api.coordinator.pricing import charges_of
 from api.schema import JobView
 from feature_store.driving.intake import said_of
-from feature_store.driving.loading import answer_from, parties_of
+from feature_store.driving.loading import parties_of
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection, Database
 from feature_store.mailbox.redis import RedisMailbox
@@ -51,7 +51,7 @@ def say(desk: Desk, job: JobView, **said: Willing | Declined | str) -> None:  # 
     """What agents answer: "yes", or a body."""
     for agent, body in said.items():
         until = (desk.house.clock() + timedelta(hours=1)).timestamp()
-        answer = answer_from(said_of(Willing(job.job_id, until) if isinstance(body, str) else body))
+        answer = said_of(Willing(job.job_id, until) if isinstance(body, str) else body)
         desk.house.jobs.willingness.report(job.job_id, agent, answer)
 
 

@@ -13,8 +13,8 @@ from api.coordinator import submission, views
 from api.coordinator.seen_jobs import FRESH_S, MOST, SeenJobs, Unseen
 from api.coordinator.views import read_views
 from api.schema import JobView
-from feature_store.journal.willingness import AgentAnswer
 from labeler.errors import Unavailable
+from labeler.rounds.effects import Said
 from tests.api.conftest import House
 from tests.job_steps import take_step
 
@@ -44,7 +44,7 @@ def test_every_change_of_a_job_is_seen_and_nothing_is_read_twice(house: House) -
 
     check(1)
     with house.database.write() as connection:
-        house.jobs.willingness.report(job_id, "east", AgentAnswer("declined", "x", "no"), connection=connection)
+        house.jobs.willingness.report(job_id, "east", Said("declined", "x", "no"), connection=connection)
         house.jobs.touch(job_id, connection=connection)
     check(2)
     take_step(house.jobs, "set_batches", job_id, [(0, "1" * 64, "2" * 64)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
@@ -22,8 +22,8 @@ from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import open_door, serve_at
 from api.wire import Wire
 from feature_store.certificates import certificates_for
-from feature_store.journal.willingness import AgentAnswer
 from feature_store.keys import PartyKeys
+from labeler.rounds.effects import Said
 from workers.federation.redis_server import RedisServer
 
 CLASSES = ("backpack", "keyboard", "mug")
@@ -64,7 +64,7 @@ class Service:
         """Every agent has said yes to a job."""
         store = self.coordinator.stores.jobs.willingness
         for agent in AGENTS:
-            store.report(job_id, agent, AgentAnswer("willing", until=datetime.now(UTC) + timedelta(hours=1)))
+            store.report(job_id, agent, Said("willing", until_s=time.time() + 3600))
         self.coordinator.conductor.wake(job_id)
 
     def holder(self, role: Role) -> str:

@@ -21,7 +21,6 @@ from feature_store.journal.job_records import RoundCharge
 from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundRecord
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.willingness import AgentAnswer
 from labeler.budget import NothingLeft
 from labeler.errors import (
     IdempotencyMismatch,
@@ -33,6 +32,7 @@ from labeler.errors import (
     ProtocolViolation,
     TryAgain,
 )
+from labeler.rounds.effects import Said
 from labeler.task import Task
 from tests.feature_store.journal.conftest import Clock, Place, refuses
 from tests.job_steps import take_step
@@ -543,9 +543,9 @@ def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
     take_step(store, "fix_contributors", "job", 0, ["alice"])
     post(store, ledger, database)
     with database.write() as connection:
-        said = AgentAnswer("declined", "budget", "nothing left")
+        said = Said("declined", "budget", "nothing left")
         store.willingness.report("job", "bob", said, connection=connection)
-        store.willingness.report("job", "alice", AgentAnswer("willing", "", "", NOW), connection=connection)
+        store.willingness.report("job", "alice", Said("willing", "", "", NOW.timestamp()), connection=connection)
     asked = ["job", "refused", "nobody"]
     with database.read() as connection:
         found = {job_id: rows.looked() for job_id, rows in look_at(connection, asked).items()}
