@@ -1,8 +1,6 @@
 """Models that older versions kept in an agent's journal, in clear; they are forgotten at the first start of this one.
 
-A model that was trained on private records and carries no noise must not outlive its round. It used to be kept so that
-an answer could be repeated; now the answer itself is stored (feature_store.journal.agent_rounds), so a model lives in
-memory only.
+A model that was trained on private records and carries no noise must not outlive its round: it lives in memory only.
 """
 
 from __future__ import annotations
