@@ -341,7 +341,7 @@ def has_finite_price(task: Task, level: StatedLevel) -> bool:
     A squared sensitivity alone is not enough: where one agent can move a number beyond the reach of the noise sampler
     no epsilon holds, whatever mu^2 is.
     """
-    return _isfinite(task.digest, _Whole(task), level)
+    return _is_finite(task.digest, _Whole(task), level)
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class _Whole:
 
 
 @lru_cache(maxsize=4096)
-def _isfinite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
+def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
     event = integer_event(whole.task, level, whole.task.max_queries)
     return event is not None and math.isfinite(_certified(event, whole.task.delta))
 
