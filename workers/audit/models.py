@@ -33,7 +33,7 @@ from labeler.methods.sensitivity import kept_bound, records_of_a_person, trainin
 from labeler.setting import StatedLevel
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.audit.worlds import Records
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 

@@ -24,7 +24,7 @@ from labeler.randomness import seeded_source
 from labeler.task import Task
 from workers.audit.pipeline import Seen
 from workers.audit.worlds import Records
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
 
 

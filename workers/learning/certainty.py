@@ -15,7 +15,8 @@ import numpy as np
 from scipy.special import expit
 
 from labeler.local_heads import LocalHeadTerms
-from workers.learning.descent import Array, Block, descend, logistic_slopes
+from workers.learning.blocks import Array, Block
+from workers.learning.descent import descend, logistic_slopes
 
 RowBlocks = Callable[[], Iterable[Array]]
 """Reads all rows once, block by block; the same at every call."""

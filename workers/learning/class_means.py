@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labeler.class_means import FINE, MeanTerms
 from labeler.public_axes import PublicAxes
-from workers.learning.descent import Rows, block_rows
+from workers.learning.blocks import Rows, block_rows
 
 
 def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.int64]:

@@ -19,7 +19,8 @@ from labeler.convex import HUBER_WIDTH, LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
 from labeler.public_axes import PublicAxes
-from workers.learning.descent import Block, Rows, block_rows, descend, kept, softmax_slopes
+from workers.learning.blocks import Block, Rows, block_rows, kept
+from workers.learning.descent import descend, softmax_slopes
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1

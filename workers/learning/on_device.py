@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from feature_store.index.engine import DeviceFault
 from labeler.descent import Descent
-
-if TYPE_CHECKING:
-    from workers.learning.descent import Array, Blocks, Slopes
+from workers.learning.blocks import Array, Blocks, Slopes
 
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 """With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from workers.learning.descent import Array
+from workers.learning.blocks import Array
 
 CONSTANT_SHARE = 0.1
 """The constant coordinate, as a share of the norm."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labeler.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.randomness import ByteSource
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 
 Array = NDArray[np.float64]
 

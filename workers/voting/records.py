@@ -18,7 +18,7 @@ from labeler.descent import MOST_RECORDS
 from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.methods.sensitivity import kept_bound
 from labeler.task import Task
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 
 FEATURE_ONE = np.float32(2048)
 """What a stored feature of 1 is."""

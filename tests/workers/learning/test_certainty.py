@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from labeler.local_heads import LocalHeadTerms
+from workers.learning.blocks import Array
 from workers.learning.certainty import certainty, fit_certainty
-from workers.learning.descent import Array
 
 
 def terms(least: int, negatives: int, dimension: int, regularisation: float) -> LocalHeadTerms:

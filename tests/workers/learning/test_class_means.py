@@ -29,8 +29,8 @@ from labeler.privacy_card import card_in_words, privacy_card
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task, parse_task
+from workers.learning.blocks import Rows
 from workers.learning.class_means import class_sums, whole_rows, whole_sums
-from workers.learning.descent import Rows
 from workers.voting.blind_average import weight_ballots
 from workers.voting.model_store import InMemoryModels
 from workers.voting.records import Records

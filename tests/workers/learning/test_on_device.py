@@ -15,7 +15,7 @@ from feature_store.index.device_probe import Contact
 from labeler.convex import LinearTerms
 from labeler.local_heads import LocalHeadTerms
 from workers.learning import descent, on_device
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 

@@ -19,7 +19,7 @@ from labeler.public_axes import PublicAxes
 from labeler.randomness import keyed_source
 from labeler.release import Release
 from labeler.task import Task, parse_task
-from workers.learning.descent import Rows
+from workers.learning.blocks import Rows
 from workers.learning.sampled_steps import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
 from workers.voting.federated import step_ballots
 from workers.voting.records import Records

@@ -30,8 +30,8 @@ from labeler.release import Release
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from labeler.vector_sum import VectorSum
+from workers.learning.blocks import Rows
 from workers.learning.class_means import class_sums
-from workers.learning.descent import Rows
 from workers.learning.linear import train_rows
 from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
 from workers.progress import ProgressCallback, silent
