@@ -159,8 +159,8 @@ def _warning(task: Task, queries: int, records: int | None, *, is_told: bool, mo
         said += f" ({'with' if is_told else 'assuming'} {records:,} private images in all)"
     sigma = _noise_that_would_do(task, queries, records)
     ways = [] if sigma is None else _ways(task, queries, records, sigma)
-    return f"{said}; {'most' if most else 'many'} labels would be wrong. " + (
-        f"{' or '.join(ways)} would do" if ways else "No price does: ask fewer questions, or more agents"
+    return f"{said}; {'most' if most else 'many'} labels would be wrong; " + (
+        f"{' or '.join(ways)} would do" if ways else "no price does: ask fewer questions, or more agents"
     )
 
 
