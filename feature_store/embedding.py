@@ -34,9 +34,9 @@ from feature_store.room import is_full
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, site_key
+from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 from feature_store.twice import named, refusal, refuse_same_bytes
-from labeler.errors import BadData, InvalidSetting, StorageFull
+from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.public_names import check_names_are_text
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
@@ -53,6 +53,7 @@ CHECKPOINT = 32
 """Images between two checkpoints of a backbone that takes one at a time: a checkpoint is half a dozen syncs of a disk,
 however little was computed."""
 
+_COMPARED = 64  # of a shard that is there, with the images that it is said to be made of
 _PUBLIC_KEY = SiteKey(bytes(KEY_BYTES))
 """Of public images digests are only compared, and not kept."""
 
@@ -191,7 +192,7 @@ def embed_source(
     people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
     job = _job_digest(images, backbone, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
-        return _report_finished(path, job, images, notes, policy, max_records)
+        return _report_finished(path, job, images, notes, policy, max_records, digester)
     with (
         _while_there_is_room(path),
         ShardWriter(
@@ -320,10 +321,16 @@ def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public
 
 
 def _report_finished(
-    path: Path, job: str, images: ImageSource, notes: tuple[str, ...], policy: Duplicates, max_records: int | None
+    path: Path,
+    job: str,
+    images: ImageSource,
+    notes: tuple[str, ...],
+    policy: Duplicates,
+    max_records: int | None,
+    digester: SiteKey,
 ) -> EmbedReport:
     shard = Shard.open(path)
-    if shard.job != job:
+    if shard.job != job or not _holds(shard, images, digester):
         raise InvalidSetting(
             f"{path.name!r} exists already and was made from another source, backbone or class list, or with other "
             "people; choose another output, or delete it first"
@@ -342,3 +349,19 @@ def _report_finished(
     return EmbedReport(
         path, len(shard.labels), shard.skipped, len(images.names), shard.classes, shard.fingerprint, notes, said
     )
+
+
+def _holds(shard: Shard, images: ImageSource, digester: SiteKey) -> bool:
+    """Whether some of a private shard's records are still these images: folders of two sites may name theirs alike."""
+    if shard.image_digests is None or shard.site_key != digester.name:
+        return True  # it kept nothing to compare them by
+    place = {name: index for index, name in enumerate(images.names)}
+    sources = shard.sources
+    for row in shard.rows[:: max(1, len(shard.rows) // _COMPARED)].tolist():
+        try:
+            found = as_digests(digester.digest("image", images.blocks(place[sources[row]])))
+        except (KeyError, UnreadableImage):
+            return False
+        if not np.array_equal(found.ravel(), shard.image_digests[row]):
+            return False
+    return True

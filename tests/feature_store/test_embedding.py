@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,17 @@ def test_doing_it_twice_equals_doing_it_once(photos: Path, tmp_path: Path) -> No
     assert Shard.open(tmp_path / "out").version == version
     with pytest.raises(InvalidSetting, match="made from another source, backbone or class list"):
         embed_source(photos, PixelBackbone(size=8), tmp_path / "out")
+
+
+def test_a_shard_of_other_images_under_the_same_names_is_not_taken_for_this_one(photos: Path, tmp_path: Path) -> None:
+    """Two hospitals whose cameras count from 1, and one mistyped --out: the second would answer with the first's."""
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    embed_source(photos, PixelBackbone(size=4), tmp_path / "shard")
+    for file in other.rglob("*.png"):
+        file.write_bytes(file.read_bytes() + b"0")
+    with pytest.raises(InvalidSetting, match="made from another source"):
+        embed_source(other, PixelBackbone(size=4), tmp_path / "shard")
 
 
 def test_pictures_of_private_images_are_refused(photos: Path, tmp_path: Path) -> None:

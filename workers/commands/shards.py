@@ -35,10 +35,12 @@ def embed(
     ] = False,
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")] = "auto",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images in a forward pass. Default: 32 on a CPU, 256 on a GPU.")
+        int | None,
+        typer.Option(min=1, max=65_536, help="Images in a forward pass. Default: 32 on a CPU, 256 on a GPU."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read and decode images. Default: one for each core.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Threads that read and decode images. Default: one for each core."),
     ] = None,
     decoder: Annotated[
         str | None,
