@@ -36,7 +36,7 @@ from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
-from tests.simulation.test_schedules import LATE, QUICK
+from tests.simulation.test_schedules import LATE, MODELS, QUICK, WEIGHTS
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger
 from workers.agent.agent import Agent
@@ -56,6 +56,7 @@ class Defect:
 
     Attributes:
         first: of the schedules of the ordinary test, where to begin to look: those before it do not find it, and cost.
+        seeds: other schedules, of what the ordinary ones hold too little of to be sure.
     """
 
     who: str
@@ -63,6 +64,7 @@ class Defect:
     rules: tuple[str, ...]
     plant: Callable[[Patch], None]
     first: int = 0
+    seeds: tuple[int, ...] = ()
 
 
 def _reserve_twice(patch: Patch) -> None:
@@ -384,8 +386,20 @@ DEFECTS = (
     Defect("agent", "draws its noise from no key of the round", ("exact votes",), _noise_of_no_key),
     Defect("agent", "votes for fewer attributes than a record has", ("exact votes",), _one_attribute_less),
     Defect("agent", "votes with other records than the nearest", ("exact votes",), _other_neighbours),
-    Defect("agent", "votes for what its model holds least likely", ("exact votes",), _likeliest_turned_round, 4),
-    Defect("agent", "gives the weights of a step before the last", ("exact votes",), _one_step_down_less),
+    Defect(
+        "agent",
+        "votes for what its model holds least likely",
+        ("exact votes",),
+        _likeliest_turned_round,
+        seeds=MODELS,
+    ),
+    Defect(
+        "agent",
+        "gives the weights of a step before the last",
+        ("exact votes",),
+        _one_step_down_less,
+        seeds=WEIGHTS,
+    ),
     Defect("tallier", "reports shares before they are stored", ("stored before sent",), _report_before_storing),
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
     Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
@@ -398,7 +412,7 @@ DEFECTS = (
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: f"{one.who} {one.what}")
 def test_a_planted_defect_is_found_by_its_rule(stage: Stage, defect: Defect, monkeypatch: Patch) -> None:
     defect.plant(monkeypatch)
-    for seed in (*range(defect.first, QUICK), *LATE):
+    for seed in defect.seeds or (*range(defect.first, QUICK), *LATE):
         found = stage.run(seed).violation
         if found:
             assert found.startswith(tuple(f"{rule}:" for rule in defect.rules)), f"seed {seed}: {found}"

@@ -18,6 +18,9 @@ LATE = (1000751, 1002935)
 """Schedules in which an agent never gets the first step of a training, and answers from the second on: one in a
 thousand is so. They say no more once `labeler` sends in another order; then a planted defect is not found."""
 
+MODELS, WEIGHTS = (240, 382), (42, 136)
+"""Schedules of votes of trained models, and of sums of their weights, in which little stands in the way of a job."""
+
 
 def check(stage: Stage, seeds: range) -> None:
     completed = 0
@@ -36,6 +39,12 @@ def test_no_schedule_breaks_a_rule_and_every_job_ends(stage: Stage, chunk: int) 
 def test_an_agent_that_comes_in_at_a_later_step_has_paid_for_all(stage: Stage) -> None:
     """That it does come in late shows the defect `pays for a step of training by its number`, found in these alone."""
     for seed in LATE:
+        check(stage, range(seed, seed + 1))
+
+
+def test_votes_of_models_and_sums_of_weights_come_through(stage: Stage) -> None:
+    for seed in (*MODELS, *WEIGHTS):
+        assert case_of(seed).way == ("models" if seed in MODELS else "weights")
         check(stage, range(seed, seed + 1))
 
 
