@@ -535,3 +535,13 @@ def test_an_agents_home_of_an_earlier_version_is_backed_up_as_it_is(labeler: Lab
         "journal", "backup", "--home", kept.federation / "agents" / "agent-1", "--out", out, "--json"
     ).document
     assert [found["entries"], found["hash"]] == kept.facts["agents/agent-1"]["head"]
+
+
+@pytest.mark.parametrize("line", ["stop", "resume", "approve " + 64 * "a", "refuse --reason no " + 64 * "a"])
+def test_nobody_is_told_that_an_agent_stopped_whose_home_is_another_folder(
+    tmp_path: Path, labeler: Labeler, line: str
+) -> None:
+    told = labeler("agent", *line.split(), "--home", tmp_path)
+    assert (told.code, told.out) == (2, "")
+    assert "is no agent's home" in told.err
+    assert list(tmp_path.iterdir()) == []

@@ -105,6 +105,7 @@ def stop(
     """
     from workers.agent import decisions
 
+    _check_agents(home)
     no = decisions.stop(home, reason)
     said = _filled(f"Stopped: nothing new is answered. To go on: labeler agent resume --home {home}")
     tell({"stopped": True, "reason": no.reason, "at": no.at}, said, as_json=as_json)
@@ -117,6 +118,7 @@ def resume(home: Home, as_json: Json = False) -> None:
     """
     from workers.agent import decisions
 
+    _check_agents(home)
     decisions.resume(home)
     tell({"stopped": False}, "Answering again, within the policy.", as_json=as_json)
 
@@ -192,8 +194,17 @@ def _json(rounds: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(list(rounds), indent=1, allow_nan=False) + "\n"
 
 
+def _check_agents(home: Path) -> None:
+    """Whoever mistypes a home is told so, and not that an agent stopped; its settings may be broken."""
+    from workers.party.home import AGENT_FILE
+
+    if not (home / AGENT_FILE).is_file():
+        raise InvalidSetting(f"{home} is no agent's home: it has no {AGENT_FILE}; nothing was changed")
+
+
 def _known(digest: str, home: Path) -> str:
     """The whole digest of a task that was asked for."""
+    _check_agents(home)
     if len(digest) == 64:
         return digest
     from workers.agent.site import decided_tasks, waiting_tasks
