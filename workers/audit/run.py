@@ -79,6 +79,8 @@ class Audit:
             raise InvalidSetting(f"{', '.join(without)} has no attack on this task at level {self.level}; leave it out")
         if self.runs < 2:
             raise InvalidSetting(f"an audit takes at least 2 runs, one of each kind; found {self.runs}")
+        if not 0 < self.confidence < 1:  # before hours of runs, not after them
+            raise InvalidSetting(f"confidence must be above 0 and below 1, found {self.confidence:g}")
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -234,3 +234,9 @@ def test_the_probabilities_of_winners_are_those_of_simulated_sums() -> None:
         # Five standard deviations of a count; seeded.
         assert found == pytest.approx([float((winners == one).mean()) for one in labels], abs=0.006)
         assert sum(found) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("confidence", [float("nan"), 0.0, 1.0, -1.0])
+def test_a_confidence_that_is_none_is_refused_before_the_runs(confidence: float) -> None:
+    with pytest.raises(InvalidSetting, match="confidence must be above 0 and below 1"):
+        audit_of(TASKS["knn"], confidence=confidence)
