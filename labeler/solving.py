@@ -159,8 +159,9 @@ def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) ->
         if last is not None and last[0] != here[0] and last[1] != here[1]:
             slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.1)
         last = here
-        at = math.ceil(math.exp(min(here[0] - here[1] / slope, 700.0)))
-        at = max(low + 1, min(at, high - 1) if high else at)
+        # Never further than four times: beyond what a sampler reaches it says so itself.
+        wanted = math.ceil(math.exp(min(here[0] - here[1] / slope, here[0] + math.log(4))))
+        at = max(low + 1, min(wanted, high - 1) if high else wanted)
     return high
 
 
