@@ -24,7 +24,9 @@ class Stopping:
         self._limits: set[asyncio.Timeout] = set()
 
     def set(self) -> None:
-        """The server begins to stop: whoever waits gives up."""
+        """The server begins to stop: whoever waits gives up. Said again, it is no news: a limit is moved once."""
+        if self._is_set:
+            return
         self._is_set = True
         for limit in self._limits:
             limit.reschedule(asyncio.get_running_loop().time())

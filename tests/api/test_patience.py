@@ -55,3 +55,22 @@ def test_an_answer_that_fails_or_is_given_up_is_no_end_of_the_server() -> None:
         stopping.set()
 
     asyncio.run(run())
+
+
+def test_the_server_may_say_twice_that_it_stops_while_somebody_still_gives_back_what_it_holds() -> None:
+    async def hold() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        stopping = Stopping()
+        waiting = asyncio.ensure_future(stopping.unless(hold()))
+        await asyncio.sleep(0)
+        stopping.set()
+        await asyncio.sleep(0)
+        stopping.set()
+        assert await asyncio.wait_for(waiting, 30) is None
+
+    asyncio.run(run())
