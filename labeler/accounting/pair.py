@@ -85,17 +85,25 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
 
     if not np.all(reached(high, slice(None)) >= 1):
         return None
-    # delta_mu grows with mu, so halving over a few points ends where halving over all would, if all hold there.
-    watched: list[int] = []
-    while True:
+
+    def halved(at: list[int] | slice) -> float:
         below, found = low, high
         while found - below > _CLOSE * found:
             middle = (below + found) / 2
-            below, found = (below, middle) if np.all(reached(middle, watched) >= 1) else (middle, found)
+            below, found = (below, middle) if np.all(reached(middle, at) >= 1) else (middle, found)
+        return found
+
+    # delta_mu grows with mu, so halving over a few points ends where halving over all would, if all hold there.
+    watched: list[int] = []
+    while True:
+        found = halved(watched)
         every = reached(found, slice(None))
         if np.all(every >= 1):
             return found
-        watched.append(int(np.argmin(every)))
+        worst = int(np.argmin(every))
+        if worst in watched:
+            return halved(slice(None))  # a sum may be rounded otherwise beside other points: this would go on for ever
+        watched.append(worst)
 
 
 def in_nano_units(mu_squared: Fraction) -> Fraction:

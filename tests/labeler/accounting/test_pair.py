@@ -44,3 +44,19 @@ def test_the_least_gaussian_is_found_with_few_looks_at_the_whole_profile(
 def test_nothing_is_found_where_the_largest_is_too_little() -> None:
     epsilons = np.linspace(0, 60, 400)
     assert least_gaussian(epsilons, deltas_of_epsilons(epsilons, 1.0), 1e-28, 0.01, 0.9) is None
+
+
+def test_a_search_ends_where_a_point_is_rounded_otherwise_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    epsilons = np.linspace(0, 60, 400)
+    deltas = deltas_of_epsilons(epsilons, 0.9)
+    looks = []
+
+    def rounded(at: Floats, mu: float) -> Floats:
+        looks.append(len(at))
+        assert len(looks) < 1000, "it does not end"
+        return deltas_of_epsilons(at, mu) * (1 - 1e-3 * (len(at) == max(looks)))
+
+    monkeypatch.setattr(pair, "deltas_of_epsilons", rounded)
+    found = least_gaussian(epsilons, deltas, 1e-28, 0.01, 8.0)
+    assert found is not None
+    assert found > over_all_points(epsilons, deltas, 1e-28, 0.01, 8.0)
