@@ -114,8 +114,8 @@ def test_a_job_that_somebody_looks_at_is_read_anew_when_it_changes_until_it_has_
     seen.expect(submitted)
     seen.refresh()
     assert read == [[looked_at], [submitted]]
-    for job_id in (looked_at, submitted, other):
-        take_step(house.jobs, "set_batches", job_id, [(0, job_id[-1] * 64, job_id[-2:] * 32)])
+    for digit, job_id in zip("abc", (looked_at, submitted, other), strict=True):
+        take_step(house.jobs, "set_batches", job_id, [(0, digit * 64, digit * 64)])
     assert seen.at_once(looked_at) is seen.at_once(submitted) is None, "what was is not shown while it is read"
     seen.refresh()
     assert read[2:] == [sorted([looked_at, submitted])], "one read for both, and none of what nobody looks at"
