@@ -1,4 +1,5 @@
-"""Homes as earlier versions left them, kept for the tests of upgrades; how they were made says `record_home.py`."""
+"""Homes as earlier versions left them, kept for the tests of upgrades; how they were made says `record_home.py`;
+of those before rounds had one machine, `record_cuts.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any
 
 KEPT = Path(__file__).parent
 VERSIONS = (1, 2)
+CUTS = ("agent.charged", "agent.stored", "coordinator.agreed", "coordinator.opened")
+"""Where every process of a home of the version before machines was killed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,52 @@ def unpack(version: int, folder: Path) -> KeptHome:
     with tarfile.open(KEPT / f"version-{version}.tar.xz") as archive:
         archive.extractall(folder, filter="tar")
     return KeptHome(folder, version, json.loads((folder / "facts.json").read_text()))
+
+
+@dataclass(frozen=True)
+class CutHome:
+    """A federation of two agents of the version before machines: one job completed, one of the same task cut off.
+
+    Attributes:
+        federation: its folder.
+        facts: as `KeptHome.facts`.
+        rounds: job, number, state and digest of each.
+        release: what that version opened when it went on from here.
+    """
+
+    federation: Path
+    facts: dict[str, Any]
+    rounds: list[tuple[str, int, str, str]]
+    release: list[list[int]]
+
+    @property
+    def done(self) -> str:
+        return self._job(is_done=True)
+
+    @property
+    def half_done(self) -> str:
+        return self._job(is_done=False)
+
+    def _job(self, *, is_done: bool) -> str:
+        [found] = [job for job, state in self.facts["coordinator"]["jobs"] if (state == "completed") == is_done]
+        return str(found)
+
+
+def unpack_cut(place: str, folder: Path) -> CutHome:
+    """The kept home that was cut off at one place, in a folder of its own."""
+    with tarfile.open(KEPT / "before-machines.tar.xz") as archive:
+        wanted = [one for one in archive if one.name.split("/")[1:2] in ([place], ["facts.json"])]
+        archive.extractall(folder, wanted, filter="tar")
+    facts = json.loads((folder / "facts.json").read_text())[place]
+    rounds, release = [tuple(row) for row in facts.pop("rounds")], facts.pop("release")
+    return CutHome(folder / place / "federation", facts, rounds, release)
+
+
+def unpack_run_before_machines(folder: Path) -> Path:
+    """Shards, task and job folder of a `labeler run` that the version before machines left half done."""
+    with tarfile.open(KEPT / "before-machines.tar.xz") as archive:
+        archive.extractall(folder, [one for one in archive if one.name.startswith("./run")], filter="tar")
+    return folder / "run"
 
 
 def unpack_dump(version: int, role: str, folder: Path) -> Path:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,13 +17,26 @@ import workers.jobs.preparation
 from api.client import Client
 from tests.e2e.conftest import RunCommand
 from tests.e2e.service.conftest import running, wait_until
-from tests.homes import VERSIONS, KeptHome, unpack
+from tests.homes import CUTS, VERSIONS, CutHome, unpack, unpack_cut, unpack_run_before_machines
 from workers.homes.keys import make_token_offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 SINCE_VERSION_2 = 'max_noise_contributors = 3\nreleases = ["histogram", "winner"]\n'
 """What a site's policy must say since version 2, and each hospital decides for itself."""
+
+ACCOUNTS = {
+    "coordinator": ("agent:agent-1", "agent:agent-2", "federation"),
+    "agents/agent-1": ("agent:agent-1",),
+    "agents/agent-2": ("agent:agent-2",),
+}
+PRICE = (375_000_440, 30_000_036)
+"""Of each job of the homes before machines, about an agent and about an instance, as their own version charged it."""
+
+
+def rows(cut: CutHome, role: str, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(cut.federation / role / "journal.db")) as db:
+        return db.execute(query).fetchall()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -44,12 +60,36 @@ def test_a_kept_federation_finishes_the_job_that_was_charged_and_charges_no_more
         assert list((kept.federation / role).glob(f"journal.db.v{version}-*"))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("place", CUTS)
+def test_a_home_of_the_version_before_machines_finishes_its_job_with_one_charge(place: str, tmp_path: Path) -> None:
+    cut = unpack_cut(place, tmp_path / "kept")
+    token = make_token_offline(cut.federation / "coordinator", name="the test", role="admin")["token"]
+    with running(cut.federation, agents=2) as service, Client(service.url, token) as client:
+        wait_until(lambda: client.job(cut.half_done).state == "completed", seconds=60, what="the half-done job")
+        votes = {
+            job: pq.read_table(client.labels(job, tmp_path / f"{job}.parquet", of="questions"))["noisy_votes"]
+            for job in (cut.done, cut.half_done)
+        }
+        assert [len(one) for one in votes.values()] == [6, 6]
+    if place.startswith("coordinator"):  # all noise was fixed
+        assert votes[cut.half_done].to_pylist() == cut.release
+    assert rows(cut, "coordinator", "SELECT job_id, number, 'opened', round_digest FROM rounds ORDER BY 1, 2") == [
+        (job, number, "opened", digest) for job, number, _, digest in cut.rounds
+    ]
+    # Each account has paid for the completed job, and once as much for the other.
+    for role, accounts in ACCOUNTS.items():
+        paid = rows(cut, role, "SELECT account, posted, spent FROM ledger_accounts ORDER BY account, level")
+        assert [account for account, *_ in paid] == [account for account in accounts for _ in range(2)]
+        for (account, posted, spent), price in zip(paid, PRICE * len(accounts), strict=True):
+            assert posted == spent == 2 * price, account
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "before machines"])
 def test_a_run_that_an_earlier_version_left_interrupted_ends_with_the_same_noise(
-    labeler: RunCommand, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    labeler: RunCommand, version: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: KeptHome = unpack(version, tmp_path / "kept")
-    monkeypatch.chdir(kept.run)
+    folder = tmp_path / "kept"
+    monkeypatch.chdir(unpack(version, folder).run if isinstance(version, int) else unpack_run_before_machines(folder))
     monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 10)
     arguments = (
         "run",
