@@ -152,8 +152,11 @@ class Keeper:
                 return read_parquet(self._folder / job_id / LABELS)
             raise
 
-    def labels_file(self, job_id: str) -> BinaryIO | None:
-        """`labels` as the file that is kept, open; of a large job it is made now. None where there is none.
+    def labels_file(self, job_id: str, *, is_made: bool) -> BinaryIO | None:
+        """`labels` as the file that is kept, open. None where there is none.
+
+        Args:
+            is_made: of a large job it is made now; only who leads makes files, since who leads removes them.
 
         Raises:
             Gone: the job was forgotten.
@@ -164,7 +167,7 @@ class Keeper:
         with suppress(FileNotFoundError):
             return path.open("rb")
         job = self._jobs.get(job_id)
-        if job.state == "completed" and job.images > LARGE_ROWS:
+        if is_made and job.state == "completed" and job.images > LARGE_ROWS:
             with suppress(StorageFull, FileNotFoundError):
                 self._write_labels(job)
                 return path.open("rb")

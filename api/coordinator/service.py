@@ -443,7 +443,7 @@ class Coordinator:
             NotFound: there is no such job, or it is another requester's.
         """
         self._owners.job(reader, job_id)
-        return self._keeper.labels_file(job_id)
+        return self._keeper.labels_file(job_id, is_made=not self.stores.database.is_read_only)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
         """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.

@@ -257,31 +257,33 @@ def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
     sweeping = threading.Thread(target=lambda: (together.wait(), keeper.sweep()))
     sweeping.start()
     together.wait()
-    file = keeper.labels_file(job_id)
+    file = keeper.labels_file(job_id, is_made=True)
     assert file is not None
     with file:
         assert pq.read_table(file).equals(TABLE, check_metadata=True)
     sweeping.join()
     assert begun.count(job_id) == 1
-    made_by_the_sweep = keeper.labels_file(small)
+    made_by_the_sweep = keeper.labels_file(small, is_made=True)
     assert made_by_the_sweep is not None
     made_by_the_sweep.close()
     keeper.forget(job_id)
     with pytest.raises(Gone):
-        keeper.labels_file(job_id)
+        keeper.labels_file(job_id, is_made=True)
 
 
 def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = completed(house)
-    assert made(house).labels_file(job_id) is None
+    assert made(house).labels_file(job_id, is_made=True) is None
     monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    assert made(house).labels_file(job_id, is_made=False) is None
+    assert f"jobs/{job_id}/{LABELS}" not in house.files()  # who only reads makes no file
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(pq, "write_table", no_room)
-        assert made(house).labels_file(job_id) is None
+        assert made(house).labels_file(job_id, is_made=True) is None
     assert made(house).labels(job_id).equals(TABLE, check_metadata=True)
