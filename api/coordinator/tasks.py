@@ -19,7 +19,7 @@ from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
 from labeler.epsilon_words import say_epsilon
-from labeler.errors import InvalidTask, NotEnrolled
+from labeler.errors import InvalidTask
 from labeler.methods import METHODS
 from labeler.task import Task
 
@@ -47,8 +47,7 @@ def create_task(
 
     Raises:
         InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, no noise reaches the price, or the talliers
-            cannot find winners.
-        NotEnrolled: an agent that was named is unknown or revoked.
+            cannot find winners, or an agent that was named is unknown or revoked.
     """
     task, participants = describe_task(request, config=config, parties=parties, nonce=nonce())
     # Before it is kept for ever: a task whose price cannot be told would break every list that it stands in.
@@ -140,9 +139,9 @@ def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord
     named = sorted(active) if request.agents is None else sorted(request.agents)
     unknown = [name for name in named if name not in active]
     if unknown:
-        raise NotEnrolled(
-            f"agents {listed(unknown)} are not enrolled, or were revoked; enrol their keys first, or leave them out. "
-            f"Enrolled are {listed(sorted(active)) or 'none'}"
+        raise InvalidTask(
+            f"agents: {listed(unknown)} are not enrolled, or were revoked; enrol their keys first, or leave them out. "
+            f"Enrolled are {listed(sorted(active)) or 'none'}; GET /v1/parties lists everybody"
         )
     if len(set(named)) != len(named):
         raise InvalidTask("agents: each agent takes part once; the list names one twice")

@@ -11,7 +11,7 @@ import pytest
 from api.coordinator.tasks import describe_task, task_view
 from api.schema import TaskRequest
 from feature_store.journal.chain import Head
-from labeler.errors import InvalidTask, LabelerError, NotEnrolled
+from labeler.errors import InvalidTask, LabelerError
 from labeler.planning import price
 from labeler.task import parse_task
 from tests.api.conftest import CLASSES, FINGERPRINT, House
@@ -98,7 +98,12 @@ def test_an_agent_that_has_not_reported_is_named(house: House) -> None:
     ("fields", "error", "said"),
     [
         ({"abstain_below": 3}, InvalidTask, "only means something for release winner"),
-        ({"agents": ["east", "nobody"]}, NotEnrolled, "agents nobody are not enrolled"),
+        (
+            {"agents": ["east", "nobody"]},
+            InvalidTask,
+            "agents: nobody are not enrolled, or were revoked; enrol their keys first, or leave them out. Enrolled are "
+            "east, north, west; GET /v1/parties lists everybody",
+        ),
         ({"agents": ["east", "east"]}, InvalidTask, "names one twice"),
         ({"agents": []}, InvalidTask, "no agent is enrolled"),
         ({"colluding_agents": 3}, InvalidTask, "too few agents for the collusion stated"),
