@@ -31,6 +31,8 @@ _BY_STATUS = {
     422: ("invalid-request", "The request does not fit the schema"),
 }
 MAX_FIELDS = 20
+FULL_RETRY_AFTER_S = 60
+"""Somebody has to make room on a disk that is full: whoever asks every second only keeps it busy."""
 
 
 REFUSED = (LabelerError, RequestValidationError, HTTPException)
@@ -67,7 +69,8 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
     if isinstance(error, NotAuthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="labeler"'
     if isinstance(error, TryAgain) or problem["status"] in (429, 503):
-        headers["Retry-After"] = str(getattr(error, "retry_after_s", 1))
+        usual_s = FULL_RETRY_AFTER_S if problem["status"] == 507 else 1
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", usual_s))
     return render(problem, headers=headers)
 
 

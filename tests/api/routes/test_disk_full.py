@@ -100,6 +100,7 @@ def test_on_a_full_disk_uploads_are_refused_with_507_and_go_through_once_there_i
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.json()["type"] == "urn:labeler:problem:storage-full"
             assert "the disk is full" in answer.json()["detail"]
+            assert answer.headers["Retry-After"] == "60"
         status, ok, detail = storage(service)
         assert (status, ok) == (503, False)
         assert "full" in detail
