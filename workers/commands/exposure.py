@@ -43,7 +43,8 @@ def exposure(
     asked = read_task(task, agents=agents, queries=None, classes=own.classes, fingerprint=own.fingerprint)
     features = features[: asked.max_queries]
     batch = QueryBatch(features)
-    losses = own_losses(config.agent_id, asked, batch, select_records(own, records_per_person=None))
+    records = select_records(own, records_per_person=None)
+    losses = own_losses(config.agent_id, asked, batch, records, engine=config.engine)
     told = losses.told_to(config.agent_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}", markup=False)

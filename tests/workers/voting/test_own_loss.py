@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,6 +179,13 @@ def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     (tmp_path / "task.json").write_text(audited_task(max_queries=20).model_dump_json())
     make_agent_home(home, agent_id="a", coordinator_url="http://127.0.0.1:1", shard=shard, engine="numpy")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    engines = []
+
+    def searched(*given: Any, engine: str) -> OwnLosses:
+        engines.append(engine)
+        return own_losses(*given, engine=engine)
+
+    monkeypatch.setattr("workers.voting.own_loss.own_losses", searched)
     arguments = ["agent", "exposure", tmp_path / "task.json", "--home", home, "--queries", asked]
     monkeypatch.setattr("sys.argv", ["labeler", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
@@ -186,6 +194,7 @@ def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     printed = capsys.readouterr().out
     assert f"Your images {RECORDS}" in printed
     assert "For your eyes alone" in printed
+    assert engines == ["numpy"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
