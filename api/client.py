@@ -287,6 +287,7 @@ class Client:
                 what was asked, and what was released for it.
 
         Raises:
+            InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
         return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
@@ -295,6 +296,7 @@ class Client:
         """Download the student that labelled a job's images; waits while it is being trained.
 
         Raises:
+            InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed.
         """
         return self._download(f"{_job_path(job_id)}/student", path)
@@ -303,6 +305,7 @@ class Client:
         """Download the model that a completed job released; the file appears under its name once it is whole.
 
         Raises:
+            InvalidSetting: there is no folder to put it in.
             ServiceProblem: the job is not completed, or asked for labels.
         """
         return self._download(f"{_job_path(job_id)}/model", path)
@@ -343,6 +346,7 @@ class Client:
         """Download signed evidence of a task or a period; for an auditor's (viewer's) or an administrator's token.
 
         Raises:
+            InvalidSetting: there is no folder to put it in.
             ServiceProblem: there is no such task, or the journal does not hold, so that nothing is evidence of it.
         """
         period = {name: at.isoformat() for name, at in (("since", since), ("until", until)) if at is not None}
@@ -396,6 +400,12 @@ class Client:
         return ReadinessView.model_validate_json(self._connection.readiness())
 
     def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None) -> Path:
+        if not path.parent.is_dir():
+            # Before anything is asked for: labels may be large, and an answer that waits has a queue behind it.
+            raise InvalidSetting(
+                f"there is no folder {str(path.parent)!r} to put {path.name!r} in; make it, or name another. "
+                "Nothing was downloaded, and the service still has it"
+            )
         part = path.with_name(path.name + ".part")
         for attempt in self._connection.again():
             try:

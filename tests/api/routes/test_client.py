@@ -283,6 +283,18 @@ def test_labels_appear_only_when_they_are_whole(client: Client, script: Script, 
     assert [path.name for path in tmp_path.iterdir()] == ["labels.jsonl"]
 
 
+def test_a_file_for_a_folder_that_is_not_there_is_refused_before_anything_is_asked(
+    client: Client, script: Script, tmp_path: Path
+) -> None:
+    place = tmp_path / "none" / "file"
+    for download in (client.labels, client.student, client.model):
+        with pytest.raises(InvalidSetting, match=r"there is no folder '.*none' to put 'file' in; make it"):
+            download(examples.JOB_ID, place)
+    with pytest.raises(InvalidSetting, match="there is no folder"):
+        client.evidence(place)
+    assert script.seen == []
+
+
 def test_the_ledger_is_read_page_by_page(client: Client, script: Script) -> None:
     entries = [examples.LEDGER_ENTRY | {"seq": seq} for seq in (1, 2, 3)]
     script.answers = [reply(200, {"items": entries[:2], "next": "2"}), reply(200, {"items": entries[2:], "next": None})]
