@@ -97,6 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
         BadData: the folder is no shard, or one that was never finished.
         DamagedShard: the manifest's own checksum or fields are wrong.
     """
+    folder = folder.absolute()  # `.` has no name of its own
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")

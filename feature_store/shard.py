@@ -83,6 +83,7 @@ class Shard:
             DamagedShard: a file is missing, truncated, altered, or of the wrong shape.
         """
         folder = Path(path)
+        folder = folder if folder.name else folder.absolute()  # messages name it
         manifest = read_manifest(folder)
         _check_files(folder, manifest, verify=verify)
         if manifest.role == "private":

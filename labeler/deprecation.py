@@ -1,13 +1,11 @@
 """What will go: what people may still use, since when it is deprecated, what to use instead, and when it goes.
 
 Versions are semantic: what is public (docs/upgrades.md says what that is) stays for two minor releases after the one
-that deprecates it. Whoever uses it is told once per process, so that a loop over a thousand images does not say it a
-thousand times. A test fails in the release in which something was to go and did not.
+that deprecates it. Whoever uses it is told. A test fails in the release in which something was to go and did not.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -38,18 +36,3 @@ DEPRECATIONS: Final[Mapping[str, Deprecation]] = {
     "one-hot": Deprecation("the method name one-hot", "ensemble, its name in labels and prices", (0, 1), (0, 3)),
 }
 """By a short name; docs/upgrades.md lists every one."""
-
-_said: set[str] = set()
-
-
-def warn_once(name: str) -> None:
-    """Tell whoever uses a deprecated thing, the first time in this process.
-
-    Raises:
-        KeyError: there is no such deprecation.
-    """
-    deprecation = DEPRECATIONS[name]
-    if name not in _said:
-        _said.add(name)
-        # FutureWarning is shown to people; a DeprecationWarning is for developers only, and hidden by default.
-        warnings.warn(str(deprecation), FutureWarning, stacklevel=3)

@@ -246,7 +246,9 @@ class Database:
             self._present = self._found()
         missing = [table for table in wanted if table.name not in self._present]
         if missing and self.is_read_only:
-            raise InvalidSetting(f"{self.what} was opened for reading only and has no table {missing[0].name!r}")
+            raise InvalidSetting(
+                f"{self.what} has no table {missing[0].name!r} yet, which its owner makes when it starts: start it once"
+            )
         if missing:
             with self.write() as connection:
                 # One process owns a journal, so what was missing is missing still: nothing is asked again.
@@ -254,6 +256,14 @@ class Database:
                 if journal_about in missing:
                     write_version(connection, VERSION)
             self._present |= {table.name for table in missing}
+
+    def has(self, *tables: Table) -> bool:
+        """Whether all of them are there.
+
+        Raises:
+            InvalidSetting: the journal was made by another version.
+        """
+        return self._found().issuperset(table.name for table in tables)
 
     def _found(self) -> frozenset[str]:
         with self.read() as connection:

@@ -20,6 +20,8 @@ from api.coordinator.config import read_config
 from feature_store.erasable import KeyFolder
 from feature_store.journal.about import VERSION
 from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.anchor import Anchor
+from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tokens import TokenStore
@@ -255,6 +257,20 @@ def test_a_journal_is_verified_while_its_owner_runs(hospital: Path, labeler: Lab
         found = labeler("journal", "verify", "--home", hospital, "--json")
     assert found.code == 0
     assert found.document["entries"] == 4
+
+
+def test_a_journal_in_which_only_a_token_was_kept_has_no_entry_yet(coordinator: Path, labeler: Labeler) -> None:
+    assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
+    found = labeler("journal", "verify", "--home", coordinator)
+    assert (found.code, found.out) == (0, "The journal holds: no entry yet.\n")
+    evidence = labeler("evidence", "--home", coordinator)
+    assert evidence.code == 2
+    assert "start it once" in evidence.err
+
+    Anchor(coordinator / "journal.head").replace(Head(3, "ab" * 32))
+    dropped = labeler("journal", "verify", "--home", coordinator)
+    assert dropped.code == 1
+    assert "journal.head has seen entry 3" in dropped.err
 
 
 def test_a_backup_is_a_home_that_opens(tmp_path: Path, hospital: Path, labeler: Labeler) -> None:

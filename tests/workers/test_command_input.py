@@ -14,6 +14,7 @@ import pytest
 from api.coordinator.config import read_config
 from api.schema import EstimateRequest
 from feature_store.backbones import read_spec
+from feature_store.job_files import models
 from feature_store.job_files.models import read_model
 from feature_store.keys import PartyKeys
 from feature_store.manifest import read_manifest
@@ -268,3 +269,28 @@ def test_a_disk_that_is_full_is_one_sentence() -> None:
 def test_json_is_ascii_whatever_the_terminal_takes() -> None:
     done = run("plan", "--sigma", "25", "--json", PYTHONIOENCODING="ascii")
     assert json.loads(done.stdout)["sigma_votes"] == 25
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing/labels.parquet", "make it first"), ("taken.csv", "is there already"), ("one.parquet", "is a folder")],
+)
+def test_a_place_for_labels_is_looked_at_before_an_image_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / "taken.csv").touch()
+    (tmp_path / "one.parquet").mkdir()
+    monkeypatch.setattr(models, "read_model", lambda _: pytest.fail("the place comes first"))
+    assert ended(monkeypatch, "predict", "student.safetensors", "scans", "--out", str(tmp_path / name)) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_that_has_no_name_of_its_own_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended(monkeypatch, "duplicates", ".") == 1
+    assert f"{tmp_path.name!r} is no finished shard" in capsys.readouterr().err

@@ -34,6 +34,7 @@ from workers.progress import ProgressCallback, silent
 
 FORMAT: Final = "labeler-audit/1"
 RUNS_FILE: Final = "runs.jsonl"
+LOCK_FILE: Final = ".lock"
 REPORT_FILE: Final = "audit.json"
 PAGE_FILE: Final = "audit.html"
 FINGERPRINT: Final = "audit"
@@ -116,11 +117,13 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
         out: folder of its files; made if missing.
 
     Raises:
-        BadData: the folder belongs to another audit.
+        BadData: the folder belongs to another audit, or to something else.
         LabelerError: the task cannot be run.
     """
+    if not (out / RUNS_FILE).exists() and out.is_dir() and any(map(_is_foreign, out.iterdir())):
+        raise BadData(f"output folder {out} is not empty and holds no audit of ours; choose an empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    with exclusive(out / ".lock", f"the output {out.name!r}"):
+    with exclusive(out / LOCK_FILE, f"the output {out.name!r}"):
         book = _Book(out / RUNS_FILE, audit.identity)
         attempts = []
         for name in audit.adversaries:
@@ -164,6 +167,11 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
         }
         replace_file(out / REPORT_FILE, (json.dumps(document, indent=1) + "\n").encode())
         return document
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether it is none of what an audit leaves that was stopped before its first run."""
+    return path.name != LOCK_FILE and not path.name.startswith(f".{RUNS_FILE}.")
 
 
 def _many_runs(name: str, around: Surroundings, runs: int, book: _Book, progress: ProgressCallback) -> Attempt:
@@ -254,20 +262,23 @@ class _Book:
         self.scores: dict[tuple[str, int], float] = {}
         self.moved: dict[str, float] = {}
         self.seconds = 0.0
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        if lines and json.loads(lines[0]) != identity:
-            raise BadData(
-                f"{path.parent} holds the runs of another audit (another task, level, view, seed or records); give an "
-                "empty folder"
-            )
-        whole = [line for line in lines if line.endswith("\n")]
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            if lines and json.loads(lines[0]) != identity:
+                raise BadData(
+                    f"{path.parent} holds the runs of another audit (another task, level, view, seed or records); "
+                    "give an empty folder"
+                )
+            whole = [line for line in lines if line.endswith("\n")]
+            for line in whole[1:]:
+                one = json.loads(line)
+                if "moved_mu" in one:
+                    self.moved[one["adversary"]] = float(one["moved_mu"])
+                else:
+                    self.scores[one["adversary"], one["run"]] = float(one["score"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BadData(f"{path} is damaged, or no file of an audit; give an empty folder") from None
         replace_file(path, "".join(whole or [json.dumps(identity) + "\n"]).encode())
-        for line in whole[1:]:
-            one = json.loads(line)
-            if "moved_mu" in one:
-                self.moved[one["adversary"]] = float(one["moved_mu"])
-            else:
-                self.scores[one["adversary"], one["run"]] = float(one["score"])
 
     def note(self, adversary: str, moved_mu: float | None) -> None:
         """How far an adversary's canary moves what it sees, where that is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -212,6 +213,8 @@ def predict(
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
+    if out is not None:
+        _check_place(out)
     stored = read_model(model)
     with progress_bars(quiet=as_json) as progress:
         found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
@@ -229,6 +232,20 @@ def predict(
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
     typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a file that cannot be written before hours of embedding, not after them."""
+    from feature_store.exports.pictures import check_new
+
+    if not out.parent.is_dir():
+        raise InvalidSetting(f"--out names a file in {out.parent}, which is no folder; make it first")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise InvalidSetting(f"--out names a file in {out.parent}, where this user cannot write")
+    if out.is_dir():
+        raise InvalidSetting(f"--out names a file to write, and {out} is a folder")
+    if out.suffix == ".csv":
+        check_new(out)
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:

@@ -29,7 +29,8 @@ def verify(home: Home, as_json: Json = False) -> None:
     from workers.homes.journals import verify_journal
 
     found = verify_journal(home)
-    tell(found, f"The journal holds: {found['entries']} entries, ending with {found['hash'][:16]}.", as_json=as_json)
+    said = f"{found['entries']} entries, ending with {found['hash'][:16]}" if found["entries"] else "no entry yet"
+    tell(found, f"The journal holds: {said}.", as_json=as_json)
 
 
 @journal_app.command()

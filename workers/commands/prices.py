@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labeler.deprecation import warn_once
+from labeler.deprecation import DEPRECATIONS
 from labeler.errors import InvalidSetting
 from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
-from workers.commands.console import Json, one_of, print_json
+from workers.commands.console import Json, one_of, print_json, tell_warning
 
 
 def plan(
@@ -181,7 +181,7 @@ def _radius(text: str | None) -> int | Literal["auto"] | None:
 def _current(method: str) -> str:
     if method != "one-hot":
         return method
-    warn_once("one-hot")
+    tell_warning(str(DEPRECATIONS["one-hot"]))
     return "ensemble"
 
 

@@ -19,15 +19,17 @@ from typing import Any, Final
 from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.anchor import Anchor
+from feature_store.journal.anchor import Anchor, check_not_behind
 from feature_store.journal.backup import backup
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import renew_home
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
+from feature_store.journal.verification import verify_if_there
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
@@ -68,7 +70,23 @@ def verify_journal(home: Path) -> dict[str, Any]:
         JournalBehind: it is older than what its anchor remembers.
     """
     with _opened(home, read_only=True) as database:
-        head = Ledger(database, clock=now_utc).verify()
+        if not database.has(*LEDGER_TABLES):
+            return _said(_verified_before_its_ledger(database, Anchor(home / ANCHOR_FILE)))
+        return _said(Ledger(database, clock=now_utc).verify())
+
+
+def _verified_before_its_ledger(database: Database, anchor: Anchor) -> Head:
+    """The end of a journal whose owner has not started yet: tokens came first. Or its tables were dropped."""
+    with database.read() as connection:
+        head = verify_if_there(connection)
+    remembered = anchor.read()
+    if remembered is not None:
+        found = head.hash if remembered.seq == head.seq else None
+        check_not_behind(remembered, end=head, found=found, what=database.what, witness=anchor.path.name)
+    return head
+
+
+def _said(head: Head) -> dict[str, Any]:
     return {"entries": head.seq, "hash": head.hash}
 
 

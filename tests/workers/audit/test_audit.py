@@ -240,3 +240,20 @@ def test_the_probabilities_of_winners_are_those_of_simulated_sums() -> None:
 def test_a_confidence_that_is_none_is_refused_before_the_runs(confidence: float) -> None:
     with pytest.raises(InvalidSetting, match="confidence must be above 0 and below 1"):
         audit_of(TASKS["knn"], confidence=confidence)
+
+
+def test_an_audit_writes_into_no_folder_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(BadData, match="holds no audit of ours"):
+        run_audit(audit_of(TASKS["knn"]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("text", ["no JSON\n", "{identity}\n{}\n", "{identity}\n7\n", "[" * 100_000 + "\n", "\xff"])
+def test_runs_that_are_damaged_are_refused_and_left_as_they_are(tmp_path: Path, text: str) -> None:
+    audit = audit_of(TASKS["knn"])
+    damaged = text.replace("{identity}", json.dumps(audit.identity)).encode("latin-1")
+    (tmp_path / "runs.jsonl").write_bytes(damaged)
+    with pytest.raises(BadData, match=r"damaged|another audit"):
+        run_audit(audit, tmp_path)
+    assert (tmp_path / "runs.jsonl").read_bytes() == damaged
