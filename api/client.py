@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,6 +28,7 @@ from api.client_http import Connection, ServiceBusy, ServiceProblem
 from api.form_body import FormBody, Part
 from api.schema import (
     FINISHED,
+    KEY,
     MAX_THUMBNAILS,
     BudgetView,
     EstimateRequest,
@@ -480,8 +482,8 @@ def made(model: type[Model], **fields: Any) -> Model:
 
 
 def _key(given: str | None) -> dict[str, str]:
-    if given is not None and not (given.isascii() and given.isprintable()):
-        raise InvalidSetting("an idempotency key has only printable ASCII letters, and no spaces; take another")
+    if given is not None and not re.fullmatch(KEY, given):
+        raise InvalidSetting("an idempotency key has 1 to 200 visible ASCII characters and no spaces; take another")
     return {"Idempotency-Key": given or secrets.token_urlsafe(24)}
 
 

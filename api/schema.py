@@ -32,6 +32,9 @@ LabelsOf = Literal["images", "questions"]
 PlainFloat = Annotated[float, Field(strict=True)]
 """A number, and no text that reads like one (labeler.plain_numbers)."""
 
+KEY = "[!-~]{1,200}"
+"""What an idempotency key is."""
+
 MAX_SYNCHRONOUS_QUERIES = 64
 MAX_THUMBNAILS = 48
 

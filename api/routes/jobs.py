@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,9 @@ from api.in_turn import InTurn
 from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
 from api.rate_limit import Slots
-from api.routes.parameters import KEY, MAX_ID_LENGTH, After, IdempotencyKey, JobId, Limit, Who
+from api.routes.parameters import MAX_ID_LENGTH, After, IdempotencyKey, JobId, Limit, Who
 from api.schema import (
+    KEY,
     MAX_THUMBNAILS,
     EstimateRequest,
     EstimateView,
@@ -114,7 +116,7 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
 
     async def submit_small(request: Request) -> Response | None:
         key = request.headers.get("idempotency-key")
-        if not intake.is_small(request) or not (key is None or KEY.fullmatch(key)):
+        if not intake.is_small(request) or not (key is None or re.fullmatch(KEY, key)):
             return None
         async with intake.receive(request) as received:
             view = await take(received, await reader(request), key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query
@@ -10,10 +9,10 @@ from fastapi import Depends, Header, Path, Query
 from api import examples
 from api.access import caller, reader
 from api.coordinator.ownership import Reader
+from api.schema import KEY
 
 MAX_PAGE = 200
 MAX_ID_LENGTH = 100
-KEY = re.compile("[!-~]{1,200}")
 
 Caller = Annotated[str, Depends(caller)]
 """Id of the token the request came with."""
@@ -39,7 +38,7 @@ IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        pattern=f"^{KEY.pattern}$",
+        pattern=f"^{KEY}$",
         examples=["march-photographs-1"],
         description="1 to 200 visible ASCII characters. The same key with the same body gives the same job, however "
         "often it is sent; with another body it is refused.",

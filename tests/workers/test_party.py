@@ -331,6 +331,16 @@ def test_a_poll_tells_both_heads_and_the_facts(make_link: MakeLink, relay: Any) 
     assert dict(relay.polls[0].facts) == {"classes": ["a"]}
 
 
+def test_a_coordinator_of_before_is_not_told_what_it_refuses_a_poll_for(make_link: MakeLink, relay: Any) -> None:
+    link = make_link(facts=lambda: {"classes": ["a"], "dimension": 8})
+    for relay.program in ("", DIALECT, ""):
+        link.poll()
+    link.poll()
+    told = [dict(poll.facts) for poll in relay.polls]
+    without, whole = {"classes": ["a"]}, {"classes": ["a"], "dimension": 8}
+    assert told == [without, without, whole, without], "the first answer that names a dialect counts for the next poll"
+
+
 def test_a_coordinator_that_lost_part_of_its_journal_is_left_alone(make_link: MakeLink, relay: Any) -> None:
     relay.head = (7, "c" * 64)
     make_link().poll()

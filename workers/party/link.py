@@ -211,9 +211,16 @@ class PartyLink:
             coordinator_seq=seen.seq,
             coordinator_hash=seen.hash if seen.seq else "",
             version=VERSION,
-            facts=self._facts(),
+            facts=self._facts_it_reads(),
         ).encode()
         return Draft("poll", COORDINATOR, body)
+
+    def _facts_it_reads(self) -> Mapping[str, Any]:
+        """Without what an older coordinator refuses a poll for; the first poll learns what it is."""
+        facts = self._facts()
+        if knows(self._coordinator, "dimensions"):
+            return facts
+        return {name: fact for name, fact in facts.items() if name != "dimension"}
 
     def post(self, drafts: Sequence[Draft]) -> None:
         """Send messages, in this order and in one request, until the coordinator has taken them all.

@@ -178,7 +178,9 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"features": [[1.0], [1.0, 2.0]]}, "one length each"),
     ({"features": VECTORS, "query_ids": [1, 2]}, "query_ids.0: Input should be a valid string"),
     ({"features": VECTORS, "name": "a\nb"}, "name: only printable characters"),
-    ({"features": VECTORS, "idempotency_key": "é"}, "printable ASCII letters"),
+    ({"features": VECTORS, "idempotency_key": "é"}, "visible ASCII characters"),
+    ({"features": VECTORS, "idempotency_key": "a b"}, "visible ASCII characters"),
+    ({"features": VECTORS, "idempotency_key": ""}, "visible ASCII characters"),
     ({"images": ["photo.png"]}, "images are a Path, or several; found str"),
 ]
 
