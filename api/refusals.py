@@ -137,5 +137,6 @@ async def _of_the_router(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         # The router knows only the first of several routes on one path.
         path = getattr(request.scope.get("route"), "path", "")
-        headers["Allow"] = ", ".join(sorted(known for known, where in ACCESS if where == path))
+        known = {method for method, where in ACCESS if where == path}
+        headers["Allow"] = ", ".join(sorted(known | ({"HEAD"} if "GET" in known else set())))
     return render(problem, headers=headers)

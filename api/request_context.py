@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import refusals
+from api.head import Head
 from api.logs import request_id
 from api.metrics import Metrics
 
@@ -48,6 +49,7 @@ class RequestContext:
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
+        self._head = Head(app)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +92,7 @@ class RequestContext:
             await send(message)
 
         try:
-            await self._app(scope, counted, stamped)
+            await (self._app if scope["method"] != "HEAD" else self._head)(scope, counted, stamped)
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception as error:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.routing import iter_route_contexts
 
@@ -16,7 +17,7 @@ from api.app import create_app
 from api.logs import LogFormatter
 from api.rate_limit import RateLimits, TooManyRequests
 from labeler.errors import InvalidSetting
-from tests.api.routes.conftest import AGENTS, TALLIERS, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import AGENTS, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
 
 FILLED = {
     "{task_id}": "0" * 64,
@@ -54,7 +55,36 @@ def test_a_method_that_no_route_knows_is_told_those_of_its_own_path(service: Ser
     with service.http("admin") as http:
         response = http.request("OPTIONS", concrete(path))
     assert response.status_code == 405
-    assert response.headers["Allow"].split(", ") == sorted(method for method, where in ACCESS if where == path)
+    known = {method for method, where in ACCESS if where == path}
+    assert set(response.headers["Allow"].split(", ")) == known | ({"HEAD"} if "GET" in known else set())
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in ACCESS}))
+def test_head_is_answered_where_get_is_with_its_headers_and_no_body(service: Service, path: str) -> None:
+    place = concrete(path)
+    with service.http("admin") as http:
+        head, get = http.head(place), http.get(place)
+        assert http.get("/healthz").status_code == 200  # the connection goes on behind an answer without its body
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.status_code != 405 or ("GET", path) not in ACCESS
+    assert set(head.headers) - {"transfer-encoding"} == set(get.headers) - {"transfer-encoding"}
+    assert head.headers.get("Content-Type") == get.headers.get("Content-Type")
+    with service.http(None) as http:
+        assert http.head(place).status_code == http.get(place).status_code
+
+
+def test_head_of_a_stream_ends_and_is_counted_as_head(service: Service) -> None:
+    task = service.task()
+    with service.http("requester") as http:
+        vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
+        job_id = http.post("/v1/jobs", json=vectors).json()["job_id"]
+        head = http.head(f"/v1/jobs/{job_id}/events", timeout=20)
+        assert (head.status_code, head.headers["Content-Type"].partition(";")[0]) == (200, "text/event-stream")
+        status = http.head(f"/v1/jobs/{job_id}")
+        assert int(status.headers["Content-Length"]) > 100
+    with service.http("viewer") as http:
+        counts = [line for line in http.get("/metrics").text.splitlines() if 'method="HEAD"' in line]
+    assert any('route="/v1/jobs/{job_id}/events"' in line for line in counts)
 
 
 @pytest.mark.parametrize("role", CALLERS)
