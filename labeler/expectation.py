@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -50,6 +50,10 @@ NOTHING_OF_ATTRIBUTES: Final = (
     "how often noise turns an attribute round depends on how many neighbours have it, of which nothing is known"
 )
 
+MOST_TELLING_DELTA: Final = 1 / RECORDS_EACH
+"""A guarantee at delta is kept by giving away each private image with that probability: from here on, of as many images
+as an agent is assumed to have, one is expected to be."""
+
 _STEPS: Final = 400
 _REACH: Final = 9.0
 
@@ -62,7 +66,7 @@ class Expectation:
         low, high: shares of all images; None where nothing can be said.
         reason: why nothing can be said; empty otherwise.
         records: how many private records were assumed; None where the number of votes is public.
-        warning: where noise drowns the votes: what would do; empty otherwise.
+        warning: where noise drowns the votes, or delta promises little: what would do; empty otherwise.
     """
 
     low: float | None
@@ -83,7 +87,21 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
         queries: how many are asked; the task's max_queries when None.
         records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent when None.
     """
-    asked = task.max_queries if queries is None else queries
+    found = _expect(task, task.max_queries if queries is None else queries, records)
+    said = (_warning_of_delta(task.delta), found.warning)
+    return replace(found, warning="; ".join(one for one in said if one))
+
+
+def _warning_of_delta(delta: float) -> str:
+    if delta <= MOST_TELLING_DELTA:
+        return ""
+    return (
+        f"delta {delta:g} promises little: giving each private image away with probability {delta:g} would keep "
+        "it; take a delta far below one over the number of private images, such as 1e-5"
+    )
+
+
+def _expect(task: Task, asked: int, records: int | None) -> Expectation:
     traits = task.traits
     if not traits.counts:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")

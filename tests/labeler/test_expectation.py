@@ -72,6 +72,24 @@ def test_an_epsilon_of_a_thousandth_does_not_pass_silently_and_what_is_advised_d
     assert expect(at(0.5)).warning == ""
 
 
+@pytest.mark.parametrize("fields", [{"method": "knn", "k": 60}, {}])
+def test_a_delta_that_promises_little_does_not_pass_silently(fields: dict[str, Any]) -> None:
+    """Price and labels look excellent at delta 0.3, since nearly nothing is promised."""
+    loose = expect(task(delta=0.3, sigma_votes=25.0, **fields)).warning
+    assert loose.startswith("delta 0.3 promises little: ")
+    assert "such as 1e-5" in loose
+    assert "delta 0.3" in expect(task(delta=0.3, sigma_votes=1e5, **fields)).warning
+    assert "the noise drowns the votes" in expect(task(delta=0.3, sigma_votes=1e5, **fields)).warning
+    for delta in (1e-3, 1e-5):
+        assert expect(task(delta=delta, sigma_votes=25.0, **fields)).warning == ""
+
+
+def test_a_delta_that_promises_little_is_told_of_models_too() -> None:
+    training = {"min_records": 150, "regularisation": 0.01}
+    fields = {"method": "blind-average", "max_queries": 65, "training": training, "sigma_votes": 4.0}
+    assert expect(task(delta=0.3, **fields)).warning.startswith("delta 0.3")
+
+
 def test_votes_of_neighbours_are_public_and_nothing_is_assumed_of_records() -> None:
     drowned = expect(task(method="knn", k=5, sigma_votes=25.0, max_queries=206))
     assert drowned.records is None
