@@ -254,6 +254,7 @@ def test_a_submission_whose_answer_was_lost_is_sent_again_and_is_one_job(
 def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
 ) -> None:
+    client.wait(submit(client, federation, "asked before", epsilon=0.3, count=5).job_id)  # something is spent
     policy = next(federation.home.rglob("agent-1/policy.toml"))
     before = policy.read_text()
     policy.write_text(re.sub(r"(?m)^methods = .*$", 'methods = ["ensemble"]', before))
