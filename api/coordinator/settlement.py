@@ -6,7 +6,9 @@
     round asked      from here on nobody can say that nothing left
     agreed on        JOB/N is posted
     job ends         rounds of which nothing left are given back, every other one is posted; queries of rounds that
-                     nobody was asked about go back to their task, in the same transaction
+                     nobody was asked about go back to their task, in the same transaction. Those of a round that
+                     was asked stay used up, even where everybody refused and its charge went back: the questions
+                     were told, and who refuses now may have paid and answered before
 
 A job of an earlier version has JOB/N from its submission on, for every agent of its task, and is asked that way.
 """

@@ -69,6 +69,25 @@ def test_what_was_asked_stays_given_out(house: House, monkeypatch: pytest.Monkey
         house.submit(task, 1)
 
 
+def test_what_everybody_refused_after_it_was_asked_costs_nothing_and_stays_given_out(house: House) -> None:
+    """The questions were told, and who refuses may have paid and answered before: no number is asked twice."""
+    task = house.task(max_queries=20)
+    view = house.submit(task, 15)
+    job = house.jobs.get(view.job_id)
+    agents = house.tasks.get(task.digest).participants
+    rounds, record = house.jobs.rounds(view.job_id), house.tasks.get(task.digest)
+    amounts = house.stores.settlement.prices(job, rounds, record)
+    with house.database.write() as connection:
+        house.stores.settlement.divide(job, rounds, record, agents, amounts=amounts, connection=connection)
+    plan(house, view)
+    ask(house, view, 0)
+    for agent in agents:
+        take_step(house.jobs, "report_refusal", view.job_id, 0, agent, "no", True)
+    cancel(house, view)
+    assert house.ledger.state(f"{view.job_id}/0") == "void"
+    assert left(house, task) == 5
+
+
 @pytest.mark.parametrize("state", ["failed", "expired"])
 def test_a_job_that_ends_in_another_way_gives_them_back_too(house: House, state: str) -> None:
     task = house.task(max_queries=20)
