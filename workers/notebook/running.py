@@ -58,7 +58,7 @@ def run(
     """
     from pydantic import ValidationError
 
-    from labeler.errors import InvalidTask
+    from labeler.errors import InvalidSetting, InvalidTask
     from labeler.methods import METHODS
     from labeler.task import describe_validation
     from workers.jobs.labelling import run_job
@@ -66,6 +66,8 @@ def run(
     from workers.jobs.task_file import TaskFile
     from workers.progress import progress_bars
 
+    if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
+        raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
     fields: dict[str, Any] = {"name": Path(out).name, "method": method, "k": k, "delta": delta} | task
     if epsilon is not None:
         fields["epsilon"] = epsilon

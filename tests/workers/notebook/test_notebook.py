@@ -166,6 +166,9 @@ def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
 def test_wrong_fields_and_unfinished_jobs_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match="colour"):
         labeler.run([], tmp_path / "none", tmp_path / "job", epsilon=1.0, colour="red")
+    for one in ("site-a.shard", tmp_path / "site-a.shard"):
+        with pytest.raises(InvalidSetting, match="shards is a list"):
+            labeler.run(one, tmp_path / "none", tmp_path / "job", epsilon=1.0)  # type: ignore[arg-type, unused-ignore]
     with pytest.raises(NotReady, match="no finished job"):
         labeler.open_job(tmp_path)
     with pytest.raises(InvalidSetting, match="say where the shard"):
