@@ -126,7 +126,7 @@ class Template:
         """Copy every home, out of memory: a copy is written for every schedule."""
         if not self.contents:
             self.contents.extend(_contents(self.folder))
-        target.mkdir()
+        target.mkdir(parents=True)
         for name, mode, held in self.contents:
             if isinstance(held, bytes):
                 handle = os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
