@@ -221,9 +221,10 @@ class Mailroom:
             if message.header.sequence <= self._polled.get(party.party_id, 0):
                 raise Replayed(f"poll {message.header.sequence} of {party.party_id!r} was seen before")
             self._polled[party.party_id] = message.header.sequence
-        self._contacts[party.party_id] = self._clock()
         if not self._is_known(party, poll):
             await self._waiting.aside(partial(self._compare, message, poll, party, asking.proof))
+        # Who is shown as there has told its facts: a task may name it at once.
+        self._contacts[party.party_id] = self._clock()
         mail = await self._mailbox.receive(party.party_id, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
             self._relays.emptied(party.party_id)

@@ -127,11 +127,11 @@ class Relay:
             time.sleep(0.02)
         return self.received(kind)
 
-    def wait_for_poll(self, *, seconds: float = 60.0) -> None:
-        """Until a party has asked for its mail."""
+    def wait_for_poll(self, count: int = 1, *, seconds: float = 60.0) -> None:
+        """Until a party has asked for its mail so often."""
         end = time.monotonic() + seconds
-        while not self.polls:
-            assert time.monotonic() < end, f"waited {seconds} s for a poll"
+        while len(self.polls) < count:
+            assert time.monotonic() < end, f"waited {seconds} s for {count} polls"
             time.sleep(0.02)
 
     def mail_of(self, recipient: str) -> list[Message]:
