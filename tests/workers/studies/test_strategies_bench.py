@@ -17,6 +17,7 @@ def test_purity_counts_the_images_of_each_groups_most_frequent_class() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 90 s of a core, which four processes may share
 def test_digits_are_purer_along_nearest_neighbours(data_root: Path) -> None:
     rows = run_bench("strategies", data=data_root)["rows"]
     found = {(row["case"], row["method"]): row["value"] for row in rows if row["metric"] == PURITY}
