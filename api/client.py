@@ -11,7 +11,6 @@ One class, and so one file of more than 400 lines: its methods mirror the routes
 from __future__ import annotations
 
 import base64
-import io
 import re
 import secrets
 import time
@@ -25,6 +24,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from api.client_http import Connection, ServiceBusy, ServiceProblem
+from api.client_upload import IMAGE_SUFFIXES, image_parts, images_in, parquet_of, vectors_of
 from api.form_body import FormBody, Part
 from api.schema import (
     FINISHED,
@@ -64,22 +64,16 @@ from api.schema import (
     WithdrawnView,
 )
 from labeler.errors import InvalidSetting
-from labeler.public_names import check_names_are_text
 from labeler.refused_fields import describe_validation
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-__all__ = ["Client", "ServiceBusy", "ServiceProblem"]
+__all__ = ["IMAGE_SUFFIXES", "Client", "ServiceBusy", "ServiceProblem", "images_in"]
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_NUMBERS_AS_JSON = 200_000
 """Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service
 takes 16 MiB of JSON."""
-
-BYTES_OF_A_GROUP = 8 * 1024 * 1024
-_ROWS_LOOKED_AT = 4096
 
 _PAUSE_S = 0.2
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
@@ -201,7 +195,7 @@ class Client:
         """
         if (images is None) == (features is None):
             raise InvalidSetting("give exactly one of images (files) and features (vectors)")
-        vectors = _vectors([[]] if features is None else features)
+        vectors = vectors_of([[]] if features is None else features)
         as_json = (
             vectors.size <= MAX_NUMBERS_AS_JSON and sum(len(str(one)) for one in query_ids or ()) <= MAX_NUMBERS_AS_JSON
         )
@@ -217,11 +211,11 @@ class Client:
         )
         key = _key(idempotency_key)
         if images is not None:
-            beside = _image_parts(images, leave_out)
+            beside = image_parts(images, leave_out)
         elif as_json:
             return self._post(JobView, "/v1/jobs", request, headers=key)
         else:
-            beside = [Part("parquet", _parquet(vectors, query_ids), "features.parquet")]
+            beside = [Part("parquet", parquet_of(vectors, query_ids), "features.parquet")]
         written = request.model_dump_json(exclude_none=True).encode()
         form = FormBody([Part("request", written), *beside])
         answer = self._connection.call("POST", "/v1/jobs", content=form, headers=form.headers | key, repeat=True)
@@ -487,91 +481,7 @@ def _key(given: str | None) -> dict[str, str]:
     return {"Idempotency-Key": given or secrets.token_urlsafe(24)}
 
 
-def _vectors(features: ArrayLike) -> NDArray[np.float64]:
-    """Feature vectors as numbers, none of them guessed from something else.
-
-    Raises:
-        InvalidSetting: they are no array of finite real numbers with a row for each query.
-    """
-    import numpy as np  # here: a look at a job needs no arrays, and would wait for them
-
-    try:
-        given = np.asarray(features)
-    except ValueError:
-        raise InvalidSetting("features: the vectors of one job have one length each") from None
-    if np.ma.isMaskedArray(features) or given.dtype.kind not in "fiu":
-        found = "a masked array" if np.ma.isMaskedArray(features) else f"dtype {given.dtype}"
-        raise InvalidSetting(f"features are real numbers, in an array of floats; found {found}")
-    if given.ndim != 2:
-        raise InvalidSetting(f"features have shape (queries, dimension), found {given.shape}")
-    vectors = given.astype(np.float64, copy=False)
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if bad.size:
-        raise InvalidSetting(
-            f"features: {bad.size} of {len(vectors)} vectors have NaN or infinite numbers, the first in row {bad[0]}; "
-            "leave them out"
-        )
-    return vectors
-
-
 def _job_path(job_id: str) -> str:
     if not isinstance(job_id, str):
         raise InvalidSetting(f"a job's id is a text, such as job-0123456789abcdef0123; found {type(job_id).__name__}")
     return f"/v1/jobs/{quote(job_id, safe='')}"
-
-
-def _parquet(features: NDArray[np.float64], names: Sequence[str] | None) -> bytes:
-    """Feature vectors as a Parquet file, named as the service names vectors of a request."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if names is not None and len(names) != len(features):
-        raise InvalidSetting(f"{len(features)} feature vectors came with {len(names)} query_ids; give one for each")
-    known = [f"query-{number:06d}" for number in range(len(features))] if names is None else list(names)
-    written = _short(features)
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(written.reshape(-1)), features.shape[1])
-    rows_of_a_group = max(1, BYTES_OF_A_GROUP // max(1, features.shape[1] * written.itemsize))
-    with io.BytesIO() as file:
-        # Packed, equal vectors would look to the service like a bomb.
-        table = pa.table({"name": pa.array(known, pa.string()), "feature": rows})
-        pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=rows_of_a_group)
-        return file.getvalue()
-
-
-def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
-    """The same vectors in a quarter of the bytes where all are quantised; the service keeps those as they are."""
-    from feature_store.quantize import on_grid
-
-    starts = range(0, len(features), _ROWS_LOOKED_AT)
-    if features.shape[1] and all(on_grid(features[start : start + _ROWS_LOOKED_AT]).all() for start in starts):
-        return features.astype("int16")
-    return features
-
-
-def images_in(folder: Path) -> list[str]:
-    """Names of the images in a folder and below it, as the service will know them."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-    return [path.relative_to(folder).as_posix() for path in found]
-
-
-def _image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
-    if not isinstance(images, Path):
-        if wrong := [one for one in images if not isinstance(one, Path)]:
-            raise InvalidSetting(f"images are a Path, or several; found {type(wrong[0]).__name__}")
-        return _parts([(path, path.name) for path in images])
-    if images.is_dir():
-        return _parts([(images / name, name) for name in images_in(images) if name not in leave_out])
-    if not images.is_file():
-        raise InvalidSetting(f"there is no file or folder {images.name!r}")
-    field = {".zip": "archive", ".parquet": "parquet"}.get(images.suffix.lower(), "images")
-    return [Part(field, images, images.name)]
-
-
-def _parts(files: list[tuple[Path, str]]) -> list[Part]:
-    if not files:
-        raise InvalidSetting(f"there is no image to send; known endings are {', '.join(sorted(IMAGE_SUFFIXES))}")
-    names = [name for _, name in files]
-    check_names_are_text(names)
-    if len(set(names)) != len(names):
-        raise InvalidSetting("two images have the same name; names tell the labels apart, so give a folder instead")
-    return [Part("images", path, name) for path, name in files]

@@ -17,7 +17,8 @@ import pytest
 from python_multipart.multipart import parse_options_header
 
 from api import examples
-from api.client import _ROWS_LOOKED_AT, Client, ServiceBusy, ServiceProblem, _parquet
+from api.client import Client, ServiceBusy, ServiceProblem
+from api.client_upload import _ROWS_LOOKED_AT, parquet_of
 from api.form_body import FormBody, Part
 from api.schema import JobView, LabelsRequest
 from feature_store.quantize import quantize
@@ -269,7 +270,7 @@ def test_vectors_that_are_all_quantised_are_sent_in_two_bytes_a_number_and_other
     off = exact.copy()
     off[-1, 0] += 0.5
     for vectors, kind in ((exact, "int16"), (off, "double"), (exact * 2, "double")):
-        table = pq.read_table(io.BytesIO(_parquet(vectors, None)))
+        table = pq.read_table(io.BytesIO(parquet_of(vectors, None)))
         assert str(table.schema.field("feature").type.value_type) == kind
         assert np.array_equal(np.array(table["feature"].to_pylist()), vectors)
 
