@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, Unavailable
 from workers.commands.catalogue import app
 from workers.studies.simulation import campaign
 from workers.studies.simulation.bench import rows_of
@@ -35,8 +40,11 @@ def test_a_file_of_something_else_or_of_another_range_is_refused(tmp_path: Path)
     path.write_text("{}")
     with pytest.raises(BadData, match="no file of a campaign"):
         run_seeds(0, 2, resume=path)
-    path.write_text(json.dumps({"version": "labeler-simulation/2", "first": 0, "last": 4, "following": 4, "faults": {},
-                                "states": {}, "found": {}}))  # fmt: skip
+    kept = {"first": 0, "last": 4, "following": 4, "faults": {}, "states": {}, "found": {}}
+    path.write_text(json.dumps({"version": "labeler-simulation/2"} | kept))
+    with pytest.raises(InvalidSetting, match=r"version 2 of the schedules, .*replayed by the program that wrote it"):
+        run_seeds(0, 4, resume=path)
+    path.write_text(json.dumps({"version": "labeler-simulation/3"} | kept))
     with pytest.raises(InvalidSetting, match="0:4, and 0:2 were asked for"):
         run_seeds(0, 2, resume=path)
     assert run_seeds(0, 4, resume=path).schedules == 4
@@ -65,6 +73,47 @@ def test_the_command_shows_one_schedule_step_by_step() -> None:
     assert {"schedules", "turns", "rules broken"} <= metrics
     several = CliRunner().invoke(app, ["bench", "simulate", "--seeds", "3:5", "--trace"])
     assert isinstance(several.exception, InvalidSetting)
+
+
+def test_what_a_killed_campaign_has_left_in_memory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_IN_MEMORY", tmp_path)
+    with campaign.memory_folder() as used:
+        held = used.parent
+        assert list(tmp_path.iterdir()) == [held]
+        shutil.copytree(held, tmp_path / "labeler-schedules-dead")  # whoever held its lock is gone
+        (tmp_path / "labeler-schedules-new").mkdir()  # and one that is just being made
+        (tmp_path / "somebody else's").mkdir()
+        with campaign.memory_folder() as other:
+            assert {one.name for one in tmp_path.iterdir()} == {
+                held.name,
+                other.parent.name,
+                "labeler-schedules-new",
+                "somebody else's",
+            }
+    assert {one.name for one in tmp_path.iterdir()} == {"labeler-schedules-new", "somebody else's"}
+
+
+@pytest.mark.long
+def test_several_processes_give_the_same_report_and_say_where_one_of_them_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "CHUNK", 2)
+    path, alone = tmp_path / "campaign.json", run_seeds(0, 8)
+    together = run_seeds(0, 8, resume=path, processes=2)
+    for one in (alone, together):
+        one.seconds = one.cpu_s = one.elapsed_s = 0.0
+    assert together == alone
+    killed = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        worker = killed.submit(os.getpid).result()
+        monkeypatch.setattr(campaign, "ProcessPoolExecutor", lambda *_, **__: killed)
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="before seed 8 are counted"):
+            run_seeds(8, 10, processes=2)
+    finally:
+        killed.shutdown()
 
 
 def test_other_benches_take_no_seeds() -> None:

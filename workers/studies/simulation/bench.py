@@ -40,7 +40,7 @@ def bench_simulate(
 
     Args:
         full: the million seeds that a campaign is about, as many as 45 minutes hold; they go on with `resume`.
-        seeds: A:B instead.
+        seeds: A:B instead; ranges that do not meet can be run by several machines at once.
         resume: file of a campaign.
         minutes: begin no chunk after so many; at most 45, which is the default.
         trace: print every step of the one schedule that `seeds` names.
@@ -58,20 +58,30 @@ def bench_simulate(
         first,
         last,
         resume=resume,
-        processes=os.cpu_count() or 1,
+        processes=cores(),
         longest_s=LONGEST_S if minutes is None else 60.0 * minutes,
         on_progress=lambda done, total: progress("schedules", done, total),
     )
     return rows_of(report)
 
 
+def cores() -> int:
+    """How many this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def rows_of(report: Report) -> list[BenchRow]:
     """A report as rows; each seed that was found has its own, with the command that replays it."""
     case = f"seeds {report.first}:{report.following}"
-    per_second = report.schedules / report.seconds if report.seconds else 0.0
+
+    def per(count: float, of: float, digits: int) -> float:
+        return round(count / of, digits) if of else 0.0
+
     rows = [
         BenchRow(case, "all", "schedules", report.schedules, seconds=round(report.seconds, 1)),
-        BenchRow(case, "all", "schedules per second of one process", round(per_second, 2)),
+        BenchRow(case, "all", "schedules per second, all processes", per(report.schedules, report.elapsed_s, 1)),
+        BenchRow(case, "all", "schedules per second of one process", per(report.schedules, report.seconds, 2)),
+        BenchRow(case, "all", "CPU ms per schedule", per(1000 * report.cpu_s, report.schedules, 0)),
         BenchRow(case, "all", "turns", report.steps),
         BenchRow(case, "all", "moments at which somebody could die", report.moments),
         *(BenchRow(case, kind, "faults", count) for kind, count in sorted(report.faults.items())),

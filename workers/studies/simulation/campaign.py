@@ -6,6 +6,8 @@ was found, each with the command that replays it. Started again with the same fi
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import json
 import logging
@@ -17,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.durable import replace_file
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, Unavailable
+from workers.federation.supervisor import die_with_parent
 from workers.studies.simulation.case import case_of
 from workers.studies.simulation.contract import Outcome, Subject
 from workers.studies.simulation.homes import Templates
@@ -37,7 +41,13 @@ LONGEST_S = 45 * 60.0
 """No campaign runs longer; the next one goes on."""
 
 _IN_MEMORY = Path("/dev/shm")
-_VERSION = "labeler-simulation/2"
+_PREFIX = "labeler-schedules-"
+_LOCK = "in-use"
+_BORN_S = 600.0
+"""A folder without a lock is somebody's that is just being made, for as long."""
+
+_FORMAT = "labeler-simulation/"
+_VERSION = f"{_FORMAT}3"
 """What a seed stands for; a file of another version is refused, since its seeds were other schedules."""
 
 
@@ -50,6 +60,8 @@ class Report:
         following: the first seed that was not run.
         steps, moments: of all schedules together.
         seconds: that they took, all processes together.
+        cpu_s: of which a processor was at work.
+        elapsed_s: from beginning to end, of all calls that had a part in it.
         faults: kind -> how often it happened.
         states: state -> jobs that ended in it.
         found: seed -> what must not have happened.
@@ -61,6 +73,8 @@ class Report:
     steps: int = 0
     moments: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
+    elapsed_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     found: dict[int, str] = field(default_factory=dict)
@@ -87,13 +101,35 @@ def replay_command(seed: int) -> str:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """An empty folder, in memory where the machine has such a place: a simulated disk need not survive a power cut."""
-    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="labeler-simulation-", dir=place))
+    """An empty folder, in memory where the machine has such a place: a simulated disk need not survive a power cut.
+
+    What somebody who was killed has left there is removed first: memory that no process would give back.
+    """
+    place = _IN_MEMORY if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    remove_abandoned(place)
+    held = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     try:
-        yield folder
+        with (held / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = held / "schedules"
+            folder.mkdir()
+            yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(held, ignore_errors=True)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove the folders of those who do not live any more: the system has let go of their locks."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        # Another user's cannot be opened, and somebody else may remove it at this moment.
+        with contextlib.suppress(OSError):
+            if not (folder / _LOCK).exists():
+                if time.time() - folder.stat().st_mtime > _BORN_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            with (folder / _LOCK).open("r") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class Stage:
@@ -153,51 +189,94 @@ def run_seeds(
 
     Raises:
         BadData: the file is none of a campaign.
-        InvalidSetting: it is of another range.
+        InvalidSetting: it is of another range, or its seeds were other schedules.
+        Unavailable: one of the processes was killed; what came before is in the file.
     """
     report = Report(first, last, first) if resume is None or not resume.exists() else _read(resume, first, last)
-    until = time.monotonic() + min(longest_s, LONGEST_S)
-    chunks = ((start, min(start + CHUNK, last)) for start in range(report.following, last, CHUNK))
+    chunks = [(start, min(start + CHUNK, last)) for start in range(report.following, last, CHUNK)]
+    begun, before = time.monotonic(), report.elapsed_s
+
+    def take(chunk: Report) -> bool:
+        """Count a chunk; whether another one may begin."""
+        elapsed_s = time.monotonic() - begun
+        _take(report, chunk, before + elapsed_s)
+        on_progress(report.schedules, report.last - report.first)
+        if resume is not None:
+            replace_file(resume, json.dumps({"version": _VERSION} | vars(report), indent=1).encode())
+        return elapsed_s < min(longest_s, LONGEST_S)
+
     if processes == 1:
         for chunk in chunks:
-            _take(report, _run_chunk(*chunk), resume, on_progress)
-            if time.monotonic() > until:
+            if not take(_run_chunk(*chunk)):
                 break
         return report
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        waiting = []
-        for chunk in chunks:
-            waiting.append(pool.submit(_run_chunk, *chunk))
-            # In order, a few ahead of the one that is waited for: the file then says one number.
-            if len(waiting) < 2 * processes:
-                continue
-            _take(report, waiting.pop(0).result(), resume, on_progress)
-            if time.monotonic() > until:
-                break
-        for one in waiting:
-            _take(report, one.result(), resume, on_progress)
+    try:
+        _run_together(chunks, min(processes, len(chunks)), take)
+    except BrokenProcessPool:
+        raise Unavailable(
+            "a process that ran schedules was killed, perhaps for want of memory; those before seed "
+            f"{report.following} are counted, and the same command with --resume goes on behind them"
+        ) from None
+    finally:
+        remove_abandoned(_IN_MEMORY)
     return report
 
 
-def _take(report: Report, chunk: Report, resume: Path | None, on_progress: Callable[[int, int], None]) -> None:
+def _run_together(chunks: list[tuple[int, int]], processes: int, take: Callable[[Report], bool]) -> None:
+    """Chunks in several processes, taken in their order: the file then says one number."""
+    if not chunks:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+        waiting, is_time = [], True
+        for chunk in chunks:
+            waiting.append(pool.submit(_run_chunk, *chunk))
+            # A few ahead of the one that is waited for.
+            if len(waiting) < 2 * processes:
+                continue
+            is_time = take(waiting.pop(0).result())
+            if not is_time:
+                break
+        # From behind: what was not begun is left to the next call, and what is left of it here has no gap.
+        while not is_time and waiting and waiting[-1].cancel():
+            waiting.pop()
+        for one in waiting:
+            take(one.result())
+
+
+def _end_with(parent: int) -> None:
+    """In a process of the pool: where the campaign is killed, it is, too."""
+    if (ask_the_kernel := die_with_parent(parent)) is not None:
+        ask_the_kernel()
+
+
+def _take(report: Report, chunk: Report, elapsed_s: float) -> None:
     report.following = chunk.following
     report.steps += chunk.steps
     report.moments += chunk.moments
     report.seconds += chunk.seconds
+    report.cpu_s += chunk.cpu_s
+    report.elapsed_s = elapsed_s
     report.faults.update(chunk.faults)
     report.states.update(chunk.states)
     report.found.update(chunk.found)
-    on_progress(report.schedules, report.last - report.first)
-    if resume is not None:
-        replace_file(resume, json.dumps({"version": _VERSION} | vars(report), indent=1).encode())
 
 
 def _read(path: Path, first: int, last: int) -> Report:
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
-        if content.pop("version") != _VERSION:
+        version = str(content.pop("version"))
+        if not version.startswith(_FORMAT):
             raise ValueError("version")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise BadData(f"{path.name} is no file of a campaign of schedules; name another one") from None
+    if version != _VERSION:
+        raise InvalidSetting(
+            f"{path.name} is of version {version.removeprefix(_FORMAT)[:8]} of the schedules, in which a seed stood "
+            f"for another one; this is version {_VERSION.removeprefix(_FORMAT)}. Name another file; what that one "
+            "found is replayed by the program that wrote it"
+        )
+    try:
         content["faults"], content["states"] = Counter(content["faults"]), Counter(content["states"])
         content["found"] = {int(seed): str(text) for seed, text in content["found"].items()}
         report = Report(**content)
@@ -218,11 +297,11 @@ def _run_chunk(first: int, last: int) -> Report:
     try:
         report, stage = Report(first, last, last), _stage()
         gc.disable()  # what a schedule leaves behind is looked through once a chunk, not a hundred times
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         for seed in range(first, last):
             report.add(stage.run(seed))
         gc.collect()
-        report.seconds = time.perf_counter() - started
+        report.seconds, report.cpu_s = time.perf_counter() - started, time.process_time() - worked
     finally:
         gc.enable()
         logging.disable(before)
