@@ -402,6 +402,8 @@ class Client:
                 f"there is no folder {str(path.parent)!r} to put {path.name!r} in; make it, or name another. "
                 "Nothing was downloaded, and the service still has it"
             )
+        if path.is_dir():
+            raise InvalidSetting(f"{str(path)!r} is a folder, and a file is to be written; name the file in it")
         part = path.with_name(path.name + ".part")
         for attempt in self._connection.again():
             try:

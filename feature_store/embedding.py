@@ -29,6 +29,7 @@ from feature_store.embed_steps import (
     loaded_batches,
 )
 from feature_store.images import ImageSource, open_source, source_digest
+from feature_store.manifest import MANIFEST_NAME
 from feature_store.persons import PersonColumn
 from feature_store.room import is_full
 from feature_store.same_images import find_same_images
@@ -158,6 +159,12 @@ def embed_source(
         raise InvalidSetting(
             "a loader reads public images only: those of a site are read, and compared, in its own process"
         )
+    path = Path(out)
+    if path.exists() and not (path / MANIFEST_NAME).is_file():
+        # Before the site's key is made beside it, and before anything is read.
+        raise InvalidSetting(
+            f"the shard is to be written to {str(path)!r}, which is there already and is no shard; name a new folder"
+        )
     keep_thumbnails = public if thumbnails is None else thumbnails
     policy: Duplicates = duplicates or ("keep-all" if public else "refuse")
     images = open_source(source) if isinstance(source, str | Path) else source
@@ -171,7 +178,6 @@ def embed_source(
     names = tuple(images.label_names if classes is None else classes)
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
-    path = Path(out)
     passes = -(-(batch_size or (CHECKPOINT if backbone.batch_size == 1 else 1)) // backbone.batch_size)
 
     digester = _PUBLIC_KEY if public else _site_key(path, key)

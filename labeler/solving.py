@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -113,8 +114,9 @@ def _changed(task: Task, **changes: Any) -> Task:
 
 
 def _check_target(epsilon: float) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
-        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {epsilon!r}")
+    # A whole number of Python may be larger than any float is.
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon <= sys.float_info.max:
+        raise InvalidSetting(f"the target epsilon must be a positive finite number, found {str(epsilon)[:40]}")
 
 
 def _largest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -25,6 +25,8 @@ from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, descri
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_MOST_RECORDS: Final = 2**60
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,26 @@ class PlanRequest:
     """Set aside for votes for life (reverse-knn): of all such jobs together, ever."""
     least_similarity: float = -1.0
     """How near a query has to be for a record to vote for its life."""
+
+    def __post_init__(self) -> None:
+        # What the task's own fields refuse is left to them; these are of a request alone.
+        _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
+        _check_word("level", self.level, ("instance", "person", "agent"))
+        _check_word("dishonest_talliers", self.dishonest_talliers, (None, 1, 2))
+        _check_count("classes", self.classes, 2, MOST_CLASSES)
+        if self.records is not None:
+            _check_count("records", self.records, 1, _MOST_RECORDS)
+
+
+def _check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed or isinstance(value, bool):
+        words = ", ".join(str(one) for one in allowed if one is not None)
+        raise InvalidSetting(f"plan refused: {name}: must be one of {words}; found {value!r}")
+
+
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidSetting(f"plan refused: {name}: must be a whole number from {least} to {most:,}; found {value!r}")
 
 
 def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
@@ -119,7 +141,7 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
         return request
     if public is None:
         raise InvalidSetting(
-            "a radius is proposed from the public images: name their shard (--queries-shard), or give a whole number"
+            "a radius is proposed from the public images: name their shard (`images`), or give a whole number"
         )
     from feature_store.students.ballot_radius import propose_radius
 
@@ -176,7 +198,7 @@ def _life(request: PlanRequest) -> Life | None:
         return None
     if request.solve == "sigma":
         raise InvalidSetting(
-            "--life-epsilon is the price whatever the noise: give --sigma, which decides how many votes a record has"
+            "life_epsilon is the price whatever the noise: give `sigma`, which decides how many votes a record has"
         )
     budget = set_aside_nano(budget_for(request.life_epsilon, request.delta))
     try:
@@ -188,13 +210,11 @@ def _life(request: PlanRequest) -> Life | None:
 def solve_request(request: PlanRequest) -> Task:
     """The task a request describes."""
     if (request.epsilon is None) != (request.solve is None):
-        raise InvalidSetting("--epsilon (the price wanted) and --solve (what to find for it) go together")
+        raise InvalidSetting("`epsilon` (the price wanted) and `solve` (what to find for it) go together")
     if request.solve == "sigma" and request.sigma is not None:
-        raise InvalidSetting("--solve sigma finds the noise, so do not give --sigma as well")
+        raise InvalidSetting("`solve` sigma finds the noise for `epsilon`, so do not give `sigma` as well")
     if request.solve != "sigma" and request.sigma is None:
-        raise InvalidSetting("give the noise as --sigma, or a price as --epsilon together with --solve sigma")
-    if request.classes > MOST_CLASSES:  # before so many names are made
-        raise InvalidSetting(f"plan refused: classes: at most {MOST_CLASSES:,} are allowed, found {request.classes:,}")
+        raise InvalidSetting("give the noise as `sigma`, or a price as `epsilon` together with `solve` sigma")
     fields: dict[str, Any] = {
         "name": "plan",
         "classes": [f"class {number}" for number in range(request.classes)],

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ExportFormat = Literal["hf", "croissant", "label-studio", "image-folder", "csv"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
+FOLDER_FORMATS: Final[frozenset[str]] = frozenset({"hf", "croissant", "image-folder"})
+"""What these write is a folder; of the others a file."""
 
 
 @dataclass(frozen=True)

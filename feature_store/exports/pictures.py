@@ -28,7 +28,7 @@ def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
         BadData: one is not there.
     """
     if root is None:
-        raise InvalidSetting("name the folder of images that was embedded (--images), since the pictures go along")
+        raise InvalidSetting("name the folder of images that was embedded (`images`), since the pictures go along")
     return [picture(root, name) for name in names]
 
 

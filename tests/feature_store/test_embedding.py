@@ -82,6 +82,17 @@ def test_private_labels_outside_the_class_list_are_refused_unnamed(photos: Path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", [".", "cat", "file"])
+def test_a_shard_is_written_to_no_folder_of_something_else_and_no_key_is_made_beside_it(
+    photos: Path, name: str
+) -> None:
+    (photos / "file").touch()
+    before = sorted(photos.parent.rglob("*"))
+    with pytest.raises(InvalidSetting, match="is there already and is no shard; name a new folder"):
+        embed_source(photos, PixelBackbone(size=4), photos / name)
+    assert sorted(photos.parent.rglob("*")) == before
+
+
 def test_public_images_keep_order_pictures_and_truth_where_known(photos: Path, tmp_path: Path) -> None:
     report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out", classes=["dog", "cat"], public=True)
     shard = Shard.open(tmp_path / "out")

@@ -194,7 +194,8 @@ def test_a_price_of_more_classes_than_there_may_be_is_refused_before_they_are_na
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(monkeypatch, "plan", "--sigma", "25", "--classes", "1000000") == 2
-    assert "--classes: at most 32,000 are allowed, found 1,000,000" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--classes: must be a whole number from 2 to 32,000; found 1000000" in said
 
 
 @pytest.mark.parametrize("asked", [("--epsilon", "1e-300", "--solve", "sigma"), ("--sigma", "1e9")])
@@ -285,6 +286,53 @@ def test_a_place_for_labels_is_looked_at_before_an_image_is(
     (tmp_path / "one.parquet").mkdir()
     monkeypatch.setattr(models, "read_model", lambda _: pytest.fail("the place comes first"))
     assert ended(monkeypatch, "predict", "student.safetensors", "scans", "--out", str(tmp_path / name)) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"submit . --task {'0' * 64} --out",
+        "export job_1 --out",
+        "export job_1 --format student --out",
+        "student --job job_1 --out",
+        "evidence --out",
+        "invite hospital-a --out",
+    ],
+)
+@pytest.mark.parametrize(("place", "words"), [("none/file", "none, which is no folder; make it"), (".", "is a folder")])
+def test_no_service_is_asked_for_what_has_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: str,
+    place: str,
+    words: str,
+) -> None:
+    """A job is paid for and an invitation made once; the service here would be told as not there (75)."""
+    monkeypatch.chdir(tmp_path)
+    assert ended(monkeypatch, *command.split(), place, *SERVICE) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("export . --format csv --out none/labels.csv", "make it first"),
+        ("export . --format hf --out a-file", "is a file"),
+        ("export . --format hf --out a-file/data", "is a file"),
+        ("simulate --agents 10 --out none/scale.json", "make it first"),
+        ("bench speed --out a-file", "is a file"),
+        ("bench simulate --resume none/schedules.json", "--resume names a file in none"),
+        ("agent history --home . --format csv --out none/answered.csv", "make it first"),
+    ],
+)
+def test_a_place_is_looked_at_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
+    assert ended(monkeypatch, *command.split()) == 2
     assert words in " ".join(capsys.readouterr().err.split())
 
 

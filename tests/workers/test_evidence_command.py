@@ -201,3 +201,13 @@ def test_an_audit_of_a_task_goes_into_its_evidence_and_of_another_does_not(
     refused = labeler("evidence", "--home", home, "--out", out, "--audit", tmp_path / "other" / "audit.json")
     assert refused.code == 2
     assert "none of those in this evidence" in refused.err
+
+
+def test_the_page_never_takes_the_place_of_the_signed_file(
+    labeler: Labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = labeler("evidence", "--home", tmp_path, "--out", "evidence.html")
+    assert refused.code == 2
+    assert "beside which its page comes as evidence.html; name it otherwise" in " ".join(refused.err.split())
+    assert list(tmp_path.iterdir()) == []

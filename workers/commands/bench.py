@@ -15,6 +15,7 @@ from rich.table import Table
 
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, print_json
+from workers.commands.places import check_file, check_folder
 
 BENCHES: Final = (
     "office-caltech",
@@ -90,6 +91,8 @@ def bench(
     from workers.progress import progress_bars
     from workers.studies import run_bench
 
+    check_folder(out)
+    check_file(resume, "--resume")
     try:
         with progress_bars(quiet=as_json) as progress:
             result = run_bench(

@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feature_store.exports import EXPORT_FORMATS
+from feature_store.exports import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.following import wait_for
+from workers.commands.places import check_file, check_folder
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def submit(
 
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
+    check_file(out)
     skipped = _unreadable(images) if skip_unreadable else {}
     for one, reason in skipped.items():
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
@@ -197,6 +199,7 @@ def export(
         if what != "images":
             raise InvalidSetting(f"the questions of a job here are in {Path(job) / 'pseudo_labels.parquet'}")
         kind = one_of("format", format or "hf", EXPORT_FORMATS)
+        _check_place(out, kind)
         _say_exported(_write_images(kind, open_job(job).labels("arrow"), out, wanted), out, job, kind, as_json=as_json)
         return
     chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
@@ -205,6 +208,7 @@ def export(
             f"{job!r} is no folder of a job here; for a job of a service say which: --url and --token (or LABELER_URL "
             "and LABELER_TOKEN)"
         )
+    _check_place(out, chosen)
     with connect(url, token, ca_file) as service:
         if chosen in MODELS:
             (service.student if chosen == "student" else service.model)(job, out)
@@ -217,6 +221,10 @@ def export(
             service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
     said = f"{f'The {chosen} is' if chosen in MODELS else f'Labels of {what} are'} in {out}"
     tell({"job_id": job, "out": str(out)}, said, as_json=as_json)
+
+
+def _check_place(out: Path, format: str) -> None:
+    (check_folder if format in FOLDER_FORMATS else check_file)(out)
 
 
 def _image_table(service: Client, job: str) -> pa.Table:

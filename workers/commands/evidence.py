@@ -11,6 +11,7 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, escaped, print_json, tell
+from workers.commands.places import check_file
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def evidence(
     from feature_store.durable import replace_file
     from labeler.evidence.page import render_page
 
+    check_file(out)
+    page = out.with_suffix(".html")
+    if page == out:
+        raise InvalidSetting(f"--out names the signed file, beside which its page comes as {page}; name it otherwise")
+    check_file(page)
     if home is not None:
         signed = _made(home, task, since, until, audit or [])
         replace_file(out, signed.to_bytes(), mode=0o600)
@@ -58,7 +64,6 @@ def evidence(
         signed = _asked(url, token, ca_file, out, task, since, until)
     else:
         raise InvalidSetting("evidence is made from a home (--home), or asked of a service (--url and --token)")
-    page = out.with_suffix(".html")
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
     replace_file(page, shown.encode(), mode=0o600)
     journal = signed.evidence.facts.journal

@@ -13,6 +13,7 @@ import typer
 from labeler.errors import InvalidSetting
 from workers.commands import service
 from workers.commands.console import Json, escaped, one_of, print_json, tell
+from workers.commands.places import check_file
 from workers.commands.service import CaFile
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def invite(
     chosen = one_of("role", role, ROLES)
     fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}
     path = out or Path(f"{name}.invitation.json")
+    check_file(path)
     made = service.make_invitation(url, token, fields, ca_file=ca_file)
     write_invitation(path, made["document"])
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,6 +12,7 @@ from rich.console import Console
 from labeler.errors import InvalidSetting
 from labeler.jobs import STUDENT_KINDS
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
+from workers.commands.places import check_file
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ def student(
             )
         from workers.jobs.student import score_student
 
+        check_file(out)
         with connect(url, token, ca_file) as service:
             service.student(job, out)
         result = score_student(out, test=test)
@@ -206,6 +207,7 @@ def predict(
     Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
     """
     from feature_store.exports import Wanted, export_images
+    from feature_store.exports.pictures import check_new
     from feature_store.job_files.models import read_model
     from workers.jobs.predicting import predict_images
     from workers.jobs.publishing import write_table
@@ -213,8 +215,9 @@ def predict(
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
-    if out is not None:
-        _check_place(out)
+    check_file(out)
+    if out is not None and out.suffix == ".csv":
+        check_new(out)
     stored = read_model(model)
     with progress_bars(quiet=as_json) as progress:
         found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
@@ -232,20 +235,6 @@ def predict(
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
     typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
-
-
-def _check_place(out: Path) -> None:
-    """Refuse a file that cannot be written before hours of embedding, not after them."""
-    from feature_store.exports.pictures import check_new
-
-    if not out.parent.is_dir():
-        raise InvalidSetting(f"--out names a file in {out.parent}, which is no folder; make it first")
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise InvalidSetting(f"--out names a file in {out.parent}, where this user cannot write")
-    if out.is_dir():
-        raise InvalidSetting(f"--out names a file to write, and {out} is a folder")
-    if out.suffix == ".csv":
-        check_new(out)
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "max_queries": "queries",
     "memory_limit_bytes": "memory_limit",
     "idempotency_key": "key",
+    "images": "queries_shard",
 }
 """Fields that are parameters of another name."""
 
@@ -31,15 +32,15 @@ def in_option_words(message: str, options: Mapping[str, str]) -> str:
     """
     known = dict(options) | {field: options[name] for field, name in ALIASES.items() if name in options}
     for name, option in known.items():
-        # A name of several words is nobody's English; one of a single word only where fields stand.
+        # A name of several words is nobody's English; one of a single word only in backquotes, or where fields stand.
         inner = re.escape(name)
-        places = [rf"(?<=refused: ){inner}(?=[:.])", rf"(?<=; ){inner}(?=[:.])"]
+        places = [rf"`{inner}`", rf"(?<=refused: ){inner}(?=[:.])", rf"(?<=; ){inner}(?=[:.])"]
         if "_" in name:
             places = [rf"(?<![\w.-]){inner}(?![\w-]|\.\w)", *places]
         else:
             places.append(rf"(?<=\bneeds ){inner}(?=[,;])")
         message = re.sub("|".join(places), option, message)
-    return re.sub(r"^task refused: (?=--)", "", message)
+    return re.sub(r"^(?:task|plan) refused: (?=--)", "", message)
 
 
 def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable[..., Any]:

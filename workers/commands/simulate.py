@@ -12,6 +12,7 @@ from rich.table import Table
 from labeler.errors import InvalidSetting
 from labeler.methods import Method
 from workers.commands.console import Json, one_of, print_json
+from workers.commands.places import check_file
 
 METHODS: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
 
@@ -66,6 +67,7 @@ def simulate(
 
     if epsilon is not None and sigma is not None:
         raise InvalidSetting("give the noise as --sigma, or the price it is chosen for as --epsilon; not both")
+    check_file(out)
     wanted = Simulation(
         agents=_sizes(agents),
         method=one_of("method", method, METHODS),

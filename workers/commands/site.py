@@ -17,6 +17,7 @@ from rich.console import Console
 from labeler.errors import InvalidSetting, NotFound
 from workers.commands.console import Json, escaped, one_of, print_json, tell
 from workers.commands.federation import stop_signal
+from workers.commands.places import check_file
 
 Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]
 Named = Annotated[
@@ -154,6 +155,7 @@ def history(
     from workers.agent.history_csv import as_csv
     from workers.agent.site import answered_jobs, answered_rounds
 
+    check_file(out)
     chosen = "json" if as_json else one_of("format", format, FORMATS)
     rounds = answered_rounds(home)
     if chosen == "table":

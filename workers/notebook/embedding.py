@@ -67,10 +67,12 @@ def embed(
     Raises:
         BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
     """
+    from feature_store.named_files import named_path
     from workers.embedder.shards import embed_images
     from workers.progress import progress_bars
 
-    path = _beside(source) if out is None else Path(out)
+    named_path(source, "source")
+    path = _beside(source) if out is None else named_path(out, "out")
     names = None if classes is None else tuple(classes)
     with progress_bars(quiet=quiet) as progress:
         made = embed_images(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.named_files import named_path
 from labeler.errors import InvalidSetting, NotReady
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class LabelledJob:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = named_path(path, "a job's folder")
         if not (self.path / "report.json").exists():
             raise NotReady(
                 f"{self.path} holds no finished job; run it there, or go on with `labeler.run` and the same arguments"
@@ -104,7 +105,7 @@ class LabelledJob:
         from feature_store.shard import Shard
         from labeler.errors import MixedShards
 
-        shard = Shard.open(Path(images))
+        shard = Shard.open(named_path(images, "images"))
         made_by = self.report["task"]["backbone_fingerprint"]
         if shard.fingerprint != made_by:
             raise MixedShards(
@@ -116,7 +117,7 @@ class LabelledJob:
         """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
         from workers.notebook.images import ImageDataset
 
-        return ImageDataset(Path(images), tuple(self._pairs()), self.classes)
+        return ImageDataset(named_path(images, "images"), tuple(self._pairs()), self.classes)
 
     def save_folder(self, out: str | PathLike[str], images: str | PathLike[str], *, copy: bool = False) -> Path:
         """Sort the images into one folder for each class; see `export` for the arguments."""
@@ -145,8 +146,8 @@ class LabelledJob:
         """
         from feature_store.exports import Wanted, export_images
 
-        where = None if images is None else Path(images)
-        return export_images(format, Wanted(self.labels("arrow"), Path(out), where, image_root, copy))
+        where = None if images is None else named_path(images, "images")
+        return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
 
     def _check_one_class(self) -> None:
         if self.report["task"].get("attributes_per_record") is not None:

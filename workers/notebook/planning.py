@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 from labeler.methods import Method, ReleaseKind
@@ -95,8 +94,10 @@ def plan(
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
+    from feature_store.named_files import named_path
     from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
+    public = None if images is None else named_path(images, "images")
     request = PlanRequest(
         method=method,
         k=k,
@@ -118,9 +119,9 @@ def plan(
         ballot_radius=ballot_radius,
         records=records,
     )
-    request = with_radius(request, None if images is None else Path(images))
+    request = with_radius(request, public)
     task = solve_request(request)
-    document = make_plan(request, public=None if images is None else Path(images))
+    document = make_plan(request, public=public)
     expected = document["expected_accuracy"]
     return Plan(
         epsilon=document["instance"]["epsilon"],

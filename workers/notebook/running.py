@@ -58,6 +58,7 @@ def run(
     """
     from pydantic import ValidationError
 
+    from feature_store.named_files import named_path
     from labeler.errors import InvalidSetting, InvalidTask
     from labeler.methods import METHODS
     from labeler.task import describe_validation
@@ -68,35 +69,34 @@ def run(
 
     if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
         raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
-    fields: dict[str, Any] = {"name": Path(out).name, "method": method, "k": k, "delta": delta} | task
+    folder, public = named_path(out, "out"), named_path(images, "images")
+    fields: dict[str, Any] = {"name": folder.name, "method": method, "k": k, "delta": delta} | task
     if epsilon is not None:
         fields["epsilon"] = epsilon
     tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
     try:
         if method in METHODS and not METHODS[method].asks_for_a_model:
-            count = clusters if clusters is not None else _clusters(fields, shards, images, Path(out))
+            count = clusters if clusters is not None else _clusters(fields, shards, public, folder)
             tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
         raise InvalidTask(describe_validation(error, "task")) from None
     job = LabellingJob(
         file=file,
-        shards=tuple(Path(shard) for shard in shards),
-        queries=Path(images),
-        out=Path(out),
-        test=None if test is None else Path(test),
+        shards=tuple(named_path(shard, "a shard") for shard in shards),
+        queries=public,
+        out=folder,
+        test=None if test is None else named_path(test, "test"),
         backbone=backbone,
         allow_small_shards=allow_small_shards,
         seed=seed,
     )
     with progress_bars(quiet=quiet) as progress:
         run_job(job, progress=progress)
-    return LabelledJob(Path(out))
+    return LabelledJob(folder)
 
 
-def _clusters(
-    task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: PathLike[str] | str, out: Path
-) -> int | None:
+def _clusters(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
     """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
     from feature_store.shard import Shard
     from labeler.asking import questions_for
@@ -105,8 +105,7 @@ def _clusters(
 
     if not shards:
         return None
-    path = Path(images)
-    public = len(Shard.open(path, verify=False)) if (path / "manifest.json").exists() else None
+    public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
     count = JobFolder(out).agreed("max_queries")
     if count is None:
         first = Shard.open(Path(shards[0]), verify=False)

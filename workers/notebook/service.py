@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
+from feature_store.named_files import named_path
 from labeler.errors import JobNotCompleted
 from labeler.jobs import AskedStrategy
 from workers.notebook.job import Frame, framed
@@ -73,7 +74,11 @@ class Service:
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
         selection = None if clusters is None else made(Selection, strategy=strategy, count=clusters)
-        where = Path(images) if isinstance(images, str | Path) else [Path(one) for one in images]
+        where = (
+            named_path(images, "images")
+            if isinstance(images, str | Path)
+            else [named_path(one, "images") for one in images]
+        )
         job = self.client.submit(task_id, images=where, selection=selection, name=name, idempotency_key=idempotency_key)
         ended = self.client.wait(job.job_id)
         if ended.state != "completed":
@@ -112,4 +117,4 @@ def connect(url: str, token: str, *, ca_file: str | Path | None = None) -> Servi
     Raises:
         InvalidSetting: the address is none, or would send the token over a network in clear.
     """
-    return Service(Client(url, token, ca_file=None if ca_file is None else Path(ca_file)))
+    return Service(Client(url, token, ca_file=None if ca_file is None else named_path(ca_file, "ca_file")))

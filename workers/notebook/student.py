@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,9 +60,11 @@ class TrainedStudent:
         Raises:
             MixedShards: another backbone than the student's.
         """
+        from feature_store.named_files import named_path
         from workers.jobs.predicting import predict_images
         from workers.progress import progress_bars
 
+        named_path(images, "images")
         with progress_bars(quiet=quiet) as progress:
             found = predict_images(self.stored, str(images), backbone=backbone, progress=progress)
         return framed(found.table, frame)
@@ -76,5 +77,6 @@ def load_student(path: PathLike[str] | str) -> TrainedStudent:
         BadData: it is no such file.
     """
     from feature_store.job_files.models import read_model
+    from feature_store.named_files import named_path
 
-    return TrainedStudent(read_model(Path(path)))
+    return TrainedStudent(read_model(named_path(path, "a student's file")))

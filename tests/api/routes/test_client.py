@@ -295,6 +295,8 @@ def test_a_file_for_a_folder_that_is_not_there_is_refused_before_anything_is_ask
             download(examples.JOB_ID, place)
     with pytest.raises(InvalidSetting, match="there is no folder"):
         client.evidence(place)
+    with pytest.raises(InvalidSetting, match="is a folder, and a file is to be written"):
+        client.labels(examples.JOB_ID, tmp_path)
     assert script.seen == []
 
 

@@ -183,7 +183,7 @@ def test_a_name_that_leaves_the_folder_is_refused(table: pa.Table, images: Path,
         export_images("image-folder", Wanted(moved, tmp_path / "out", images))
     with pytest.raises(InvalidSetting, match="choose one of hf, croissant"):
         export_images("excel", Wanted(table, tmp_path / "x"))  # type: ignore[arg-type]
-    with pytest.raises(InvalidSetting, match="--images"):
+    with pytest.raises(InvalidSetting, match="`images`"):
         export_images("image-folder", Wanted(table, tmp_path / "y"))
 
 

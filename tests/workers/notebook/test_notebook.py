@@ -163,6 +163,46 @@ def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
         labeler.plan()
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"sigma": 3.0, "epsilon": 1.0}, "`solve` sigma finds the noise for `epsilon`"),
+        ({}, "give the noise as `sigma`"),
+        ({"sigma": 3.0, "ballot_radius": "auto"}, r"name their shard \(`images`\)"),
+        ({"sigma": 3.0, "classes": -1}, "classes: must be a whole number from 2 to 32,000; found -1"),
+        ({"sigma": 3.0, "classes": 2.5}, "classes: must be a whole number"),
+        ({"sigma": 3.0, "records": 0}, "records: must be a whole number from 1"),
+        ({"sigma": 3.0, "records": float("nan")}, "records: must be a whole number"),
+        ({"sigma": 3.0, "level": "site"}, "level: must be one of instance, person, agent; found 'site'"),
+        ({"epsilon": 1.0, "solve": "noise"}, "solve: must be one of sigma, queries, k"),
+        ({"sigma": 3.0, "dishonest_talliers": 7}, "dishonest_talliers: must be one of 1, 2; found 7"),
+        ({"epsilon": 10**400}, "positive finite number"),
+    ],
+)
+def test_a_plan_is_refused_in_the_words_of_python(setting: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words) as refused:
+        labeler.plan(**setting)
+    assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_no_call_takes_a_path_that_can_be_none(path: str) -> None:
+    for call in (
+        lambda: labeler.embed(path),
+        lambda: labeler.embed("scans", path),
+        lambda: labeler.run([path], "scans.shard", "job", epsilon=1.0, clusters=3),
+        lambda: labeler.run([], path, "job", epsilon=1.0),
+        lambda: labeler.run([], "scans.shard", path, epsilon=1.0),
+        lambda: labeler.plan(sigma=3.0, images=path),
+        lambda: labeler.open_job(path),
+        lambda: labeler.load_student(path),
+        lambda: labeler.connect("https://127.0.0.1:9", "token", ca_file=path),
+        lambda: labeler.connect("https://127.0.0.1:9", "token").label("0" * 64, path),
+    ):
+        with pytest.raises(InvalidSetting, match="must be the path of a file or folder"):
+            call()
+
+
 def test_wrong_fields_and_unfinished_jobs_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match="colour"):
         labeler.run([], tmp_path / "none", tmp_path / "job", epsilon=1.0, colour="red")
