@@ -144,8 +144,8 @@ class Task(PlainNumbers):
     max_queries: Annotated[int, Field(ge=1, le=100_000_000)]
     release: ReleaseKind = "histogram"
     agents: Annotated[int, Field(ge=1, le=1_000_000)]
-    colluding_agents: Annotated[int, Field(ge=0)] = 0
-    max_dropouts: Annotated[int, Field(ge=0)] = 0
+    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
     ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
     records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None

@@ -206,6 +206,8 @@ class _Turn:
                 self._change_round(one, done=one.done | {event.agent_id})
             case HoldingsCame():
                 one = self._open_round(event, None)
+                if (party := job.parties.get(event.tallier_id)) is None or party.tallier is None:
+                    raise ProtocolViolation("what is held of a round is said by an enrolled tallier alone")
                 if one.holdings.get(event.tallier_id) != event.holdings:
                     held = {**one.holdings, event.tallier_id: dict(event.holdings)}
                     self._change_round(one, holdings=held)
@@ -256,7 +258,9 @@ class _Turn:
         self._effects.append(Relay())
 
     def _refusal(self, event: RefusalCame) -> None:
-        is_agent = (party := self.job.parties.get(event.party_id)) is not None and party.tallier is None
+        if (party := self.job.parties.get(event.party_id)) is None:
+            raise ProtocolViolation("a round is refused by an enrolled party alone")
+        is_agent = party.tallier is None
         one = self._open_round(event, event.party_id if is_agent else None)
         self._keep_refusal(one, event.party_id, event.sentence, event.is_final)
         if not is_agent:
@@ -303,8 +307,9 @@ class _Turn:
             raise WrongDigest("the message names another task than its round is of")
         if one.state not in _OPEN_STATES or self.job.state not in ("collecting", "tallying"):
             raise WrongDigest("the round is over, or was not begun; nothing more is taken for it")
-        if agent_id is not None and agent_id not in self.job.participants:
-            raise WrongDigest(f"agent {agent_id!r} takes no part in the task of this round")
+        if agent_id is not None and agent_id not in (one.participants or self.job.participants):
+            # Who was not asked is not charged; a share of it, noted, would keep a charge from being given back.
+            raise WrongDigest(f"agent {agent_id!r} takes no part in this round")
         return one
 
     # What is to be done now.
@@ -439,7 +444,7 @@ class _Turn:
                         )
                     )
                 return
-        self._ask(current, talliers, missing)
+        self._ask(current, talliers, [agent for agent in missing if self._can_answer(current, agent)])
 
     def _open_at(self, current: RoundRun) -> None:
         """The first share has come: whoever is to hold it learns of the round before it."""
@@ -464,11 +469,10 @@ class _Turn:
         """
         if len(current.holdings) < self.job.task.talliers:
             return frozenset()
-        parties, since = self.job.parties, dict(current.gone_at_s)
+        since = dict(current.gone_at_s)
         gone = set()
         for agent in self.job.agents:
-            party = parties.get(agent)
-            if (None if party is None else party.verify_key) == current.participants.get(agent):
+            if self._can_answer(current, agent):
                 continue
             if not self._waits_since(since.setdefault(agent, self._now.steady_s)):
                 gone.add(agent)
@@ -477,6 +481,11 @@ class _Turn:
         for agent in sorted(gone - current.refusals.keys()):
             current = self._keep_refusal(current, agent, REKEYED, False)
         return frozenset(gone)
+
+    def _can_answer(self, current: RoundRun, agent: str) -> bool:
+        """Whether its share would be taken; asked with other keys than those of the round it would pay for nothing."""
+        party = self.job.parties.get(agent)
+        return party is not None and party.verify_key == current.participants.get(agent)
 
     def _ask(self, current: RoundRun, talliers: Sequence[str], agents: Sequence[str]) -> None:
         """Open the round at every tallier that has not reported, then ask every agent that is missing.
@@ -547,8 +556,7 @@ class _Turn:
             self._begin(following)
         elif following.state == "asked":
             done = following.held_by_all(talliers) | following.final
-            able = [one for one in self.job.agents if one in parties and one not in done]
-            missing = [one for one in able if parties[one].verify_key == following.participants.get(one)]
+            missing = [one for one in self.job.agents if one not in done and self._can_answer(following, one)]
             self._ask(following, talliers, missing)
 
     def _seek_turn(self, current: RoundRun, talliers: Sequence[str], missing: Sequence[str]) -> None:

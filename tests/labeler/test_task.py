@@ -239,3 +239,10 @@ def test_more_agents_than_can_add_the_noise_of_winners_are_told_the_number_and_w
     # It is a floor: below it some noise does, and above it the talliers' does.
     assert parse_task(fields | {"agents": 820, "sigma_votes": 2870.0}).winner_terms is not None
     assert parse_task(fields | {"agents": 100_000, "sigma_votes": 25.0, "dishonest_talliers": 1}).scale == 6
+
+
+@pytest.mark.parametrize("field", ["colluding_agents", "max_dropouts"])
+def test_no_refusal_of_a_task_repeats_a_number_of_thousands_of_digits(field: str) -> None:
+    with pytest.raises(InvalidTask) as refused:
+        parse_task(FIELDS | {field: 10**4000})
+    assert len(str(refused.value)) < 300

@@ -333,6 +333,50 @@ def test_an_agent_whose_keys_were_changed_is_given_up_once_every_tallier_has_rep
     assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
 
 
+def test_who_cannot_answer_a_round_is_not_asked_for_it_again_since_it_would_pay_for_nothing() -> None:
+    table = Table(max_dropouts=1).asked()
+    table.tell(fx.PartiesChanged(parties(north=fx.Party("north", None, "9" * 64, "a" * 64, True))))
+    assert of(table.tick(after_s=AGAIN_S), fx.SendAsks) == [fx.SendAsks(0, ("east", "west"))]
+
+
+def test_an_agent_that_is_away_since_before_its_round_began_is_given_up_and_asked_nothing_when_it_is_back() -> None:
+    table = Table(max_dropouts=1, rounds=2).asked()
+    away = fx.PartiesChanged(parties(north=None))
+    table.tell(away)
+    table.hold("east", "west")
+    table.tick(after_s=PATIENCE_S)
+    assert table.run.rounds[1].participants.keys() == {"east", "west"}
+    table.sum(*TALLIERS)
+    table.tell(fx.PartiesChanged(parties()))
+    assert not [one for one in of(table.tick(after_s=AGAIN_S), fx.SendAsks) if "north" in one.agents]
+    table.tell(away)
+    table.message(fx.RefusalCame, "west", "no", True, number=1)
+    table.hold("east", number=1)
+    assert ended(table.tick(after_s=PATIENCE_S)).state == "failed", "nobody waits for it until the deadline"
+
+
+@pytest.mark.parametrize("kind", [fx.ShareCame, fx.AgentDone, fx.RefusalCame])
+def test_who_was_not_asked_has_no_part_in_a_round_and_what_it_sends_keeps_no_charge(kind: type[Any]) -> None:
+    table = Table(max_dropouts=1)
+    table.tick()
+    table.say(east="yes", west="yes", north=fx.Said("declined", "policy-refusal", "no"))
+    table.tick(after_s=PATIENCE_S)
+    assert table.run.rounds[0].participants.keys() == {"east", "west"}
+    before = table.run
+    more = {fx.ShareCame: ("t0",), fx.AgentDone: (), fx.RefusalCame: ("no", True)}[kind]
+    assert isinstance(refusal(table.message(kind, "north", *more)), WrongDigest)
+    assert table.run == before, "a share that is noted would keep the charge from being given back"
+
+
+@pytest.mark.parametrize("who", ["north", "stranger"])
+def test_only_enrolled_parties_are_heard_and_only_a_tallier_says_what_it_holds(who: str) -> None:
+    table = Table().asked()
+    before = table.run
+    assert isinstance(refusal(table.message(fx.HoldingsCame, who, {"east": "5" * 32})), ProtocolViolation)
+    assert isinstance(refusal(table.message(fx.RefusalCame, "stranger", "no", True)), ProtocolViolation)
+    assert table.run == before
+
+
 def test_talliers_are_told_the_keys_that_the_round_began_with() -> None:
     table = Table().asked()
     before = table.run.rounds[0].participants
