@@ -21,10 +21,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
         path: the file to make or replace.
         mode: its permissions, whatever the process's umask.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary: Path | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         temporary.chmod(mode)
         with temporary.open("rb") as file:
@@ -33,8 +34,14 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
         temporary.replace(path)
         sync_folder(path.parent)
         between("renamed")
+    except OSError as error:
+        # A full disk is told without a name, or with the neighbour's: people know the file that was to be.
+        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}."):
+            error.filename = str(path)
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:

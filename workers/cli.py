@@ -23,9 +23,10 @@ def main() -> None:
 
 
 def _run() -> None:
+    import errno
     import io
 
-    from labeler.errors import InvalidSetting, LabelerError
+    from labeler.errors import InvalidSetting, LabelerError, StorageFull
     from workers.commands.catalogue import app
 
     # A package that extends pydantic is shown all that is validated, and some send it away as telemetry; and to find
@@ -43,7 +44,12 @@ def _run() -> None:
         _complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        _complain(f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}")
+        # Of a copy the second name is where it was to be.
+        name = error.filename2 or error.filename or "a file"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _complain(f"cannot write {name}: {error.strerror}. Make room, then give the same command again")
+            sys.exit(StorageFull.exit_code)
+        _complain(f"cannot read or write {name}: {error.strerror or error}")
         sys.exit(1)
 
 

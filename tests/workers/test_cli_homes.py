@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import stat
@@ -137,6 +139,72 @@ def test_a_home_is_made_once(coordinator: Path, hospital: Path, labeler: Labeler
     shard = read_agent_config(hospital).shard
     again = labeler("agent", "init", "--home", hospital, "--id", "x", "--coordinator", "https://x", "--shard", shard)
     assert again.code == 2
+
+
+class FullDisk:
+    """A disk with room for so many files more, which knows no names, as the system's does not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 10**9
+        write_bytes = Path.write_bytes
+
+        def write(path: Path, data: bytes) -> int:
+            self.room -= 1
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write_bytes(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", write)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "agent", "tallier"])
+def test_a_home_for_which_there_was_no_room_is_made_by_the_same_command(
+    tmp_path: Path,
+    coordinator: Path,
+    labeler: Labeler,
+    make_shard: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+) -> None:
+    keys = coordinator / "keys.public.json"
+    options = {
+        "coordinator": ("serve", "--init"),
+        "agent": ("agent", "init", "--id", "h", "--coordinator", "https://x", "--shard", make_shard("a.shard").path),
+        "tallier": (
+            *("tallier", "init", "--id", "t", "--number", 1, "--coordinator", "https://x"),
+            *("--coordinator-keys", keys, "--listen", "127.0.0.1:7701"),
+        ),
+    }[role]
+    disk = FullDisk(monkeypatch)
+    for room in range(10):
+        home, disk.room = tmp_path / f"{role}-{room}", room
+        first = labeler(*options, "--home", home)
+        disk.room = 10**9
+        if first.code == 0:
+            break
+        assert first.code == 75
+        assert f"cannot write {home}/" in first.err
+        assert "/." not in first.err, "the file that people know is named"
+        assert "No space left on device. Make room, then give the same command again" in first.err
+        assert labeler(*options, "--home", home).code == 0
+        assert {path.name for path in home.iterdir()} >= {"keys.json", f"{role}.toml"}
+    assert room >= 3
+
+
+def test_a_backup_for_which_there_was_no_room_leaves_nothing(
+    tmp_path: Path, coordinator: Path, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
+
+    def full(source: Path, out: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(out))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    out = tmp_path / "backups" / "monday"
+    failed = labeler("journal", "backup", "--home", coordinator, "--out", out)
+    assert failed.code == 75
+    assert f"cannot write {out}/coordinator.toml: No space left on device" in failed.err
+    assert not out.parent.exists()
 
 
 def test_a_new_agent_refuses_everything_until_its_policy_is_filled_in(hospital: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,6 +107,7 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         )
     if out.exists():
         raise InvalidSetting(f"{out} exists; a backup never replaces another. Name a new folder")
+    made = [out, *(one for one in out.parents if not one.exists())]
     out.mkdir(mode=0o700, parents=True)
     try:
         found = [name for name in BESIDE if (home / name).is_file()]
@@ -118,6 +119,9 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         head = backup(target, out / JOURNAL_FILE, anchor=out / ANCHOR_FILE)
     except BaseException:
         shutil.rmtree(out)
+        with suppress(OSError):  # somebody else has put something there by now
+            for folder in made[1:]:
+                folder.rmdir()
         raise
     sync_folder(out)
     return {"out": str(out), "files": [*found, JOURNAL_FILE, ANCHOR_FILE], "entries": head.seq, "hash": head.hash}

@@ -25,7 +25,8 @@ from workers.party.home import (
     TALLIER_FILE,
     AgentConfig,
     TallierConfig,
-    create_tallier_home,
+    make_home,
+    settings_toml,
 )
 from workers.tallier.peers import address_of, make_identity, public_part
 
@@ -62,8 +63,10 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
         classes=None,
         backbones={},
     )
+    document = make_keys(home, party_id="coordinator", role="coordinator")
+    # The settings last, which make a folder a home: where the disk was full, the same command goes on.
     replace_file(home / COORDINATOR_FILE, text.encode(), mode=0o600)
-    return make_keys(home, party_id="coordinator", role="coordinator")
+    return document
 
 
 def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: Path, engine: str) -> dict[str, Any]:
@@ -88,9 +91,10 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
         "# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.",
         *(f"{name} = {toml_value(value)}" for name, value in config.model_dump(exclude_none=True).items()),
     ]
+    document = make_keys(home, party_id=agent_id, role="agent")
     replace_file(home / POLICY_FILE, unfinished_policy(records.fingerprint).encode(), mode=0o600)
     replace_file(home / AGENT_FILE, ("\n".join(lines) + "\n").encode(), mode=0o600)
-    return make_keys(home, party_id=agent_id, role="agent")
+    return document
 
 
 def make_tallier_home(
@@ -126,11 +130,12 @@ def make_tallier_home(
         coordinator_verify_key=coordinator.verify_key,
         coordinator_seal_key=coordinator.seal_key,
     )
-    create_tallier_home(home, config)
-    settings = home / TALLIER_FILE
-    replace_file(settings, settings.read_bytes() + UNNAMED_AGENTS.encode(), mode=0o600)
+    make_home(home)
     document = make_keys(home, party_id=tallier_id, role="tallier", tallier=number)
-    return document if listen is None else add_winner_identity(home, listen=listen)
+    if listen is not None:
+        document = add_winner_identity(home, listen=listen)
+    replace_file(home / TALLIER_FILE, settings_toml(config) + UNNAMED_AGENTS.encode(), mode=0o600)
+    return document
 
 
 def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
