@@ -263,9 +263,7 @@ def test_a_disk_that_is_full_is_one_sentence() -> None:
             command, stdout=full, stderr=subprocess.PIPE, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
     assert done.returncode == 75
-    assert (
-        done.stderr.decode().splitlines()[0].startswith("labeler: cannot write a file: No space left on device")
-    )
+    assert done.stderr.decode().splitlines()[0].startswith("labeler: cannot write a file: No space left on device")
     assert b"Traceback" not in done.stderr
 
 

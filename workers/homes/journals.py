@@ -120,8 +120,8 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
     except BaseException:
         shutil.rmtree(out)
         with suppress(OSError):  # somebody else has put something there by now
-            for folder in made[1:]:
-                folder.rmdir()
+            for parent in made[1:]:
+                parent.rmdir()
         raise
     sync_folder(out)
     return {"out": str(out), "files": [*found, JOURNAL_FILE, ANCHOR_FILE], "entries": head.seq, "hash": head.hash}
