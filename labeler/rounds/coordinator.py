@@ -421,6 +421,8 @@ class _Turn:
         talliers = self._talliers()
         if talliers is None:
             return
+        if self._has_ended_by_tallier(current, talliers):
+            return
         # Whoever was not asked was not charged, whatever talliers say that they hold.
         answered = current.held_by_all(talliers) & current.participants.keys()
         refused = current.final - answered
@@ -517,11 +519,8 @@ class _Turn:
         if not missing:
             self._effects.append(PutTogether(current.number, tuple(current.sums[one] for one in talliers)))
             return
-        for one in talliers:
-            if one in current.final:
-                # It can never sum the round, so nothing opens it any more: what was charged stands.
-                self._fail(ProtocolViolation(f"{one} says: {printable(current.refusals[one])}"))
-                return
+        if self._has_ended_by_tallier(current, talliers):
+            return
         for one in missing:
             report = current.holdings.get(one)
             lost = [] if report is None else [agent for agent in current.contributors if agent not in report]
@@ -534,6 +533,14 @@ class _Turn:
         due = tuple(one for one in missing if self._is_due((one, "sum"), through=[one]))
         if due:
             self._effects.append(AskForSums(current.number, due))
+
+    def _has_ended_by_tallier(self, current: RoundRun, talliers: Sequence[str]) -> bool:
+        """Where a tallier can never open or sum the round, nothing opens it any more: what was charged stands."""
+        for one in talliers:
+            if one in current.final:
+                self._fail(ProtocolViolation(f"{one} says: {printable(current.refusals[one])}"))
+                return True
+        return False
 
     def _look_ahead(self) -> None:
         """Ask the next round while this one is summed: nobody can refuse this one any more.
@@ -554,7 +561,7 @@ class _Turn:
         following, parties = self.job.rounds[current.number + 1], self.job.parties
         if following.state == "waiting" and sum(one in parties for one in self.job.agents) >= self.job.task.quorum:
             self._begin(following)
-        elif following.state == "asked":
+        elif following.state == "asked" and not following.final.intersection(talliers):
             done = following.held_by_all(talliers) | following.final
             missing = [one for one in self.job.agents if one not in done and self._can_answer(following, one)]
             self._ask(following, talliers, missing)

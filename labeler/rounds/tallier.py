@@ -17,8 +17,11 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
   for only of agents of whom exactly one share is held, and of at least the quorum.
 * **Durable before it is said.** What `step` gives is in the order in which it must be durable: `Hold`, `Exclude` and
   `Fix` are kept before `Report`, `SendSum` and `FindWinners` are sent. A driver keeps all of a turn in one transaction.
-* **What will never be done is said.** A sum that can never be made (this tallier gave the round up and erased its
-  shares, never had it, or summed others) is declined for good, to the coordinator that asked, whose job ends of it.
+* **What is not done is said.** A round that this tallier cannot open, or a sum that can never be made (it gave the
+  round up and erased its shares, never had it, or summed others), is declined for good, to the coordinator that asked,
+  whose job ends of it. What passes (no room now; a sum over an agent that the site names no more) is said likewise, and
+  asked for again. Of a round that is open here an odd opening changes nothing and is not declined: it may be an old
+  message, and the sum is still made.
 * **One share of each agent.** A second, different one excludes the agent, since nobody can tell which one the other
   talliers hold; the same one again changes nothing, also after the sum.
 
@@ -46,6 +49,8 @@ from labeler.errors import (
     ProtocolViolation,
     QuorumNotReached,
     TooLarge,
+    TryAgain,
+    Unavailable,
     WrongDigest,
 )
 from labeler.messages.rounds import OpenRound, SumRequest
@@ -236,9 +241,14 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Decline:
-    """What was asked for will never be done: whoever asked is told, so that nobody waits for it."""
+    """What was asked for is not done: whoever asked is told, so that nobody waits for it without knowing.
+
+    Attributes:
+        is_final: it never will be; False where asking again may help.
+    """
 
     error: LabelerError
+    is_final: bool = True
 
 
 TallierEffect = Keep | Hold | Exclude | Add | Fix | SendSum | FindWinners | Report | Forget | Refuse | Decline
@@ -257,14 +267,17 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
             try:
                 return _opened(state, opening, site, now)
             except LabelerError as error:
-                return state, _refused(state, error)
+                if state.stage in ("open", "fixed"):
+                    return state, (Refuse(error), Report())
+                return state, (Decline(error, is_final=not isinstance(error, TryAgain)),)
         case SharesCame(shares):
             return _came(state, shares)
         case SumAsked(request, site):
             try:
                 return _sum_asked(state, request, site)
             except LabelerError as error:
-                return state, _refused(state, error)
+                # What is held goes with it, so that a coordinator that is mistaken finds out.
+                return state, (Refuse(error), Report())
         case Added():
             if state.stage != "open" or state.contributors is None:
                 return state, ()
@@ -303,11 +316,6 @@ def _told(state: TallierRound) -> TallierEffect:
     return SendSum() if is_histogram else FindWinners()
 
 
-def _refused(state: TallierRound, error: LabelerError) -> tuple[TallierEffect, ...]:
-    """Why nothing is done, and what is held, so that a coordinator that is mistaken finds out."""
-    return (Refuse(error), Report()) if state.stage in ("open", "fixed") else (Refuse(error),)
-
-
 def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> _Step:
     if opening.round.digest != state.round_digest:
         raise WrongDigest("an open-round names another round than it holds")
@@ -343,16 +351,21 @@ def _check_agents(opening: OpenRound, site: Site) -> None:
 def _check_room(opening: OpenRound, site: Site) -> None:
     """No coordinator can fill this tallier's disk: it is asked again later, when rounds were summed or have expired."""
     if site.open_rounds >= site.max_open_rounds:
-        raise TooLarge(
+        raise Unavailable(
             f"{site.open_rounds} rounds are open at this tallier and were not summed, at most {site.max_open_rounds} "
             "may be; the coordinator asks again once some were summed or have expired"
         )
     wanted = most_bytes(opening)
-    if site.open_bytes + wanted > site.max_open_bytes:
+    if wanted > site.max_open_bytes:
         raise TooLarge(
-            f"the shares of a round could come to {wanted} bytes and those of {site.open_rounds} open rounds to "
-            f"{site.open_bytes}, at most {site.max_open_bytes} are kept at this tallier; ask fewer queries at a time, "
-            "or wait until rounds were summed or have expired"
+            f"the shares of a round could come to {wanted} bytes, at most {site.max_open_bytes} are kept at this "
+            "tallier; ask fewer queries at a time"
+        )
+    if site.open_bytes + wanted > site.max_open_bytes:
+        raise Unavailable(
+            f"the shares of a round could come to {wanted} bytes, and those of the rounds that are open here leave "
+            f"no room for them, at most {site.max_open_bytes} are kept at this tallier; the coordinator asks again "
+            "once some were summed or have expired"
         )
 
 
@@ -409,7 +422,11 @@ def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
     if opening is None or state.stage not in ("open", "fixed"):
         # A sum is asked for once every tallier has said that it holds the shares, so it did not come too early.
         return state, (Decline(_gone(state)),)
-    _check_agents(opening, site)
+    try:
+        _check_agents(opening, site)
+    except PrivacyRefusal as unnamed:
+        # It was paid for, and whoever took an agent out of the site's list may put it back.
+        return state, (Decline(unnamed, is_final=False), Report())
     if state.contributors is not None:
         if wanted != state.contributors:
             error = PrivacyRefusal(

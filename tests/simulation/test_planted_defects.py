@@ -36,7 +36,7 @@ from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
-from tests.simulation.test_schedules import LATE, MODELS, QUICK, WEIGHTS
+from tests.simulation.test_schedules import LATE, MODELS, QUICK, UNNAMED, WEIGHTS
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger
 from workers.agent.agent import Agent
@@ -219,6 +219,10 @@ def _add_one_share_twice(patch: Patch) -> None:
         return add(add(one, other, field), other, field)
 
     patch.setattr(tally, "_sum", twice)
+
+
+def _tell_nobody(patch: Patch) -> None:
+    patch.setattr(TallierDesk, "_decline", lambda *_, **__: None)
 
 
 def _forget_the_noise(patch: Patch) -> None:
@@ -404,6 +408,7 @@ DEFECTS = (
     Defect("tallier", "sends its sum before it is fixed", ("stored before sent",), _sum_before_fixing),
     Defect("tallier", "sums one agent less than agreed on", ("contributors",), _sum_one_less),
     Defect("tallier", "adds one share twice", ("the same answer",), _add_one_share_twice),
+    Defect("tallier", "tells nobody that it opens no round", ("liveness",), _tell_nobody, seeds=(UNNAMED,)),
     Defect("tallier", "draws its noise from what a restart forgets", ("the same answer",), _forget_the_noise, 34),
     Defect("tallier", "adds no noise where it must", ("the same answer",), _add_no_noise, 34),
 )

@@ -22,6 +22,10 @@ MODELS, WEIGHTS = (240, 382), (42, 136)
 """Schedules of votes of trained models, and of sums of their weights, in which little stands in the way of a job."""
 
 
+UNNAMED = 83
+"""A schedule in which a tallier's site does not name an agent, and nothing else keeps a job from its end."""
+
+
 def check(stage: Stage, seeds: range) -> None:
     completed = 0
     for seed in seeds:
@@ -48,6 +52,11 @@ def test_votes_of_models_and_sums_of_weights_come_through(stage: Stage) -> None:
         check(stage, range(seed, seed + 1))
 
 
+def test_a_job_with_an_agent_that_a_tallier_does_not_know_ends_before_its_deadline(stage: Stage) -> None:
+    outcome = stage.run(UNNAMED)
+    assert (outcome.violation, outcome.states) == ("", ("failed",))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", range(4 * CHUNKS))
 def test_no_schedule_of_many_more_breaks_a_rule(stage: Stage, chunk: int) -> None:
@@ -67,7 +76,7 @@ def test_the_schedules_hold_every_kind_of_fault_and_both_releases() -> None:
         assert any(getattr(case.rates, one.name) for case in cases), f"no schedule has a rate of {one.name}"
     assert {case.release for case in cases} == {"histogram", "winner"}
     assert {case.talliers for case in cases} == {2, 3}
-    for what in ("absent", "capped", "max_dropouts"):
+    for what in ("absent", "capped", "max_dropouts", "unnamed"):
         assert any(getattr(case, what) for case in cases), what
     jobs = [job for case in cases for job in case.jobs]
     assert any(job.cancel_after is not None for job in jobs)

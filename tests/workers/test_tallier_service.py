@@ -24,7 +24,7 @@ from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.keys import PartyKeys, verify
 from labeler.errors import JournalBehind
 from labeler.messages import Message
-from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
 from labeler.noise import DiscreteGaussian
 from labeler.randomness import keyed_source, seeded_source
@@ -231,7 +231,7 @@ def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table.open(third)
     table.sum(first, AGENTS)
     table.sums(1)
-    assert [record.problem for record in caplog.records if record.message == "message refused"] == ["too-large"]
+    assert [record.problem for record in caplog.records if record.message == "message refused"] == ["unavailable"]
     (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
     assert "2 rounds are open at this tallier and were not summed, at most 2 may be" in refusal
     # One was summed, so there is room when the coordinator asks again; and a known round may always be opened again.
@@ -247,7 +247,9 @@ def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table.sums(2)
     running.end()
     (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
-    assert "could come to 144 bytes and those of 2 open rounds to 288" in refusal
+    assert "could come to 144 bytes, and those of the rounds that are open here leave no room" in refusal
+    told = [Refusal.decode(message.body) for message in table.relay.received("refused")]
+    assert [(one.reason, one.is_final) for one in told] == [("unavailable", False)] * 2
 
 
 def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invented(
@@ -263,6 +265,12 @@ def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invente
     sentences = [record.sentence for record in caplog.records if record.message == "message refused"]
     assert "names 3 agents and their keys, and the round names 'x' with the key" in sentences[0]
     assert "the round names 'b' with the key" in sentences[1]
+    # Whoever asked is told, for good, so that its job does not wait for a deadline.
+    told = table.relay.received("refused")
+    assert [one.header.round_digest for one in told] == [invented.digest, impostor.digest]
+    assert [Refusal.decode(one.body) for one in told] == [
+        Refusal("privacy-refusal", sentence, True) for sentence in sentences[:2]
+    ]
     round = table.round()
     table.open(round, participants={name: known[name] for name in ("a", "b")})
     table.share("a", round)
@@ -289,6 +297,18 @@ def test_a_round_opened_before_the_agents_were_named_is_not_summed_over_others(
         time.sleep(0.02)
     running.end()
     assert table.relay.received("aggregate-share") == []
+
+
+def test_an_opening_that_cannot_be_read_is_declined_for_good(table: Table) -> None:
+    round, other = table.round(1), table.round(2)
+    table.relay.send("open-round", ME, b"{}", task=round.task_digest, round=round.digest)
+    whole = OpenRound(round, 1, {"a": table.agents["a"].public.verify_key}, EXPIRES).encode()
+    table.relay.send("open-round", ME, whole, task=other.task_digest, round=other.digest)
+    table.through()
+    told = table.relay.received("refused")
+    assert [one.header.round_digest for one in told] == [round.digest, other.digest]
+    found = [Refusal.decode(one.body) for one in told]
+    assert [(one.reason, one.is_final) for one in found] == [("protocol-violation", True), ("wrong-digest", True)]
 
 
 def test_an_impostor_with_the_highest_number_does_not_silence_an_agent(table: Table) -> None:

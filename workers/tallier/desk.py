@@ -79,7 +79,6 @@ class _Turn:
     sums: dict[str, None] = field(default_factory=dict)
     winners: list[str] = field(default_factory=list)
     touched: dict[str, None] = field(default_factory=dict)
-    declined: list[LabelerError] = field(default_factory=list)
     letters: list[_Letter] = field(default_factory=list)
 
 
@@ -196,10 +195,15 @@ class TallierDesk:
         state = self._known.state(header.round_digest)
         body = self._mail.open(message, self._key_of(message, state))
         if header.kind == "open-round":
-            opening = OpenRound.decode(body)
-            if (header.task_digest, header.round_digest) != (opening.round.task_digest, opening.round.digest):
-                raise WrongDigest("an open-round names another task or round than it holds")
-            self._event(turn, message.message_id, state, machine.Opened(opening, self._known.site()))
+            try:
+                opening = OpenRound.decode(body)
+                if (header.task_digest, header.round_digest) != (opening.round.task_digest, opening.round.digest):
+                    raise WrongDigest("an open-round names another task or round than it holds")
+            except LabelerError as error:
+                if state.stage == "unknown":
+                    self._decline(turn, message, error, is_final=True)
+                raise
+            self._event(turn, message, state, machine.Opened(opening, self._known.site()))
             return
         if state.opening is not None and header.task_digest != state.opening.round.task_digest:
             raise WrongDigest("a message names another task than its round is of")
@@ -210,15 +214,13 @@ class TallierDesk:
             return
         self._flush(turn, header.round_digest)
         state = self._known.state(header.round_digest)
-        before = len(turn.declined)
-        self._event(turn, message.message_id, state, machine.SumAsked(SumRequest.decode(body), self._known.site()))
-        for error in turn.declined[before:]:
-            body = replace(Refusal.of(error), is_final=True).encode()
-            # The task and round that were asked about: nothing else may be known of them here.
-            draft = Draft(
-                "refused", COORDINATOR, body, task_digest=header.task_digest, round_digest=header.round_digest
-            )
-            turn.letters.append(_Letter(draft, "final refusal sent"))
+        self._event(turn, message, state, machine.SumAsked(SumRequest.decode(body), self._known.site()))
+
+    def _decline(self, turn: _Turn, message: Message, error: LabelerError, *, is_final: bool) -> None:
+        body = replace(Refusal.of(error), is_final=is_final).encode()
+        # The task and round that were asked about: nothing else may be known of them here.
+        draft = Draft("refused", COORDINATOR, body, message.header.task_digest, message.header.round_digest)
+        turn.letters.append(_Letter(draft, "final refusal sent" if is_final else "refusal sent"))
 
     def _key_of(self, message: Message, state: TallierRound) -> str:
         """The key a message must be signed with, by what it claims to be."""
@@ -266,7 +268,7 @@ class TallierDesk:
                 case _:
                     turn.touched[digest] = None
 
-    def _event(self, turn: _Turn, message_id: str, state: TallierRound, event: TallierEvent) -> None:
+    def _event(self, turn: _Turn, message: Message, state: TallierRound, event: TallierEvent) -> None:
         digest = state.round_digest
         after, effects = machine.step(state, event, turn.now)
         self._known.remember(after)
@@ -275,7 +277,7 @@ class TallierDesk:
                 case machine.Keep(opening):
                     turn.opened[digest] = opening
                 case machine.Add(contributors):
-                    self._event(turn, message_id, after, self._add(turn, after, contributors))
+                    self._event(turn, message, after, self._add(turn, after, contributors))
                 case machine.SendSum():
                     turn.sums[digest] = None
                 case machine.FindWinners():
@@ -283,10 +285,10 @@ class TallierDesk:
                 case machine.Report():
                     turn.touched[digest] = None
                 case machine.Refuse(error):
-                    _refused(message_id, digest, error)
-                case machine.Decline(error):
-                    _refused(message_id, digest, error)
-                    turn.declined.append(error)
+                    _refused(message.message_id, digest, error)
+                case machine.Decline(error, is_final):
+                    _refused(message.message_id, digest, error)
+                    self._decline(turn, message, error, is_final=is_final)
                 case _:
                     pass  # a sum that is to be fixed is in the turn already
 

@@ -567,6 +567,29 @@ def test_a_tallier_that_will_never_sum_a_posted_round_ends_its_job_and_nothing_i
     assert of(found, fx.TellSettled) == [fx.TellSettled((0, 1))], "the next one was asked already"
 
 
+def test_a_tallier_that_cannot_open_a_round_ends_its_job_at_once_and_one_that_has_no_room_is_asked_again() -> None:
+    table = Table().asked()
+    table.message(fx.ShareCame, "east", "t0")
+    found = table.message(fx.RefusalCame, "t1", "as many rounds are open as may be", False)
+    assert not of(found, fx.End)
+    assert table.run.rounds[0].refusals == {"t1": "as many rounds are open as may be"}
+    assert fx.OpenAt(0, TALLIERS) in of(table.tick(after_s=10 * AGAIN_S), fx.OpenAt)
+    found = table.message(fx.RefusalCame, "t1", "the round names 'west', who is unknown here", True)
+    assert "t1 says: the round names 'west', who is unknown here" in str(ended(found).error)
+    assert ended(found).state == "failed"
+    assert of(found, fx.TellSettled) == [fx.TellSettled((0,))]
+    assert not of(found, fx.Post, fx.FixContributors)
+
+
+def test_no_agent_is_asked_again_for_a_next_round_that_a_tallier_cannot_open() -> None:
+    table = Table(rounds=2).posted()
+    table.message(fx.RefusalCame, "t2", "it cannot", True, number=1)
+    assert not of(table.tick(after_s=10 * AGAIN_S), fx.SendAsks), "each answer would be charged for nothing"
+    found = table.sum(*TALLIERS)
+    assert of(found, fx.StoreRelease), "the first is paid for"
+    assert "t2 says: it cannot" in str(ended(found).error)
+
+
 def test_winners_are_asked_for_when_it_is_the_rounds_turn_and_of_all_talliers_at_once() -> None:
     table = Table(release="winner")
     table.is_turn = False

@@ -81,13 +81,10 @@ def test_a_second_sum_over_other_agents_is_refused_for_ever() -> None:
         ((OPEN, came(share("a")), asked("a", "b")), "protocol-violation"),
         ((OPEN, came(share("a"), share("b"), share("b", 1)), asked("a", "b")), "protocol-violation"),
         ((OPEN, machine.Opened(replace(OPENING, tallier=0), SITE)), "wrong-digest"),
-        ((machine.Opened(replace(OPENING, round=replace(ROUND, batch_digest="d" * 64)), SITE),), "wrong-digest"),
         ((came(share("a")),), "wrong-digest"),
         ((OPEN, came(share("x"))), "protocol-violation"),
         ((OPEN, came(share("a", misfit="has another shape"))), "protocol-violation"),
-        ((machine.Opened(OPENING, Site(agents={"a": KEYS["a"]})),), "privacy-refusal"),
-        ((machine.Opened(OPENING, Site(open_rounds=1, max_open_rounds=1)),), "too-large"),
-        ((machine.Opened(OPENING, Site(open_bytes=1, max_open_bytes=8 * 2 * 3 * 3)),), "too-large"),
+        ((OPEN, machine.Opened(OPENING, Site(agents={"a": KEYS["a"]}))), "privacy-refusal"),
     ],
 )
 def test_what_may_not_be_is_refused_and_changes_nothing(events: tuple[TallierEvent, ...], problem: str) -> None:
@@ -96,6 +93,46 @@ def test_what_may_not_be_is_refused_and_changes_nothing(events: tuple[TallierEve
     assert refusals(effects) == [problem]
     assert {type(one) for one in effects} <= {machine.Refuse, machine.Report}
     assert state == before
+
+
+@pytest.mark.parametrize(
+    ("opened", "problem", "is_final"),
+    [
+        (machine.Opened(replace(OPENING, round=replace(ROUND, batch_digest="d" * 64)), SITE), "wrong-digest", True),
+        (machine.Opened(replace(OPENING, expires_at=0.5), SITE), "protocol-violation", True),
+        (machine.Opened(OPENING, Site(agents={"a": KEYS["a"]})), "privacy-refusal", True),
+        (machine.Opened(OPENING, Site(max_open_bytes=8 * 2 * 3 * 3 - 1)), "too-large", True),
+        (machine.Opened(OPENING, Site(open_rounds=1, max_open_rounds=1)), "unavailable", False),
+        (machine.Opened(OPENING, Site(open_bytes=1, max_open_bytes=8 * 2 * 3 * 3)), "unavailable", False),
+    ],
+)
+def test_a_round_that_cannot_be_opened_is_declined_to_who_asked(
+    opened: machine.Opened, problem: str, is_final: bool
+) -> None:
+    state, (effect,) = run(opened, now=1.0)
+    assert state.stage == "unknown"
+    assert isinstance(effect, machine.Decline)
+    assert (effect.error.problem_type, effect.is_final) == (problem, is_final)
+
+
+def test_an_old_or_odd_opening_of_a_round_that_is_open_declines_nothing() -> None:
+    """The coordinator would end a job of which the sum is still made."""
+    for before in (run(OPEN)[0], run(OPEN, came(share("a"), share("b")), asked("a", "b"), machine.Added())[0]):
+        for late in (OPEN, machine.Opened(replace(OPENING, expires_at=90.0), SITE)):
+            after, effects = step(before, late, 101.0)
+            assert after == before
+            assert [type(one) for one in effects] == [machine.Refuse, machine.Report]
+
+
+def test_a_sum_over_an_agent_that_the_site_names_no_more_waits_for_its_people() -> None:
+    held, _ = run(OPEN, came(share("a"), share("b")))
+    narrowed = replace(asked("a", "b"), site=Site(agents={"a": KEYS["a"]}))
+    after, effects = step(held, narrowed, 0.0)
+    assert after == held
+    assert [(type(one), getattr(one, "is_final", None)) for one in effects] == [
+        (machine.Decline, False),
+        (machine.Report, None),
+    ]
 
 
 def test_who_sends_two_different_shares_is_excluded_for_good_unless_the_sum_is_made() -> None:
@@ -126,7 +163,7 @@ def test_a_round_ends_with_its_deadline_and_a_sum_a_week_later() -> None:
     for event in (OPEN, came(share("a")), asked("a", "b")):
         again, effects = step(gone, event, 0.0)
         assert again == gone
-        wanted = machine.Decline if isinstance(event, machine.SumAsked) else machine.Refuse
+        wanted = machine.Refuse if isinstance(event, machine.SharesCame) else machine.Decline
         assert {type(one) for one in effects} == {wanted}
 
 

@@ -84,6 +84,7 @@ class Case:
         max_dropouts: of every task.
         absent: agents that are never there.
         capped: agents whose own budget covers only a few rounds.
+        unnamed: agents whom the last tallier's site does not name, so that it opens no round with them.
         jobs: in order of their submission.
         steps: after which nothing goes wrong any more.
         rates: of what goes wrong.
@@ -104,6 +105,7 @@ class Case:
     rates: Rates
     dishonest_talliers: int | None = None
     way: Way = "neighbours"
+    unnamed: tuple[int, ...] = ()
     shorter: bool = False
 
     @property
@@ -138,7 +140,7 @@ def case_of(seed: int) -> Case:
     trained = source(seed, "trained models")
     if release == "histogram" and way == "neighbours" and trained.random() < 0.3:
         way = trained.choice(_LATER_WAYS)
-    rates, later = _rates(draw), source(seed, "later")
+    rates, later, named = _rates(draw), source(seed, "later"), source(seed, "agents that are named")
     if later.random() < 0.3:
         rates = replace(rates, full=later.choice((0.1, 0.3)))
     if later.random() < 0.15:
@@ -156,6 +158,7 @@ def case_of(seed: int) -> Case:
         rates=rates,
         dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 else None,
         way=way,
+        unnamed=(named.randrange(agents),) if named.random() < 0.05 else (),
     )
 
 

@@ -73,6 +73,7 @@ class Witness:
         template: what it was made from.
         clock: the time now.
         step: the number of turns so far.
+        unnamed: a tallier opens no round, because its site does not name all the agents.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Witness:
         *,
         clock: Clock,
         step: Callable[[], int],
+        unnamed: bool = False,
     ) -> None:
         self._template = template
+        self._unnamed = unnamed
         self._clock = clock
         self._step = step
         self._owned = ExitStack()
@@ -396,7 +399,9 @@ class Witness:
             reason = str((job.problem or {}).get("type", "")).rpartition(":")[2]
             # A round that nobody summed in time is given up by its talliers, which have erased its shares.
             is_too_late = self._clock() > job.expires_at + timedelta(seconds=SUM_GRACE_S)
-            if reason not in REASONS_TO_END and not (reason == GIVEN_UP and is_too_late):
+            # And one that names somebody unknown to a tallier's site is declined by it, in words of its site.
+            is_unnamed = self._unnamed and f"{self._template.talliers[-1]} says: [agents] " in str(job.problem)
+            if reason not in REASONS_TO_END and not (reason == GIVEN_UP and (is_too_late or is_unnamed)):
                 raise Violation("completion", f"{job_id} is {job.state} because of {reason}, which nobody caused")
             if self._versions.get(job_id) != job.version:
                 self._versions[job_id] = job.version

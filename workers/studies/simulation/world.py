@@ -26,6 +26,7 @@ from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, StorageFull
 from labeler.rounds.coordinator import TURN_GRACE_S
 from workers.agent.policy import Policy
+from workers.party.home import create_tallier_home, read_tallier_config
 from workers.studies.simulation.case import Case, JobPlan, Rates, source
 from workers.studies.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
 from workers.studies.simulation.homes import REQUESTER, VARIANTS, Template, Templates
@@ -119,9 +120,16 @@ class World:
         ]
         self._room = MeetingRoom()
         template.copy(self.folder)
+        self._name_agents()
         for number, name in enumerate(template.agents):
             self._use_records(name, VARIANTS[1] if case.shorter and number == 0 else VARIANTS[0])
-        self.witness = Witness(self.folder, template, clock=self.clock.utc, step=lambda: self._counts.steps)
+        self.witness = Witness(
+            self.folder,
+            template,
+            clock=self.clock.utc,
+            step=lambda: self._counts.steps,
+            unnamed=bool(case.unnamed),
+        )
         self.mailbox = LossyMailbox(
             source(case.seed, "mailbox"), now=self.clock.unix_s, overheard=self.witness, moment=self._moment
         )
@@ -212,7 +220,7 @@ class World:
             else:
                 # An ask for winners that was lost is made again when its turn has lasted as long as winners may take.
                 self._pass(TURN_GRACE_S / 3)
-        if not self.witness.all_ended and self._must_complete:
+        if not self.witness.all_ended and self._must_end:
             raise Violation("liveness", f"jobs are {self.witness.states} after {_CALM_TURNS} calm turns, not ended")
         self._pass(max((one.plan.deadline_s for one in self._jobs), default=0.0) + SETTLE_S + self.clock.back_s)
         for _ in range(_LAST_TURNS):
@@ -235,7 +243,12 @@ class World:
 
     @property
     def _must_complete(self) -> bool:
-        """Whether no job has a reason to end otherwise: what fails only costs time, and there was enough of it."""
+        """Whether no job has a reason to end otherwise."""
+        return self._must_end and not self.case.unnamed
+
+    @property
+    def _must_end(self) -> bool:
+        """Whether no job has to wait for its deadline: what fails only costs time, and there was enough of it."""
         case, rates = self.case, self.case.rates
         passed = self.clock.passed_s
         return not (
@@ -472,6 +485,17 @@ class World:
             self._stack.pop()
 
     # Small things.
+
+    def _name_agents(self) -> None:
+        """Where the last tallier's site names the agents it sums, it names all but some."""
+        if not self.case.unnamed:
+            return
+        agents = self.template.agents
+        left_out = {agents[number] for number in self.case.unnamed}
+        keys = {name: PartyKeys.load(self.folder / name / "keys.json").public.verify_key for name in agents}
+        home = self.folder / self.template.talliers[-1]
+        named = {name: key for name, key in keys.items() if name not in left_out}
+        create_tallier_home(home, read_tallier_config(home).model_copy(update={"agents": named}))
 
     def _names(self) -> tuple[str, ...]:
         return (COORDINATOR, *self.template.agents, *self.template.talliers)
