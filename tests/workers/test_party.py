@@ -67,10 +67,9 @@ def make_link(relay: Any, database: Database, tmp_path: Path) -> Iterator[MakeLi
             "party_id": "me",
             "keys": keys,
             "coordinator_key": relay.keys.public.verify_key,
+            "home": tmp_path,
             "database": database,
-            "sequences": Sequences(database),
             "journal_head": lambda: EMPTY,
-            "seen": tmp_path / "coordinator.head",
             "facts": lambda: {"classes": ["a"]},
             "stop": threading.Event(),
             "wait_s": 0.0,
@@ -137,7 +136,7 @@ def test_a_post_whose_answer_was_lost_is_sent_with_new_numbers(make_link: MakeLi
 
 def test_a_number_that_was_seen_before_is_replaced(make_link: MakeLink, relay: Any, database: Database) -> None:
     relay._taken["me", COORDINATOR] = 2
-    make_link(sequences=Sequences(database, clock=lambda: datetime.fromtimestamp(0, tz=UTC))).post([DRAFT])
+    make_link(clock=lambda: datetime.fromtimestamp(0, tz=UTC)).post([DRAFT])
     assert [message.header.sequence for message in relay.inbox] == [3]
 
 

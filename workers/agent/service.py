@@ -27,7 +27,6 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
-from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BudgetExceeded, InvalidSetting
@@ -43,7 +42,6 @@ from workers.party.home import (
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
-    SEEN_FILE,
     AgentConfig,
     check_journal_kept,
     path_in_home,
@@ -105,10 +103,9 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             party_id=config.agent_id,
             keys=PartyKeys.load(home / KEYS_FILE),
             coordinator_key=policy.coordinator.verify_key,
+            home=home,
             database=database,
-            sequences=Sequences(database),
             journal_head=ledger.known_head,
-            seen=home / SEEN_FILE,
             facts=records.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),

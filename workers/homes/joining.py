@@ -22,7 +22,6 @@ from feature_store.durable import replace_file, sync_folder
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
@@ -37,7 +36,6 @@ from workers.party.home import (
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
-    SEEN_FILE,
     TALLIER_FILE,
     AgentConfig,
     TallierConfig,
@@ -271,10 +269,9 @@ def _try_connection(
         party_id=invitation.party_id,
         keys=keys,
         coordinator_key=invitation.verify_key,
+        home=home,
         database=database,
-        sequences=Sequences(database),
         journal_head=Ledger(database, clock=now_utc).head,
-        seen=home / SEEN_FILE,
         facts=lambda: facts,
         stop=stop,
         ca_file=ca_file,

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from feature_store.clock import Clock, now_utc
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
@@ -42,7 +43,7 @@ from labeler.errors import (
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
-from workers.party.home import PROOF_FILE
+from workers.party.home import PROOF_FILE, SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
 from workers.party.proof import Proof
@@ -81,8 +82,9 @@ class PartyLink:
     Args:
         url: of the coordinator; https, or http to this machine only.
         coordinator_key: the pinned key that the coordinator's signatures are checked with.
+        home: of this party, where files remember the coordinator's highest head and its proof.
+        database: its journal, which keeps the numbers of messages.
         journal_head: the head of its own ledger, told at every poll.
-        seen: file that remembers the coordinator's highest head.
         facts: what the coordinator is told at every poll.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
@@ -102,22 +104,22 @@ class PartyLink:
         party_id: str,
         keys: PartyKeys,
         coordinator_key: str,
+        home: Path,
         database: Database,
-        sequences: Sequences,
         journal_head: Callable[[], Head],
-        seen: Path,
         facts: Callable[[], Mapping[str, Any]],
         stop: threading.Event,
         ca_file: str | None = None,
         wait_s: float = 20.0,
         door: CoordinatorDoor | None = None,
+        clock: Clock = now_utc,
     ) -> None:
         self.party_id = party_id
         self.coordinator_key = coordinator_key
-        self.mail = PartyMail(party_id, keys, database=database, sequences=sequences)
+        self.mail = PartyMail(party_id, keys, database=database, sequences=Sequences(database, clock=clock))
         self._journal_head = journal_head
-        self._seen = Anchor(seen)
-        self._proof = Proof(seen.with_name(PROOF_FILE))
+        self._seen = Anchor(home / SEEN_FILE)
+        self._proof = Proof(home / PROOF_FILE)
         self._facts = facts
         self._stop = stop
         self.wait_s = wait_s

@@ -21,10 +21,9 @@ from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from workers.party.conversation import converse
-from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, SEEN_FILE, path_in_home, read_tallier_config
+from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
 from workers.party.link import PartyLink
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
@@ -66,10 +65,9 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             party_id=config.tallier_id,
             keys=keys,
             coordinator_key=config.coordinator_verify_key,
+            home=home,
             database=database,
-            sequences=Sequences(database),
             journal_head=ledger.known_head,
-            seen=home / SEEN_FILE,
             facts=lambda: winners.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),

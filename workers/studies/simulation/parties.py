@@ -23,7 +23,6 @@ from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
-from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError
 from labeler.messages import Message
@@ -37,7 +36,6 @@ from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
-    SEEN_FILE,
     read_agent_config,
     read_tallier_config,
 )
@@ -177,10 +175,10 @@ def boot_agent(
             party_id=config.agent_id,
             keys=keys or PartyKeys.load(home / KEYS_FILE),
             coordinator_key=policy().coordinator.verify_key,
+            home=home,
             database=database,
-            sequences=Sequences(database, clock=clock.utc),
             journal_head=ledger.known_head,
-            seen=home / SEEN_FILE,
+            clock=clock.utc,
             facts=records.facts,
             stop=stop,
             wait_s=0.0,
@@ -241,10 +239,10 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             party_id=config.tallier_id,
             keys=keys,
             coordinator_key=config.coordinator_verify_key,
+            home=home,
             database=database,
-            sequences=Sequences(database, clock=clock.utc),
             journal_head=ledger.known_head,
-            seen=home / SEEN_FILE,
+            clock=clock.utc,
             facts=lambda: winners.facts,
             stop=stop,
             wait_s=0.0,
