@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -84,7 +84,8 @@ class Keeper:
         self._bell = threading.Event()
         # One at a time: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
-        self._large = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
+        """Large jobs whose labels are being made: of each once, and none waits for another's."""
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
         self._rests: dict[str, datetime] = {}
@@ -285,7 +286,7 @@ class Keeper:
             LabelerError: as `table_of`; StorageFull.
         """
         path = self._folder / job.job_id / LABELS
-        with self._large if job.images > LARGE_ROWS else nullcontext():
+        with self._alone(job) if job.images > LARGE_ROWS else nullcontext():
             if path.exists():
                 return True
             table = self._table_of(job.job_id)
@@ -295,6 +296,13 @@ class Keeper:
                 with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
                     pq.write_table(table, temporary)
         return True
+
+    @contextmanager
+    def _alone(self, job: JobRecord) -> Iterator[None]:
+        with self._making.setdefault(job.job_id, threading.Lock()):
+            yield
+        # Who waits for it, or comes later with another one, finds the file.
+        self._making.pop(job.job_id, None)
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)

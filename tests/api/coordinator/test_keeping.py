@@ -271,6 +271,34 @@ def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
         keeper.labels_file(job_id, is_made=True)
 
 
+def test_the_labels_of_one_large_job_do_not_wait_for_those_of_another(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    slow, quick = completed(house), completed(house)
+    begun, end = threading.Event(), threading.Event()
+
+    def table_of(job_id: str) -> pa.Table:
+        if job_id == slow:
+            begun.set()
+            assert end.wait(60)
+        return TABLE
+
+    keeper = made(house, table_of=table_of)
+
+    def ask(job_id: str) -> None:
+        file = keeper.labels_file(job_id, is_made=True)
+        assert file is not None
+        file.close()
+
+    waiting = threading.Thread(target=ask, args=(slow,))
+    waiting.start()
+    assert begun.wait(60)
+    ask(quick)
+    end.set()
+    waiting.join()
+
+
 def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
