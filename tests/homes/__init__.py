@@ -13,6 +13,8 @@ KEPT = Path(__file__).parent
 VERSIONS = (1, 2)
 CUTS = ("agent.charged", "agent.stored", "coordinator.agreed", "coordinator.opened")
 """Where every process of a home of the version before machines was killed."""
+WINNER_CUTS = ("coordinator.posted", "tallier.computed")
+"""The same, of homes whose task releases the winner alone."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,13 @@ class CutHome:
         federation: its folder.
         facts: as `KeptHome.facts`.
         rounds: job, number, state and digest of each.
-        release: what that version opened when it went on from here.
+        release: what that version opened when it went on from here: votes, or labels where it is the winner alone.
     """
 
     federation: Path
     facts: dict[str, Any]
     rounds: list[tuple[str, int, str, str]]
-    release: list[list[int]]
+    release: list[list[int]] | list[int]
 
     @property
     def done(self) -> str:
@@ -83,9 +85,9 @@ class CutHome:
         return str(found)
 
 
-def unpack_cut(place: str, folder: Path) -> CutHome:
+def unpack_cut(place: str, folder: Path, *, winner: bool = False) -> CutHome:
     """The kept home that was cut off at one place, in a folder of its own."""
-    with tarfile.open(KEPT / "before-machines.tar.xz") as archive:
+    with tarfile.open(KEPT / f"{'winners-' if winner else ''}before-machines.tar.xz") as archive:
         wanted = [one for one in archive if one.name.split("/")[1:2] in ([place], ["facts.json"])]
         archive.extractall(folder, wanted, filter="tar")
     facts = json.loads((folder / "facts.json").read_text())[place]

@@ -1,6 +1,7 @@
-"""Record homes of the version just before rounds had one machine (commit 53e09ba): `before-machines.tar.xz`.
+"""Record homes of the version just before rounds had one machine (commit 53e09ba): `before-machines.tar.xz`, and
+`winners-before-machines.tar.xz` of tasks that release the winner alone.
 
-    cd CHECKOUT; PYTHONPATH=$PWD python /somewhere/record_cuts.py OUT.tar.xz
+    cd CHECKOUT; PYTHONPATH=$PWD python /somewhere/record_cuts.py OUT.tar.xz [winner]
 
 A federation of two agents completes a job. Copies of its home are each given another, of the same task, and every
 process of theirs is killed at once when one reaches the place the copy is named after. A copy of each is then
@@ -31,7 +32,11 @@ from api.client import Client
 from tests.e2e.service.conftest import running
 from tests.homes import record_home
 
-CUTS = ("agent.charged", "agent.stored", "coordinator.agreed", "coordinator.opened")
+RELEASE = "winner" if sys.argv[2:] == ["winner"] else "histogram"
+CUTS = {
+    "histogram": ("agent.charged", "agent.stored", "coordinator.agreed", "coordinator.opened"),
+    "winner": ("coordinator.posted", "tallier.computed"),
+}[RELEASE]
 TIMING = f"job_deadline_s = {record_home.DAYS * 86_400}.0"
 KEEPING = "[keeping]\nquestions_s = 31000000.0\nlabels_s = 3000000000.0\n"
 NOT_KEPT = (*record_home.NOT_KEPT, "admin-token")
@@ -48,7 +53,7 @@ def make(home: Path) -> str:
     settings.write_text(f"{text}\n{KEEPING}")
     token = str(make_token_offline(home / "coordinator", name="recording", role="admin")["token"])
     with running(home, agents=2) as service, Client(service.url, token) as client:
-        task = record_home.new_task(client, "kept", max_queries=2 * record_home.QUERIES)
+        task = record_home.new_task(client, "kept", max_queries=2 * record_home.QUERIES, release=RELEASE)
         job = record_home.submit(client, task, record_home.features()[:6])
         record_home.wait(client, job.job_id, "completed")
     return token
@@ -87,7 +92,7 @@ def told(home: Path) -> dict[str, object]:
     }
 
 
-def completed(home: Path, token: str) -> list[list[int]]:
+def completed(home: Path, token: str) -> list[object]:
     """The release of the half-done job as the checkout itself makes it."""
     from api.coordinator.labels import release_from_bytes
 
@@ -95,7 +100,8 @@ def completed(home: Path, token: str) -> list[list[int]]:
     with running(home, agents=2) as service, Client(service.url, token) as client:
         record_home.wait(client, str(job), "completed")
     [(data,)] = rows(home, f"SELECT data FROM releases WHERE job_id = '{job}'")
-    return release_from_bytes(data).noisy_votes.tolist()
+    release = release_from_bytes(data)
+    return (release.labels if release.noisy_votes is None else release.noisy_votes).tolist()
 
 
 def main() -> None:
@@ -115,8 +121,9 @@ def main() -> None:
             shutil.copytree(home, after, symlinks=True, ignore=shutil.ignore_patterns("redis", "logs"))
             facts[place]["release"] = completed(after, token)
         (root / "facts.json").write_text(json.dumps(facts, indent=1))
-        (root / "run").mkdir()
-        record_home.record_run(root / "run")
+        if RELEASE == "histogram":
+            (root / "run").mkdir()
+            record_home.record_run(root / "run")
         for settings in root.rglob("coordinator.toml"):
             text = re.sub(r"^redis_url = .*$", 'redis_url = "redis://127.0.0.1:6379"', settings.read_text(), flags=re.M)
             settings.write_text(text.replace(f"{TIMING}\n", ""))

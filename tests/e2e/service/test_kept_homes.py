@@ -17,7 +17,7 @@ import workers.jobs.preparation
 from api.client import Client
 from tests.e2e.conftest import RunCommand
 from tests.e2e.service.conftest import running, wait_until
-from tests.homes import CUTS, VERSIONS, CutHome, unpack, unpack_cut, unpack_run_before_machines
+from tests.homes import CUTS, VERSIONS, WINNER_CUTS, CutHome, unpack, unpack_cut, unpack_run_before_machines
 from workers.homes.keys import make_token_offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -76,7 +76,24 @@ def test_a_home_of_the_version_before_machines_finishes_its_job_with_one_charge(
     assert rows(cut, "coordinator", "SELECT job_id, number, 'opened', round_digest FROM rounds ORDER BY 1, 2") == [
         (job, number, "opened", digest) for job, number, _, digest in cut.rounds
     ]
-    # Each account has paid for the completed job, and once as much for the other.
+    check_paid_twice(cut)
+
+
+@pytest.mark.parametrize("place", WINNER_CUTS)
+def test_a_home_of_winners_of_the_version_before_machines_finds_the_same_winners_with_one_charge(
+    place: str, tmp_path: Path
+) -> None:
+    cut = unpack_cut(place, tmp_path / "kept", winner=True)
+    token = make_token_offline(cut.federation / "coordinator", name="the test", role="admin")["token"]
+    with running(cut.federation, agents=2) as service, Client(service.url, token) as client:
+        wait_until(lambda: client.job(cut.half_done).state == "completed", seconds=60, what="the half-done job")
+        table = pq.read_table(client.labels(cut.half_done, tmp_path / "labels.parquet", of="questions"))
+        assert table["label"].to_pylist() == cut.release
+    check_paid_twice(cut)
+
+
+def check_paid_twice(cut: CutHome) -> None:
+    """Each account has paid for the completed job, and once as much for the other."""
     for role, accounts in ACCOUNTS.items():
         paid = rows(cut, role, "SELECT account, posted, spent FROM ledger_accounts ORDER BY account, level")
         assert [account for account, *_ in paid] == [account for account in accounts for _ in range(2)]
