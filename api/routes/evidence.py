@@ -13,7 +13,6 @@ from api.rate_limit import Slots
 from api.routes.parameters import Who
 from api.strict_route import StrictRoute
 from feature_store.journal.evidence import Wanted
-from labeler.evidence.page import render_page
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -54,6 +53,8 @@ def evidence_routes(coordinator: Coordinator) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
         if format == "json":
             return Response(signed.to_bytes(), media_type="application/json", headers=headers)
+        from feature_store.evidence_page import render_page  # here: a coordinator starts without its templates
+
         page = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
         return Response(page, media_type="text/html", headers=headers | {"Content-Security-Policy": _SANDBOX})
 

@@ -3,7 +3,7 @@
     document    its fields, and which of them are facts of a journal and which follow from them
     derive      everything that follows from the facts, computed anew by whoever makes or checks a document
     check       whether a document is what its own facts, and a journal's, say; which field is not
-    page        the same document as a page to print
 
-Reading a journal for it and signing it lie above (`feature_store.journal.evidence`, `feature_store.evidence_file`).
+Reading a journal for it, signing it and the same as a page to print lie above (`feature_store.journal.evidence`,
+`feature_store.evidence_file`, `feature_store.evidence_page`).
 """

@@ -48,7 +48,7 @@ def evidence(
     if context.invoked_subcommand is not None:
         return
     from feature_store.durable import replace_file
-    from labeler.evidence.page import render_page
+    from feature_store.evidence_page import render_page
 
     check_file(out)
     page = out.with_suffix(".html")

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser
 
+from feature_store.evidence_page import render_page as evidence_page
 from labeler.evidence.derive import derive, software
-from labeler.evidence.page import render_page as evidence_page
 from tests.e2e.browser.conftest import OpenPage
 from tests.labeler.evidence.conftest import facts_of, round_of, task_with
 from tests.workers.report.conftest import ReportMaker

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feature_store.evidence_page import render_page
 from labeler.auditing import Attempt, AuditFacts
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
@@ -20,7 +21,6 @@ from labeler.errors import ProtocolViolation
 from labeler.evidence.check import contradictions, differences, rebuilt
 from labeler.evidence.derive import bound, decimal, derive, proof_of, software, source_of
 from labeler.evidence.document import Evidence, canonical_bytes, parse_evidence
-from labeler.evidence.page import render_page
 from labeler.methods import METHODS
 from labeler.planning import price
 from labeler.task import Task
