@@ -77,6 +77,7 @@ from feature_store.journal.tasks import TaskRecord
 from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
+from feature_store.mailbox.leading import LeadingMailbox
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.rounds.effects import Patience
@@ -221,7 +222,7 @@ class Coordinator:
             stores = Stores.open(config, clock=clock)
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
-            mailbox = RedisMailbox(config.redis_url)
+            mailbox = LeadingMailbox(RedisMailbox(config.redis_url), is_followed=config.side_by_side is not None)
             try:
                 mailbox.check()
             except TryAgain:

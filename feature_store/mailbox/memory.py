@@ -1,7 +1,9 @@
-"""The mailbox inside one process: for `labeler run`, for tests and for simulated federations.
+"""The mailbox inside one process: for `labeler run`, for tests, and in front of Redis where one process serves mail.
 
 The twin of `feature_store.mailbox.redis`: the same positions, leases, bounds and waiting, without a server. Any number
 of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
+Whoever keeps it in front of another mailbox (`feature_store.mailbox.leading`) can also see what lies in it, and take
+it out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,14 +42,24 @@ _START: Final = (0, 0)
 _SWEEP_EVERY: Final = 4096
 """Sends between two looks for what has expired: the cost of forgetting is spread, and what is kept stays bounded."""
 
+MOST_SEEN: Final = 4096
+"""Messages that are known when they come again: of the last day, and no more, so that memory does not grow."""
+
+MOST_TOLD: Final = 512
+"""Jobs whose events are kept; who watches another looks at it in the journal."""
+
+
+_Key = tuple[str, str]
+_Position = tuple[int, int]
+
 
 @dataclass
 class _Stream:
-    """Entries in order of their positions, and who waits for the next."""
+    """Entries in order of their positions, each with its message's id; those of events have none."""
 
     expires: float
-    last: tuple[int, int] = _START
-    entries: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    last: _Position = _START
+    entries: dict[_Position, tuple[bytes, str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,9 +74,9 @@ class _Piece:
 
 @dataclass
 class _Queue:
-    last: tuple[int, int] = _START
-    pieces: dict[tuple[int, int], _Piece] = field(default_factory=dict)
-    entry_of: dict[str, tuple[int, int]] = field(default_factory=dict)
+    last: _Position = _START
+    pieces: dict[_Position, _Piece] = field(default_factory=dict)
+    entry_of: dict[str, _Position] = field(default_factory=dict)
 
 
 class MemoryMailbox:
@@ -77,11 +90,12 @@ class MemoryMailbox:
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._changed = threading.Condition()
-        self._streams: dict[tuple[str, str], _Stream] = {}
-        self._seen: dict[tuple[str, str], float] = {}
+        self._streams: dict[_Key, _Stream] = {}
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._queues: dict[str, _Queue] = {}
         self._alive: dict[str, float] = {}
-        self._waiting: dict[tuple[str, str], set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._waiting: dict[_Key, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._sends = 0
 
     def check(self) -> None:
@@ -91,6 +105,7 @@ class MemoryMailbox:
         """Forget everything, as a Redis does that is emptied or started anew. Whoever waits goes on waiting."""
         with self._changed:
             self._streams.clear()
+            self._told.clear()
             self._seen.clear()
             self._queues.clear()
             self._alive.clear()
@@ -99,26 +114,52 @@ class MemoryMailbox:
 
     def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
         """See the protocol."""
-        check_mail(recipient, data, message_id)
-        with self._changed:
-            now = self._now()
-            if self._seen.get((recipient, message_id), now) > now:
-                return
-            self._seen[recipient, message_id] = now + MAIL_SEEN_S
-            self._append(("mail", recipient), bytes(data), most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
-            self._sends += 1
-            if self._sends % _SWEEP_EVERY == 0:
-                self._seen = {key: until for key, until in self._seen.items() if until > now}
-                self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
+        self.send_all([Letter(recipient, data, message_id)])
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
-        """See the protocol."""
+        """See the protocol: one step for everybody else, so that who waits is handed all of its messages."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
-        for letter in letters:
-            self.send(letter.recipient, letter.data, message_id=letter.message_id)
-        for job_id in tell:
-            self.publish(job_id, ENDED if job_id in ended else CHANGED)
+        with self._changed:
+            for letter in letters:
+                self._put(letter)
+            for job_id in tell:
+                self._publish(job_id, ENDED if job_id in ended else CHANGED)
+            # Each once, however much came for it.
+            self._wake(dict.fromkeys(("mail", letter.recipient) for letter in letters))
+            self._wake([("progress", job_id) for job_id in tell])
+
+    def lying(self, recipient: str) -> dict[str, Letter]:
+        """What lies in a party's mail, by position; also what it took and has not confirmed."""
+        with self._changed:
+            stream = self._stream(("mail", recipient))
+            found = {} if stream is None else stream.entries
+            return {format_position(at): Letter(recipient, data, name) for at, (data, name) in found.items()}
+
+    def take_out(self, recipient: str, positions: Collection[str]) -> None:
+        """Somebody else has what lies at these positions of a party's mail."""
+        with self._changed:
+            stream = self._stream(("mail", recipient))
+            if stream is not None:
+                for position in positions:
+                    stream.entries.pop(parse_position(position), None)
+
+    def unseen(self, letters: Sequence[Letter]) -> list[Letter]:
+        """Those of them that were not put in before, as far as is known."""
+        with self._changed:
+            return [letter for letter in letters if not self._is_seen(letter)]
+
+    def note_seen(self, letters: Sequence[Letter]) -> None:
+        """Take these for put in."""
+        with self._changed:
+            for letter in letters:
+                self._see(letter)
+
+    def mail_bytes(self) -> int:
+        """Of all messages of all parties together."""
+        with self._changed:
+            mail = (stream for (kind, _), stream in self._streams.items() if kind == "mail")
+            return sum(len(data) for stream in mail for data, _ in stream.entries.values())
 
     async def receive(
         self,
@@ -216,10 +257,9 @@ class MemoryMailbox:
 
     def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
         """See the protocol."""
-        key = ("progress", check_text(job_id, "job_id", most=200))
-        data = canonical_json(dict(event))
         with self._changed:
-            self._append(key, data, most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
+            self._publish(job_id, event)
+            self._wake([("progress", job_id)])
 
     async def watch(
         self, job_id: str, after: str, wait_s: float, max_events: int = 100
@@ -242,31 +282,64 @@ class MemoryMailbox:
 
     # With `_changed` held
 
-    def _next(self, last: tuple[int, int]) -> tuple[int, int]:
+    def _next(self, last: _Position) -> _Position:
         """The position after `last`: of now, or one more where the clock stands or went back."""
         now_ms = int(self._now() * 1000)
         return (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)
 
-    def _stream(self, key: tuple[str, str]) -> _Stream | None:
+    def _is_seen(self, letter: Letter) -> bool:
+        now = self._now()
+        return self._seen.get((letter.recipient, letter.message_id), now) > now
+
+    def _see(self, letter: Letter) -> None:
+        name = (letter.recipient, letter.message_id)
+        self._seen[name] = self._now() + MAIL_SEEN_S
+        self._seen.move_to_end(name)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+
+    def _put(self, letter: Letter) -> None:
+        if self._is_seen(letter):
+            return
+        self._see(letter)
+        entry = bytes(letter.data), letter.message_id
+        self._append(("mail", letter.recipient), entry, most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
+        self._sends += 1
+        if self._sends % _SWEEP_EVERY == 0:
+            now = self._now()
+            self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
+
+    def _publish(self, job_id: str, event: Mapping[str, Any]) -> None:
+        key = ("progress", check_text(job_id, "job_id", most=200))
+        self._append(key, (canonical_json(dict(event)), ""), most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
+        self._told[job_id] = None
+        self._told.move_to_end(job_id)
+        if len(self._told) > MOST_TOLD:
+            self._streams.pop(("progress", self._told.popitem(last=False)[0]), None)
+
+    def _stream(self, key: _Key) -> _Stream | None:
         stream = self._streams.get(key)
         if stream is not None and stream.expires <= self._now():
             del self._streams[key]
             return None
         return stream
 
-    def _append(self, key: tuple[str, str], data: bytes, *, most: int, unused_s: float) -> None:
+    def _append(self, key: _Key, entry: tuple[bytes, str], *, most: int, unused_s: float) -> None:
         expires = self._now() + unused_s
         stream = self._stream(key)
         if stream is None:
             stream = self._streams[key] = _Stream(expires)
         stream.expires = expires
         stream.last = self._next(stream.last)
-        stream.entries[stream.last] = data
+        stream.entries[stream.last] = entry
         if len(stream.entries) > most:
             del stream.entries[next(iter(stream.entries))]
-        for loop, event in self._waiting.get(key, ()):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(event.set)
+
+    def _wake(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            for loop, event in self._waiting.get(key, ()):
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(event.set)
 
     def _piece(self, work: Work) -> _Piece | None:
         queue = self._queues.get(work.queue)
@@ -274,7 +347,7 @@ class MemoryMailbox:
         return piece if piece is not None and piece.work_id == work.work_id else None
 
     def _found(
-        self, key: tuple[str, str], position: tuple[int, int], count: int, max_bytes: int, *, drop: bool
+        self, key: _Key, position: _Position, count: int, max_bytes: int, *, drop: bool
     ) -> list[tuple[str, bytes]]:
         stream = self._stream(key)
         if stream is None:
@@ -286,7 +359,7 @@ class MemoryMailbox:
                 del stream.entries[old]
         found: list[tuple[str, bytes]] = []
         size = 0
-        for entry, data in stream.entries.items():
+        for entry, (data, _) in stream.entries.items():
             if entry <= position:
                 continue
             size += len(data)
@@ -296,7 +369,7 @@ class MemoryMailbox:
         return found
 
     async def _read(
-        self, key: tuple[str, str], after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
+        self, key: _Key, after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
     ) -> list[tuple[str, bytes]]:
         check_wait(wait_s)
         position = parse_position(after)

@@ -8,8 +8,9 @@ Positions are "TIME-NUMBER", milliseconds and a count, and grow with every entry
 later than anything in its mail has read an earlier mailbox (it was emptied, or its clock was set back) and gets all
 there is.
 
-Two twins keep this: `feature_store.mailbox.redis` among processes, `feature_store.mailbox.memory` inside one. One
-suite (tests/feature_store/mailbox/test_conformance.py) binds both. Whoever needs a mailbox names `Mailbox` of this
+Two twins keep this: `feature_store.mailbox.redis` among processes, `feature_store.mailbox.memory` inside one; and
+`feature_store.mailbox.leading` is the second in front of the first. One suite
+(tests/feature_store/mailbox/test_conformance.py) binds them all. Whoever needs a mailbox names `Mailbox` of this
 module, and only what wires a process names a twin.
 """
 
@@ -96,7 +97,9 @@ class Mailbox(Protocol):
         """
 
     def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """Put a message into a party's mail, once: the same id again within a day changes nothing.
+        """Put a message into a party's mail, once: the same id again soon changes nothing.
+
+        Soon is a day in Redis; memory knows the last few thousand messages of it.
 
         Args:
             data: frames (labeler.messages).

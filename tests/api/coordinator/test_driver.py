@@ -516,6 +516,38 @@ def test_a_restarted_driver_goes_on_with_every_unfinished_job(site: Site) -> Non
     assert site.house.ledger.verify()
 
 
+def test_what_lay_in_the_mail_of_a_killed_process_is_asked_for_again_in_the_first_turn_of_the_next(site: Site) -> None:
+    """Mail in memory is lost with it, and nobody waits until it is time to ask again."""
+
+    def lying() -> tuple[list[str], list[str]]:
+        return tuple([one.header.kind for one in site.mail(party)] for party in ("west", "t0"))  # type: ignore[return-value]
+
+    def after_a_kill() -> tuple[list[str], list[str]]:
+        site.mailbox.empty()
+        site.restart()
+        site.conductor.tick()
+        return lying()
+
+    job = site.submit()
+    site.conductor.tick()
+    assert (lying(), after_a_kill()) == ((["proposal"], []), (["proposal"], []))
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    assert (lying(), after_a_kill()) == ((["proposal", "ask"], []), (["ask"], []))
+    share = site.message(
+        "input-share", "east", bytes(100), job,
+        recipient="t0", round_digest=site.round_digest(job), seal_to=site.keys["t0"].public.seal_key,
+    )  # fmt: skip
+    site.deliver(share)
+    site.conductor.tick()
+    assert (lying(), after_a_kill()) == ((["ask"], ["open-round", "input-share"]), (["ask"], ["open-round"]))
+    for tallier in TALLIERS:
+        site.deliver(site.held(tallier, job))
+    site.conductor.tick()
+    assert (lying(), after_a_kill()) == ((["ask"], ["open-round", "sum"]), ([], ["sum"]))
+
+
 def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(site: Site) -> None:
     for number in range(12):
         site.submit(by="loud", prepared=False, start=number)

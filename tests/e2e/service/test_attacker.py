@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -23,7 +24,7 @@ from labeler.messages.shares import share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
 from tests.e2e.service.conftest import Service, wait_until
-from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, redis_of, submit
+from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -208,7 +209,7 @@ def send_two_different_shares(attacker: Attacker, service: Service) -> None:
     share = attacker.share(0, good[0])
     attacker.taken(share, attacker.share(0, twin[0]))
     assert attacker.refused(share) == (409, "replayed")
-    wait_until_read(service, "tallier-0")
+    wait_until(lambda: at_tallier(service, attacker) == {"excluded"}, what="the tallier to meet the second share")
     attacker.taken(attacker.share(1, good[1]), attacker.share(2, good[2]))
     answered = attacker.message("answered", b"{}")
     attacker.taken(answered)
@@ -225,7 +226,7 @@ def test_a_second_share_behind_the_agreement_ends_the_job_instead_of_holding_it_
         good, twin = attacker.split(b"one"), attacker.split(b"another")
         attacker.taken(attacker.share(0, good[0]), attacker.share(1, good[1]))
         wait_until(lambda: client.job(job.job_id).rounds[0].answered == HONEST, what="the honest agents")
-        wait_until_read(harmed, "tallier-0")
+        wait_until(lambda: at_tallier(harmed, attacker) == {"held"}, what="the tallier to hold the share")
         with paused(harmed.pid("tallier-0")):
             attacker.taken(attacker.share(0, twin[0]), attacker.share(2, good[2]))
             wait_until(lambda: client.job(job.job_id).rounds[0].state == "posted", what="the agreement")
@@ -237,10 +238,12 @@ def test_a_second_share_behind_the_agreement_ends_the_job_instead_of_holding_it_
         assert paid_at_instance_level(client, before) == dict.fromkeys(accounts, done.price.instance_charge_nano)
 
 
-def wait_until_read(service: Service, party_id: str) -> None:
-    """Until a party has taken all its mail: what it has taken is dropped when it asks for more."""
-    with redis_of(service) as store:
-        wait_until(lambda: store.xlen(f"mail:{party_id}") == 0, what="mail to be read")
+def at_tallier(service: Service, attacker: Attacker) -> set[str]:
+    """What the first tallier keeps of the attacker's shares."""
+    journal = service.home / "talliers" / "tallier-0" / "journal.db"
+    with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT state FROM tallier_shares WHERE agent_id = ?", (attacker.name,))
+        return {state for (state,) in found}
 
 
 def announced(url: str, size: int) -> int:

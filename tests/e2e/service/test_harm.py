@@ -53,7 +53,7 @@ def test_redis_emptied_in_the_middle_of_a_round_costs_time_and_nothing_else(
     before, own = posted(client), spent_at_sites(harmed)
     with redis_of(harmed) as store, paused(harmed.pid("tallier-0")):
         job = submit(client, task, digit_features)
-        wait_until(lambda: store.xlen("mail:tallier-0") >= 4, what="shares in the mail of a tallier")
+        wait_until(lambda: all(spent > own[name] for name, spent in spent_at_sites(harmed).items()), what="answers")
         store.flushall()
     done = client.wait(job.job_id)
     assert done.state == "completed"

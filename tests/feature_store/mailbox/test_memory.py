@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from feature_store.mailbox.memory import MemoryMailbox
+from feature_store.mailbox.memory import MOST_SEEN, MOST_TOLD, MemoryMailbox
 from feature_store.mailbox.protocol import MAX_MAIL
 from labeler.errors import NotReady
 
@@ -56,7 +56,7 @@ def test_whatever_is_left_lying_expires(mailbox: MemoryMailbox, now: list[float]
     assert mailbox.pending("site-1") == 0
     for number in range(10_000):
         mailbox.send("site-2", b"x", message_id=f"c:{number}")
-    assert len(mailbox._seen) == 10_000
+    assert len(mailbox._seen) == MOST_SEEN
     assert len(mailbox._streams) == 1
 
 
@@ -72,6 +72,14 @@ def test_done_takes_away_no_other_work_that_has_its_place_after_all_was_emptied(
     work = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
     assert work is not None
     assert (work.work_id, work.entry) == ("job-2", old.entry)
+
+
+def test_events_of_so_many_jobs_are_kept_and_no_more(mailbox: MemoryMailbox) -> None:
+    for number in range(2 * MOST_TOLD):
+        mailbox.send_all([], tell=[f"job-{number}"])
+    assert asyncio.run(mailbox.watch(f"job-{MOST_TOLD - 1}", "", 0.0)) == []
+    assert asyncio.run(mailbox.watch(f"job-{MOST_TOLD}", "", 0.0))
+    assert len(mailbox._streams) == MOST_TOLD
 
 
 def test_what_it_holds_does_not_print(mailbox: MemoryMailbox) -> None:
