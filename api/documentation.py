@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from api.access import ACCESS, Need
 from api.problems import TYPE_PREFIX
 from api.refusals import MEDIA_TYPE
+from api.strict_route import VERSIONED
 
 Answers = dict[int | str, dict[str, Any]]
 
@@ -128,6 +129,9 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
         for method, operation in operations.items():
             need = _need(method.upper(), path)
             operation["x-least-role"] = need
+            if path.startswith(VERSIONED):
+                # A parameter that no route knows may come with every one.
+                operation["responses"].setdefault("422", problem(422))
             if method in _WRITING:
                 # Whatever writes may find the disk full; no route can leave it out.
                 operation["responses"].setdefault("507", problem(507))

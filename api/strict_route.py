@@ -3,16 +3,24 @@
 FastAPI reads a body before it looks at dependencies, so access is checked one step earlier, here: a stranger's 64 MiB
 are never read. JSON is taken as RFC 8259 has it: no NaN, no Infinity, no number that overflows to one, no nesting deep
 enough to exhaust the parser, no NUL character (PostgreSQL cannot store it).
+
+Below /v1 a parameter that the route does not know, or one that is given twice and means one thing, is refused: it would
+be left out of account, and whoever mistyped `limit` would take a page for everything. What stands outside /v1 is asked
+by browsers, proxies and probes, which add parameters of their own, and answers as if they were not there.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import cached_property
+from typing import Any, TypeVar, get_args, get_origin
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -28,6 +36,9 @@ MAX_FEATURES_JSON_BYTES = 16 * 1024 * 1024
 """Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
 MAX_JSON_VALUES = 2_000_000
 """Each number of a parsed document takes up to 100 bytes, however short it was written."""
+
+VERSIONED = "/v1/"
+"""What the paths begin with that programs call."""
 
 _ALL_DIGITS_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _OVERFLOWING = (b"e000", b"0" * 100)
@@ -149,6 +160,11 @@ class StrictRoute(APIRoute):
         """The short way of its endpoint, where it has one."""
         return getattr(self.endpoint, "at_once", None)
 
+    @cached_property
+    def query_names(self) -> Mapping[str, bool]:
+        """The parameters that it knows in a query, and whether each may be repeated."""
+        return dict(_queries(self.dependant))
+
     async def enter(self, request: Request, gate: Gate) -> Request:
         """Let a request in, or raise why not; the request as it is to be read.
 
@@ -157,6 +173,8 @@ class StrictRoute(APIRoute):
         """
         await gate.admit(request, self.path)
         _refuse_nul(request.scope)
+        if request.scope["query_string"] and self.path.startswith(VERSIONED):
+            _refuse_unknown(request, self.query_names)
         if self.body_field is None:
             return request
         media_type(request, _JSON)
@@ -196,3 +214,26 @@ def media_type(request: Request, *taken: str) -> str:
 def _refuse_nul(scope: Scope) -> None:
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         raise HTTPException(422, "the NUL character is not taken in a path or query")
+
+
+def _queries(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    for one in dependant.query_params:
+        yield one.alias, _is_list(one.field_info.annotation)
+    for other in dependant.dependencies:
+        yield from _queries(other)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(_is_list(one) for one in get_args(annotation))
+
+
+def _refuse_unknown(request: Request, known: Mapping[str, bool]) -> None:
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    wrong: list[tuple[str, str]] = []
+    for name, count in counts.items():
+        if name not in known:
+            wrong.append((name, f"this route knows {', '.join(known) or 'no parameter'}"))
+        elif count > 1 and not known[name]:
+            wrong.append((name, f"it was given {count} times, and means one thing"))
+    if wrong:
+        raise RequestValidationError([{"loc": ("query", name), "msg": message} for name, message in wrong])

@@ -152,3 +152,33 @@ def test_bodies_that_cannot_be_taken_are_refused(
             response = http.post(path, content=content, headers=headers)
             assert response.status_code == status, (path, response.text)
             assert response.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("/v1/jobs?limt=5", "query.limt", "this route knows after, limit, state"),
+        ("/v1/jobs?limit=5&limit=6", "query.limit", "it was given 2 times, and means one thing"),
+        ("/v1/jobs/job-0?wait_s=3", "query.wait_s", "this route knows no parameter"),
+        ("/v1/budget?=", "query.", "this route knows no parameter"),
+    ],
+)
+def test_a_parameter_that_a_route_does_not_know_is_refused_by_name_with_those_it_knows(
+    service: Service, path: str, field: str, message: str
+) -> None:
+    with service.http("requester") as http:
+        answer = http.get(path)
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["type"] == TYPE_PREFIX + "invalid-request"
+    assert problem["fields"] == [{"field": field, "message": message}]
+    with service.http(None) as http:
+        assert http.get(path).status_code == 401, "a stranger learns nothing of routes"
+
+
+def test_what_may_be_repeated_is_and_probes_may_add_what_they_like(service: Service) -> None:
+    with service.http("requester") as http:
+        for path in ("/v1/jobs?state=completed&state=failed", "/v1/jobs?", "/healthz?verbose", "/dashboard?a=1&a=2"):
+            assert http.get(path).status_code == 200, path
+        posted = http.post("/v1/jobs:estimate?queries=3", json={"task_id": "f" * 64, "queries": 3})
+    assert posted.json()["fields"] == [{"field": "query.queries", "message": "this route knows no parameter"}]
