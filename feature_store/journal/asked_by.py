@@ -1,6 +1,7 @@
 """Who asked for a task, as the coordinator says: names of requesters, for the people at the site who decide about it.
 
-Nothing rests on a name: it is the coordinator's word, and no price, policy or refusal looks at it.
+Nothing that protects a record rests on a name: it is the coordinator's word. What each has taken of the site's budget,
+which a policy may bound, is kept apart (feature_store.journal.requester_shares).
 """
 
 from __future__ import annotations

@@ -135,6 +135,11 @@ SELECT digest, answered_at FROM proposal_answers WHERE answer = 'declined' OR di
     WHERE reserved.state = 'void')""")
 
 
+def promise_name(digest: str, number: int) -> str:
+    """What the ledger calls the price of a round that was set aside for a proposal."""
+    return f"promise-{digest}/{number}"
+
+
 class PromiseStore:
     """See the module. Every method that writes can join a transaction by `connection`."""
 
@@ -171,7 +176,7 @@ class PromiseStore:
             known = self._known(joined)
             self._say(about, "willing", joined)
             for number, (num_queries, amounts) in enumerate(rounds):
-                name = f"promise-{about.digest}/{number}"
+                name = promise_name(about.digest, number)
                 charges = [Charge(account, level, amount) for level, amount in amounts.items()]
                 self._ledger.reserve(name, charges, detail={"proposed": about.job_id}, connection=joined)
                 _ADD_ROUND.run(

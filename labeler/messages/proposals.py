@@ -56,8 +56,9 @@ class Proposal:
         sizes: queries of each round, in order; each at least 1, together at most the task's.
         talliers: who would get the shares, as in an ask.
         expires_at: unix time in seconds; nothing is asked after it.
-        requester: who submitted it, as the coordinator says; for people, no decision of a program looks at it. Empty
-            where it is not told; then the body is as it was before there was this field.
+        requester: who submitted it, as the coordinator says: for people, and for a site that divides its budget among
+            requesters (`per_requester`). Empty where it is not told; then the body is as it was before there was this
+            field.
 
     Raises:
         ProtocolViolation: the sizes or the talliers do not fit the task.

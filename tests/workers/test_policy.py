@@ -104,7 +104,7 @@ def test_every_field_is_documented_and_every_documented_field_exists(name: str) 
     assert set(re.findall(r"^\| `(\w+)`", rows, flags=re.M)) == set(TABLES[name].model_fields)
     # Without a bound for a person, or votes for life, a policy says what it said before there could be any.
     optional = {field for field, info in TABLES[name].model_fields.items() if not info.is_required()}
-    assert optional <= {"person_epsilon", "life_epsilon", "max_noise_talliers", "life_job_share"}
+    assert optional <= {"person_epsilon", "life_epsilon", "max_noise_talliers", "life_job_share", "per_requester"}
 
 
 def test_every_table_is_documented() -> None:

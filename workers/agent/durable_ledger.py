@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import floor
 
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
@@ -18,7 +20,8 @@ from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import set_aside
-from feature_store.journal.promises import PromiseStore, Proposed
+from feature_store.journal.promises import PromiseStore, Proposed, promise_name
+from feature_store.journal.requester_shares import RequesterShares
 from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
@@ -76,6 +79,7 @@ class DurableLedger:
         self._clock = clock
         self._tasks = AnsweredTasks(database)
         self._asked_by = AskedBy(database)
+        self._shares = RequesterShares(database)
         self._opened: Policy | None = None
 
     def check_witnesses(self) -> None:
@@ -142,8 +146,9 @@ class DurableLedger:
         if paid_by is None:
             promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
             if promised is None:
-                # What was promised was counted at the yes.
+                # What was promised was counted at the yes. For whom the rest is nobody has said.
                 self._check_day(policy, num_queries, connection)
+                self._check_share(policy, task, "", [amounts], connection)
         is_new = self._memory.charge(
             round_digest=round_digest,
             shard_version=shard_version,
@@ -156,6 +161,8 @@ class DurableLedger:
             is_promised=promised is not None,
             connection=connection,
         )
+        if is_new and promised is None:
+            self._shares.note("", [(reservation_id, amounts)], life_nano=_life_nano(task), connection=connection)
         if is_new:
             self._tasks.note(task, self._clock(), connection=connection)
         return is_new
@@ -180,7 +187,8 @@ class DurableLedger:
         Raises:
             PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
             ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
-            PolicyRefusal: the day's queries, or the day's proposals that led to nothing, are used up.
+            PolicyRefusal: the day's queries, the day's proposals that led to nothing, or its requester's share of the
+                budget are used up.
             BudgetExceeded: an account does not cover it; to be remembered by `decline`.
         """
         now = self._clock()
@@ -199,8 +207,13 @@ class DurableLedger:
         if answered > proposal.task.max_queries:
             raise PrivacyRefusal(beyond_task(answered, proposal.task))
         self._check_day(policy, proposal.num_queries, connection)
+        prices = [amounts for _, amounts in rounds]
+        self._check_share(policy, proposal.task, proposal.requester, prices, connection)
         about = self._about(proposal)
         self._promises.keep(about, rounds, account=self._account, connection=connection)
+        kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(prices)]
+        life_nano = _life_nano(proposal.task)
+        self._shares.note(proposal.requester, kept, life_nano=life_nano, connection=connection)
         self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
         return about.until
 
@@ -220,6 +233,28 @@ class DurableLedger:
                 f"most {MAX_UNUSED} times a day for nothing what its budget covers. Submit again tomorrow"
             )
 
+    def _check_share(
+        self,
+        policy: Policy,
+        task: Task,
+        requester: str,
+        prices: Sequence[Mapping[Level, int]],
+        connection: Connection,
+    ) -> None:
+        share = policy.budget.per_requester
+        if share is None:
+            return
+        taken, of_life = self._shares.taken(requester, connection=connection)
+        caps = [(policy.budget.cap(level), taken[level] + sum(one[level] for one in prices)) for level in LEVELS]
+        if task.life is not None:
+            caps.append((policy.budget.life_nano, of_life + len(prices) * _life_nano(task)))
+        if any(cap is not None and wanted > floor(Fraction(share) * cap) for cap, wanted in caps):
+            who = f"the jobs of {requester!r}" if requester else "all jobs of which it is not told who asks"
+            raise PolicyRefusal(
+                f"budget.per_requester: the site gives one requester a share of {share:g} of its budget, and with this "
+                f"job {who} would take more; ask for less, or ask the site to raise it"
+            )
+
     def _check_day(self, policy: Policy, num_queries: int, connection: Connection) -> None:
         most = policy.allow.max_queries_per_day
         answered = self._memory.queries_since(self._clock() - _DAY, connection=connection)
@@ -230,6 +265,16 @@ class DurableLedger:
                 f"promised and {num_queries} more asked; submit again later, with fewer queries, or ask the site to "
                 "raise it"
             )
+
+
+def _life_nano(task: Task) -> int:
+    """The most that a round takes of any record's votes for life."""
+    if task.life is None:
+        return 0
+    # Loaded where it is wanted: few sites cast votes for life.
+    from labeler.accounting.lifetime import job_nano
+
+    return job_nano(task)
 
 
 def _amounts(policy: Policy, charges: Mapping[Level, int]) -> dict[Level, int]:

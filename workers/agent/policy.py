@@ -52,12 +52,17 @@ class BudgetTable(_Table):
         life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`): however many such tasks
             are ever answered, together they cost one record no more, and none is answered that says more. What was set
             aside once is never given back. None where no such task is answered.
+        per_requester: of each cap, and of what `life_epsilon` sets aside for a record, the most that the jobs of one
+            requester may take, so that none uses up what is there for all; None where one may. Who asks is the
+            coordinator's word (`Proposal.requester`): a share divides a budget among requesters, and the caps alone
+            protect records. Jobs of which no name is said share one share.
     """
 
     instance_epsilon: Cap
     agent_epsilon: Cap
     delta: Annotated[float, Field(ge=LEAST_DELTA, le=MOST_DELTA)]
     life_epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON, allow_inf_nan=False)] | None = None
+    per_requester: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _check_life(self) -> BudgetTable:

@@ -12,6 +12,7 @@ def policy_in_words(policy: Policy) -> list[str]:
         _cap("one private image", budget.instance_epsilon, budget.delta),
         _cap("this site as a whole", budget.agent_epsilon, budget.delta),
         *_life(budget, allow.life_job_share),
+        *_share(budget.per_requester),
         "Every task needs the approval of a person here."
         if allow.approval
         else "Tasks that keep to this policy are answered without asking a person.",
@@ -48,6 +49,14 @@ def _life(budget: BudgetTable, share: float | None) -> list[str]:
             if share is None
             else f"One job may take at most {100 * share:g} % of it from an image."
         )
+    ]
+
+
+def _share(per_requester: float | None) -> list[str]:
+    if per_requester is None:
+        return []
+    return [
+        f"One requester may take at most {100 * per_requester:g} % of each of these; who asks says the coordinator."
     ]
 
 
