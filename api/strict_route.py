@@ -2,7 +2,8 @@
 
 FastAPI reads a body before it looks at dependencies, so access is checked one step earlier, here: a stranger's 64 MiB
 are never read. JSON is taken as RFC 8259 has it: no NaN, no Infinity, no number that overflows to one, no nesting deep
-enough to exhaust the parser, no NUL character (PostgreSQL cannot store it).
+enough to exhaust the parser, no NUL character (PostgreSQL cannot store it), and no name twice in an object, of which
+one would be passed over.
 
 Below /v1 a parameter that the route does not know, or one that is given twice and means one thing, is refused: it would
 be left out of account, and whoever mistyped `limit` would take a page for everything. What stands outside /v1 is asked
@@ -53,7 +54,8 @@ def parse_json(data: bytes) -> Any:
     """Read one JSON document strictly.
 
     Raises:
-        json.JSONDecodeError: it is not JSON, holds a number that is not finite, a NUL, or is nested too deeply.
+        json.JSONDecodeError: it is not JSON, holds a number that is not finite, a NUL or a name twice, or is nested too
+            deeply.
         TooLarge: it holds more values than are taken.
     """
     values = data.count(b",") + data.count(b"[")
@@ -68,7 +70,9 @@ def parse_json(data: bytes) -> Any:
             raise json.JSONDecodeError("the NUL character is not taken", "", text.index("\\u0000"))
         # A call for each number takes several times as long as the parser; it is needed where one may overflow.
         parse_float = _finite if _may_overflow(data) else None
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=parse_float)
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_refuse_repeats
+        )
     except json.JSONDecodeError as error:
         # A fresh error without the document: the original carries the whole body.
         raise json.JSONDecodeError(error.msg, "", error.pos) from None
@@ -91,6 +95,13 @@ def _may_overflow(data: bytes) -> bool:
 
 def _refuse_constant(name: str) -> float:
     raise json.JSONDecodeError(f"{name} is no JSON number", "", 0)
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise json.JSONDecodeError("a name stands twice in an object", "", 0)
+    return content
 
 
 def _finite(digits: str) -> float:

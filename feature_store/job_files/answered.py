@@ -42,7 +42,8 @@ def answers_of(
         contributors: how many agents' noise is in the answers; all of the task's when None, which is the most.
 
     Raises:
-        BadData: nothing was answered, or lengths differ.
+        NotReady: nothing was answered.
+        BadData: lengths differ.
     """
     task, _ = task_of(table)
     votes = None

@@ -12,9 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, NotReady
 from labeler.methods import METHODS, Method
 from labeler.task import Task
+
+NOTHING_ANSWERED = (
+    "no question was answered, so there is nothing to learn from, and no image has a label: every best noisy count was "
+    "below the task's abstain_below. What was released stands with the questions; ask anew with a lower abstain_below, "
+    "or with less noise"
+)
 
 _GRID_STEPS = 40
 _EM_ROUNDS = 60
@@ -37,6 +43,10 @@ class NoisyAnswers:
         k: neighbours that voted.
         assignment: integers, shape (num_images,), the query that stands for each public image. None
             lets every image look for the query it is most similar to.
+
+    Raises:
+        NotReady: nothing was answered.
+        BadData, InvalidSetting: numbers that no release has.
     """
 
     features: NDArray[np.generic]
@@ -61,9 +71,7 @@ class NoisyAnswers:
         if self.labels.min() < -1 or self.labels.max() >= self.num_classes:
             raise BadData(f"released labels must lie between -1 (abstained) and {self.num_classes - 1}")
         if not self.answered.any():
-            raise BadData(
-                "no query was answered, so there is nothing to learn from; see the job's report for the reason"
-            )
+            raise NotReady(NOTHING_ANSWERED)
         if self.noisy_votes is not None:
             if self.noisy_votes.shape != (num_queries, self.num_classes):
                 raise BadData(

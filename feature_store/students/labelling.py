@@ -56,7 +56,7 @@ def label_images(
         kind, seed: see `fit_student`.
 
     Raises:
-        BadData: nothing was answered, or features do not fit the answers.
+        BadData: features do not fit the answers.
     """
     learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
     student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed, learners=learners)

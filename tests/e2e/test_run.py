@@ -360,3 +360,28 @@ def test_a_job_that_was_begun_when_nobody_was_counted_on_goes_on_as_it_was(label
     assert json.loads(stamped)["colluding_agents"] == 0
     fresh = labeler("run", federation.task_file(tmp_path), *federation.run_arguments, "--out", tmp_path / "new")
     assert "together with all other participants: each agent adds all the noise" in fresh.out
+
+
+def test_a_job_whose_questions_were_all_left_without_an_answer_gives_back_what_was_paid_for(
+    labeler, federation, tmp_path
+) -> None:
+    task = federation.task_file(tmp_path, release="winner", sigma_votes=4.0, abstain_below=1_000_000)
+    out = tmp_path / "job"
+    result = labeler("run", task, *federation.run_arguments, "--out", out, "--json")
+    assert result.code == 0, result.err
+    summary = json.loads((out / "report.json").read_text())
+    assert json.loads(result.out) == summary
+    assert summary["labels"] == {
+        "asked": 120, "answered": 0, "abstained": 120, "refused_budget": 0, "failed_quorum": 0,
+    }  # fmt: skip
+    assert summary["student"] == {}
+    assert any("no image has a label" in one for one in summary["warnings"])
+    table = pq.read_table(out / "pseudo_labels.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert (set(table["status"].to_pylist()), set(table["label"].to_pylist())) == ({"abstained"}, {-1})
+    assert "student_labels.parquet" not in (out / "report.html").read_text(), (
+        "the page links to no file that is not there"
+    )
+    for refused in (labeler("student", out), labeler("export", out, "--format", "csv", "--out", tmp_path / "x.csv")):
+        assert refused.code == 1
+        assert "no question was answered" in refused.err

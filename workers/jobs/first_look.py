@@ -66,6 +66,11 @@ def _check_price(job: LabellingJob, folder: JobFolder, shards: list[Shard], *, i
         count: int | None = (job.file.axes or shards[0].dimension) + 1
     else:
         count = images if chosen.strategy == "all" else chosen.count
+        if chosen.strategy == "all" and chosen.count not in (None, images):
+            raise InvalidSetting(
+                f"queries.count is {chosen.count}, and strategy 'all', which counts where none is named, asks about "
+                "every image; name strategy 'clustered', 'spectral' or 'random', or leave count out"
+            )
     if images is not None and chosen.count is not None and chosen.count > images:
         raise InvalidSetting(f"queries.count asks about {chosen.count} of {images} public images; ask about fewer")
     task = settle(job, folder, shards, questions=count or 1)

@@ -26,7 +26,7 @@ from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.jobs import StudentKind
+from labeler.jobs import ABSTAINED_LABEL, StudentKind
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
@@ -59,7 +59,6 @@ def publish(
         The content of report.json.
     """
     releases = [one.release for one in rounds if one.release is not None]
-    answers = collect_answers(prepared, releases)
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
     with clock.stage("write pseudo-labels"):
@@ -70,6 +69,9 @@ def publish(
             _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
+    if not any((release.labels != ABSTAINED_LABEL).any() for release in releases):
+        return _publish_unanswered(prepared, releases, folder, created_at)
+    answers = collect_answers(prepared, releases)
     with clock.stage("train student"):
         progress("Student", 0, 2)
         if prepared.task.attributes_per_record is not None:
@@ -92,7 +94,8 @@ def publish(
     with clock.stage("report"):
         report = job_report(
             prepared,
-            answers,
+            answers.labels,
+            answers.noisy_votes,
             _outcome(prepared, student),
             curve,
             labels,
@@ -101,6 +104,24 @@ def publish(
             contributors=min(len(release.contributors) for release in releases),
         )
         return _write_report(report, folder)
+
+
+def _publish_unanswered(
+    prepared: PreparedJob, releases: Sequence[Release], folder: JobFolder, created_at: datetime
+) -> dict[str, Any]:
+    """The same where no question has an answer: that is what was paid for, and nothing follows from it."""
+    report = job_report(
+        prepared,
+        np.concatenate([release.labels for release in releases]),
+        None,
+        None,
+        (),
+        None,
+        created_at=created_at,
+        is_seeded=any(release.is_seeded for release in releases),
+        contributors=min(len(release.contributors) for release in releases),
+    )
+    return _write_report(report, folder)
 
 
 def _publish_attributes(
@@ -122,7 +143,8 @@ def _publish_attributes(
     progress("Student", 2, 2)
     report = job_report(
         prepared,
-        answers,
+        answers.labels,
+        answers.noisy_votes,
         read.outcome,
         (),
         None,

@@ -11,9 +11,9 @@ from importlib.metadata import version
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from feature_store.job_files.image_labels import Origin
-from feature_store.students import NoisyAnswers
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.renyi import improved_epsilon
 from labeler.jobs import AnswerStatus
@@ -40,8 +40,9 @@ PACKAGES = ("private-labeler", "torch", "timm", "numpy")
 
 def job_report(
     prepared: PreparedJob,
-    answers: NoisyAnswers,
-    student: StudentOutcome,
+    answers: NDArray[np.integer],
+    noisy_votes: NDArray[np.float64] | None,
+    student: StudentOutcome | None,
     curve: tuple[CurvePoint, ...],
     labels: pa.Table | None,
     *,
@@ -53,12 +54,16 @@ def job_report(
     """Everything the report of a job shows, but for the seconds it took.
 
     Args:
-        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes.
+        answers: what was released of each question, -1 where it was left without an answer.
+        noisy_votes: the noisy sums behind it; None where only winners were released.
+        student: None where nothing was answered.
+        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes, or no
+            labels because nothing was answered.
     """
     is_about_a_model = prepared.task.traits.asks_for_a_model
     return JobReport(
         task=prepared.task,
-        queries=_answered_queries(prepared, answers),
+        queries=_answered_queries(prepared, answers, noisy_votes),
         privacy=_privacy(prepared),
         contributors=contributors,
         public_images=len(prepared.public),
@@ -69,7 +74,7 @@ def job_report(
         coverage=map_public_set(
             prepared.public.features,
             prepared.answered_features,
-            answers.labels >= 0,
+            answers >= 0,
             cells=prepared.queries.assignment if prepared.asks_clusters else None,
         ),
         versions={name: version(name) for name in PACKAGES},
@@ -84,9 +89,9 @@ def job_report(
                 if attributes is not None
                 else f"every label, one row per {'image' if is_about_a_model else 'question'}",
             ),
-            ("student_labels.parquet", "what the student says of every public image"),
+            *(() if student is None else (("student_labels.parquet", "what the student says of every public image"),)),
             *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
-            ("student.safetensors", "the student, with the privacy card"),
+            *(() if student is None else (("student.safetensors", "the student, with the privacy card"),)),
             ("privacy_card.md", "what these files may tell of one private image, in words"),
             ("report.json", "the numbers of this page, for programs"),
         ),
@@ -98,7 +103,9 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[AnsweredQuery, ...]:
+def _answered_queries(
+    prepared: PreparedJob, answers: NDArray[np.integer], noisy_votes: NDArray[np.float64] | None
+) -> tuple[AnsweredQuery, ...]:
     names = prepared.query_names
     truths, groups = _truths(prepared), _groups(prepared)
     found = [
@@ -108,10 +115,10 @@ def _answered_queries(prepared: PreparedJob, answers: NoisyAnswers) -> tuple[Ans
             label=label,
             status=AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED,
             truth=truths[number],
-            noisy_votes=None if answers.noisy_votes is None else answers.noisy_votes[number],
+            noisy_votes=None if noisy_votes is None else noisy_votes[number],
             group_size=len(group),
         )
-        for number, (label, group) in enumerate(zip(answers.labels.tolist(), groups, strict=True))
+        for number, (label, group) in enumerate(zip(answers.tolist(), groups, strict=True))
     ]
     shown = {place: groups[place][:MAX_PER_QUERY] for place in places_to_show(found)}
     pictures = prepared.public.thumbnails(sorted({row for rows in shown.values() for row in rows}))

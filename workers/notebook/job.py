@@ -70,10 +70,12 @@ class LabelledJob:
 
         Raises:
             InvalidSetting: the images have attributes, any number each; see `labeler.load_student`.
+            NotReady: nothing was answered, so there is none.
         """
         from feature_store.students import load_student
 
         self._check_one_class()
+        self._check_answered()
         return load_student(self.path / "student.npz")
 
     def labels(self, frame: Frame = "pandas") -> Any:
@@ -87,7 +89,9 @@ class LabelledJob:
 
         Raises:
             InvalidSetting: the library of the frame is not installed.
+            NotReady: nothing was answered, so no image has a label.
         """
+        self._check_answered()
         return _framed(self.path / "student_labels.parquet", frame)
 
     def questions(self, frame: Frame = "pandas") -> Any:
@@ -148,6 +152,12 @@ class LabelledJob:
 
         where = None if images is None else named_path(images, "images")
         return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
+
+    def _check_answered(self) -> None:
+        from feature_store.students.answers import NOTHING_ANSWERED
+
+        if not self.report["labels"]["answered"]:
+            raise NotReady(NOTHING_ANSWERED)
 
     def _check_one_class(self) -> None:
         if self.report["task"].get("attributes_per_record") is not None:

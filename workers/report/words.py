@@ -272,4 +272,6 @@ def all_warnings(report: JobReport) -> tuple[str, ...]:
             if counts[status]
         ]
         found.append(f"{count(missing, 'question')} got no label: {', '.join(reasons)}.")
+    if not report.answered:
+        found.append("So there is no student, and no image has a label. What it cost stays paid for.")
     return (*found, *class_totals(report))

@@ -27,7 +27,7 @@ from feature_store.journal.jobs import JobRecord
 from feature_store.quantize import quantize
 from feature_store.students import NoisyAnswers
 from feature_store.students.labelling import label_images
-from labeler.errors import BadData, Gone, Unavailable
+from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
@@ -180,9 +180,9 @@ def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house
     jobs = [Job(house, start=0, abstains=True), Job(house, start=200)]
     desk = Desk(house, *jobs)
     try:
-        with pytest.raises(BadData, match="no query was answered"):
+        with pytest.raises(NotReady, match="no question was answered"):
             desk.keeper.image_labels(jobs[0].record.job_id)
-        with pytest.raises(BadData, match="no query was answered"):
+        with pytest.raises(NotReady, match="no question was answered"):
             desk.keeper.student(jobs[0].record.job_id)
         assert len(desk.keeper.image_labels(jobs[1].record.job_id)) == IMAGES
     finally:

@@ -29,6 +29,8 @@ BAD = {
     "no JSON": b"{k: 1}",
     "empty": b"",
     "two documents": b"{} {}",
+    "a name twice": b'{"task": {"delta": 1e-5, "delta": 1e-2}}',
+    "a name twice, spelt otherwise": b'{"delta": 1e-5, "d\\u0065lta": 1e-2}',
 }
 
 

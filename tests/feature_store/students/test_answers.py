@@ -13,7 +13,7 @@ import pytest
 
 from feature_store.students import NoisyAnswers, denoise, soft_labels
 from feature_store.students.answers import uncentred
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, NotReady
 
 
 def answers(**changes: Any) -> NoisyAnswers:
@@ -89,7 +89,6 @@ def test_soft_labels_are_distributions(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"labels": np.array([-1, -1, -1])}, "no query was answered"),
         ({"labels": np.array([0, 1, 3])}, "between -1"),
         ({"labels": np.array([0, 1])}, "one integer label"),
         ({"labels": np.array([0.0, 1.0, 2.0])}, "one integer label"),
@@ -106,6 +105,11 @@ def test_soft_labels_are_distributions(rng: np.random.Generator) -> None:
 def test_damaged_releases_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadData, match=sentence):
         answers(**changes)
+
+
+def test_of_no_answer_there_is_nothing_to_learn() -> None:
+    with pytest.raises(NotReady, match="no question was answered"):
+        answers(labels=np.array([-1, -1, -1]))
 
 
 @pytest.mark.parametrize(

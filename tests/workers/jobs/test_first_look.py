@@ -35,6 +35,10 @@ def test_what_is_damaged_is_found_when_everything_is_read(job: LabellingJob) -> 
         run_job(job)
 
 
+def replace_queries(queries: QueriesTable) -> TaskFile:
+    return FILE.model_copy(update={"queries": queries})
+
+
 def mistakes(job: LabellingJob, make: Any) -> dict[str, tuple[dict[str, Any], type[LabelerError], str]]:
     """What is changed about a job, and how it is refused."""
     other, strange = make("other", public=True, classes=("x", "y")).path, make("strange", fingerprint="f").path
@@ -51,6 +55,11 @@ def mistakes(job: LabellingJob, make: Any) -> dict[str, tuple[dict[str, Any], ty
         "a task of other classes": ({"file": _file(classes=("a", "b"))}, InvalidTask, "lists other classes"),
         "too many colluding": ({"file": _file(colluding_agents=2)}, InvalidTask, "too few agents"),
         "more questions than images": ({"file": _file(count=61)}, InvalidSetting, "61 of 60 public images"),
+        "a count that all passes over": (
+            {"file": replace_queries(QueriesTable(count=20))},
+            InvalidSetting,
+            "queries.count is 20, and strategy 'all'",
+        ),
         "too small a budget": ({"file": _file(cap=0.4)}, BudgetExceeded, "its budget allows 0.4"),
     }
 
