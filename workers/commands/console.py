@@ -58,7 +58,7 @@ def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
     for word in allowed:
         if value == word:
             return word
-    raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value!r}")
+    raise InvalidSetting(f"--{name} must be one of {', '.join(allowed)}; found {value[:100]!r}")
 
 
 def tell_warning(sentence: str) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from labeler.accounting import winner
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
@@ -293,3 +294,11 @@ def test_every_threshold_is_below_the_best_crossing_of_tangents(
     reached = after(np.diff(ndtr(edges)), np.diff(ndtr(edges - mu))).sum()
     bound = sum(after(p, q) for p, q in _outcomes(change, mu))
     assert reached <= np.max(bound) * (1 + 1e-12) + 1e-15
+
+
+def test_how_many_candidates_are_weighed_at_a_time_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = winner_profile(SWAP, 0.0571, 20)
+    monkeypatch.setattr(winner, "_ROWS", 10**6)
+    winner._ladder.cache_clear()
+    assert np.array_equal(winner_profile(SWAP, 0.0571, 20).deltas, shown.deltas)
+    winner._ladder.cache_clear()
