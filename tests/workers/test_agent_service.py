@@ -107,7 +107,7 @@ class Site:
         return self.relay.send("ask", AGENT, ask.encode(), task=ask.task.digest, round=ask.round.digest)
 
     def run(self) -> Any:
-        return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: self.now, wait_s=5.0))
+        return self.start(lambda stop: run_agent(self.home, stop=stop, clock=lambda: self.now, wait_s=0.5))
 
     def killed_at(self, point: str) -> None:
         """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
@@ -115,7 +115,7 @@ class Site:
         fault.write_text(point)
         code = (
             "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
         )
         died = subprocess.run(
             [sys.executable, "-c", code, str(self.home)],

@@ -90,7 +90,7 @@ class Table:
         self.relay.send("sum", ME, body, task=round.task_digest, round=round.digest)
 
     def run(self) -> Any:
-        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=5.0))
+        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=0.5))
 
     def through(self, work: Callable[[], None] = lambda: None) -> None:
         """Run until all mail that is there was handled: a marker round is opened last and waited for."""
@@ -540,7 +540,7 @@ def killed_at(table: Table, tmp_path: Path, point: str) -> None:
     fault.write_text(point)
     code = (
         "import sys, threading; from pathlib import Path; from workers.tallier.service import run_tallier; "
-        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=5.0)"
+        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
     )
     died = subprocess.run(
         [sys.executable, "-c", code, str(table.home)],

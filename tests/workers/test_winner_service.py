@@ -89,7 +89,7 @@ class Trio:
 
     def run(self) -> list[Any]:
         return [
-            self.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=5.0)) for home in self.homes.values()
+            self.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=0.5)) for home in self.homes.values()
         ]
 
     def winners(self, count: int) -> list[np.ndarray]:
@@ -220,13 +220,13 @@ def test_a_tallier_that_does_not_come_is_waited_for_and_the_round_is_computed_wh
     first, second, third = trio.homes.values()
     trio.ask(round)
     for home in (first, third):
-        trio.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=5.0))
+        trio.start(lambda stop, home=home: run_tallier(home, stop=stop, wait_s=0.5))
     said = trio.refusals(2)
     assert not any(refusal.is_final for refusal in said.values())
     # Who gives up first says why; the other finds that one gone.
     reason = "not all talliers came to the winner job (no connection with tallier 1"
     assert any(reason in refusal.sentence for refusal in said.values())
-    trio.start(lambda stop: run_tallier(second, stop=stop, wait_s=5.0))
+    trio.start(lambda stop: run_tallier(second, stop=stop, wait_s=0.5))
     trio.ask(round)
     for labels in trio.winners(3):
         assert labels.tolist() == [0, 3]
@@ -298,7 +298,7 @@ def test_a_tallier_without_peers_says_that_it_finds_no_winners_and_refuses_for_t
     for agent in AGENTS:
         trio.vote(agent, round, ballots_of([[2, 0, 0, 0]]))
     trio.ask(round)
-    trio.start(lambda stop: run_tallier(home, stop=stop, wait_s=5.0))
+    trio.start(lambda stop: run_tallier(home, stop=stop, wait_s=0.5))
     (refusal,) = trio.refusals(1).values()
     assert not refusal.is_final
     assert "this tallier's site has pinned no other talliers" in refusal.sentence

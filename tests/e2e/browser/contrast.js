@@ -1,7 +1,12 @@
 // Every text that is seen and reads below WCAG AA, with the colours really painted: its own over all grounds below it.
 () => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const known = new Map();
   const parse = (color) => {
+    if (!known.has(color)) known.set(color, painted(color));
+    return known.get(color);
+  };
+  const painted = (color) => {
     canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
   };
