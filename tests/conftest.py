@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ import pytest
 
 from labeler.errors import LabelerError
 from tests import quick_syncs  # noqa: F401  # nobody waits for a disk
+from tests.forked_command import begin_server
 from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
+from workers.federation.nursery import CAN_FORK
 
 # What is imported here stays: the garbage collector need not walk through millions of objects of libraries again and
 # again, neither while they are loaded, which takes half as long without, nor beside every test.
@@ -81,8 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _auto() -> int:
-    """Two processes more than there are cores: tests of real processes wait for others, those of journals for disks."""
-    return len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 2
+    """Four processes more than there are cores: tests of real processes wait for others, those of journals for disks.
+
+    With two more, a third of two cores had nothing to do.
+    """
+    return len(os.sched_getaffinity(0)) + 4 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,9 +116,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if CAN_FORK and session.config.getoption("--forks") and any("federations" in _fixtures(i) for i in session.items):
+        begin_server()
     gc.freeze()
     gc.enable()
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

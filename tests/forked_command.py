@@ -2,7 +2,7 @@
 
 `labeler up` as a program of its own spends six seconds of a core on imports before it makes anything: once in itself,
 once in the process that its roles are forked from (`workers.federation.nursery`). Here both are forks of one fork
-server for each process of tests. Everything else is what the program does: its own session, signals, logs, exit code,
+server of all processes of tests. Everything else is what the program does: its own session, signals, logs, exit code,
 and roles that are processes. `tests/e2e/test_up.py`, the demo and the README's commands start the program itself.
 """
 
@@ -39,6 +39,26 @@ _ONLY_UP = (
 _server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
+def begin_server() -> None:
+    """Start the server that commands are forks of, if this process or the one that it is a fork of has not.
+
+    `pytest --forks` does so before it forks: to load what commands need takes four seconds of a core, once.
+    """
+    if _server._forkserver_pid is None:
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
+        *shared, last = WARMED
+        names = ["tests.quick_syncs", *shared, *_ONLY_UP, last]
+        multiprocessing.get_context("forkserver").set_forkserver_preload(names)
+        forkserver.ensure_running()
+        os.register_at_fork(after_in_child=_trust_the_server)
+
+
+def _trust_the_server() -> None:
+    """In a fork: the server is no child of this process, which therefore cannot ask whether it has ended."""
+    _server.ensure_running = forkserver.ensure_running = lambda: None
+
+
 class ForkedCommand:
     """A command that runs; what tests use of `subprocess.Popen`.
 
@@ -59,12 +79,7 @@ class ForkedCommand:
         if not CAN_FORK:
             pytest.skip("commands are forked on Linux alone")
         context = multiprocessing.get_context("forkserver")
-        if _server._forkserver_pid is None:
-            for name in ONE_THREAD:
-                os.environ.setdefault(name, "1")
-            *shared, last = WARMED
-            context.set_forkserver_preload(["tests.quick_syncs", *shared, *_ONLY_UP, last])
-        forkserver.ensure_running()
+        begin_server()
         ours, theirs = context.Pipe(duplex=False)
         told = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
         words = tuple(map(str, arguments))
@@ -129,7 +144,7 @@ def _play(
         ask_the_kernel()
     threading.Thread(target=_die_with_tests, name="tests' end", daemon=True).start()
     _server._forkserver_address = address
-    _server.ensure_running = forkserver.ensure_running = lambda: None
+    _trust_the_server()
     os.environ.clear()
     os.environ.update(environment)
     with Path(errors).open("ab", buffering=0) as file, Path(os.devnull).open("rb") as nothing:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from feature_store.backbones.simclr import DIGITS_CONFIG
+
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
@@ -32,7 +34,15 @@ def loaded_at_once(module: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_demo_labels_real_digits_well_at_a_small_price(labeler, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "accuracy"), [(10, 0.8), pytest.param(DIGITS_CONFIG.epochs, 0.85, marks=pytest.mark.long)]
+)
+def test_the_demo_labels_real_digits_well_at_a_small_price(
+    labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, accuracy: float
+) -> None:
+    """Pretrained for a fifth of its epochs, which are two thirds of its time, it labels nearly as well."""
+    shorter = DIGITS_CONFIG.model_copy(update={"epochs": epochs})
+    monkeypatch.setattr("feature_store.backbones.simclr.DIGITS_CONFIG", shorter)
     out = tmp_path / "demo"
     result = labeler("demo", "--out", out, "--seed", 0)
     assert result.code == 0, result.err
@@ -40,7 +50,7 @@ def test_the_demo_labels_real_digits_well_at_a_small_price(labeler, tmp_path: Pa
     assert stated is not None
     assert stated[0] in result.out
     summary = json.loads((out / "report.json").read_text())
-    assert summary["student"]["accuracy"] >= 0.85
+    assert summary["student"]["accuracy"] >= accuracy
     assert summary["privacy"]["instance"]["epsilon"] <= 2
     assert summary["privacy"]["delta"] == 1e-4
     assert summary["agents"]["number"] == 5

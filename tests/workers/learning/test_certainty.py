@@ -44,7 +44,7 @@ def on_the_ball(rng: np.random.Generator, count: int, dimension: int) -> Array:
     regularisation=st.sampled_from([1e-6, 1e-3, 0.01, 0.1, 1.0, 10.0]),
     change=st.sampled_from(["replace", "remove", "add"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_one_private_record_moves_the_certainty_head_by_at_most_its_sensitivity(
     seed: int, count: int, least: int, negatives: int, dimension: int, regularisation: float, change: str
 ) -> None:
