@@ -5,8 +5,9 @@ shares; the fingerprint of each stays, so that a share that is sent again is sti
 forgotten the set of agents stays, and the round takes no share and gives no sum any more.
 
 Shares and sums are kept encrypted, each kind of a round under a key of its own that lies outside the journal and
-outside every backup (feature_store.erasable). The shares' key is erased when the sum is fixed, the sum's when the round
-is forgotten: from then on no backup, log or replica of this journal holds them any more.
+outside every backup (feature_store.erasable). Both are drawn when the round is opened, with one sync. The shares' key
+is erased when the sum is fixed, the sum's when the round is forgotten: from then on no backup, log or replica of this
+journal holds them any more.
 
 Shares are secret: nothing here prints them.
 
@@ -35,6 +36,7 @@ from labeler.messages.rounds import OpenRound
 
 _SHARES, _SUM = ".shares", ".sum"
 _NEEDED = {"open": _SHARES, "fixed": _SUM}
+_KEPT = {"open": (_SHARES, _SUM), "fixed": (_SUM,)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,7 +189,8 @@ class TallierMemory:
             opened: by digest, rounds that were unknown.
             held: by round and agent, shares of open rounds, with their data.
         """
-        self._keys.draw_all({_shares_key(digest) for digest in (*opened, *(digest for digest, _ in held))})
+        keys = {_shares_key(digest) for digest, _ in held}
+        self._keys.draw_all(keys.union(*((_shares_key(digest), _sum_key(digest)) for digest in opened)))
         for digest, opening in opened.items():
             _NEW_ROUND.run(connection, digest=digest, opened=opening.encode())
         for (digest, agent), share in held.items():
@@ -210,7 +213,7 @@ class TallierMemory:
             PrivacyRefusal: a round is not open.
             ProtocolViolation: no share is held of one of the agents.
         """
-        self._keys.draw_all([_sum_key(digest) for digest in summed])
+        self._keys.draw_all([_sum_key(digest) for digest in summed])  # of a round that an earlier version has opened
         for digest, (contributors, others, aggregate) in summed.items():
             if not contributors or not aggregate:
                 raise InvalidSetting("a sum is over at least one agent, and is not empty")
@@ -310,7 +313,7 @@ def _sum_key(round_digest: str) -> str:
 
 
 def _needed_keys(connection: Connection) -> list[str]:
-    return [digest + _NEEDED[state] for digest, state in _STAGES_NOT_FORGOTTEN.all(connection)]
+    return [digest + ending for digest, state in _STAGES_NOT_FORGOTTEN.all(connection) for ending in _KEPT[state]]
 
 
 def _of_agent(round_digest: str, agent_id: str) -> str:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.clock import Clock, now_utc
-from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
 from feature_store.journal.sequences import Sequences
@@ -43,10 +42,10 @@ from labeler.errors import (
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
-from workers.party.home import PROOF_FILE, SEEN_FILE
+from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
-from workers.party.proof import Proof
+from workers.party.seen import Seen
 from workers.readiness import tell_ready
 
 log = logging.getLogger("labeler.party")
@@ -118,8 +117,7 @@ class PartyLink:
         self.coordinator_key = coordinator_key
         self.mail = PartyMail(party_id, keys, database=database, sequences=Sequences(database, clock=clock))
         self._journal_head = journal_head
-        self._seen = Anchor(home / SEEN_FILE)
-        self._proof = Proof(home / PROOF_FILE)
+        self._seen = Seen(home / SEEN_FILE)
         self._facts = facts
         self._stop = stop
         self.wait_s = wait_s
@@ -152,9 +150,10 @@ class PartyLink:
         """
         answer, self._came = self._came, b""
         if not answer:
+            self._seen.sync()  # nobody waits for this party now
             # The first is answered at once, so that this party knows that it is known.
             asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
-            answer = self._send("/v1/messages:poll", [asking], beside=self._proof.read())
+            answer = self._send("/v1/messages:poll", [asking], beside=self._seen.proof())
         messages = read_frames(answer, max_messages=MAX_MAIL)
         if not messages or messages[0].header.kind != "poll":
             raise ProtocolViolation("the answer to a poll begins with the coordinator's own message; is the URL right?")
@@ -196,7 +195,7 @@ class PartyLink:
         asking = self._asking(self._next_after, min(self.wait_s, _HELD_BEHIND_LETTERS_S))
         drafts = [*(draft for letter in letters for draft in letter), asking]
         try:
-            self._came = self._send("/v1/messages", drafts, beside=self._proof.read())
+            self._came = self._send("/v1/messages", drafts, beside=self._seen.proof())
         except (NotEnrolled, Forged):
             raise
         except (ProtocolViolation, TooLarge):
@@ -204,7 +203,7 @@ class PartyLink:
         return [None] * len(letters)
 
     def _asking(self, after: str, wait_s: float) -> Draft:
-        seen, own = self._seen.read() or EMPTY, self._journal_head()
+        seen, own = self._seen.head(), self._journal_head()
         body = Poll(
             after=after,
             wait_s=wait_s,
@@ -276,7 +275,7 @@ class PartyLink:
         return False
 
     def _compare(self, note: Mail, signed: Message) -> None:
-        seen = self._seen.read() or EMPTY
+        seen = self._seen.head()
         told = Head(note.coordinator_seq, note.coordinator_hash) if note.coordinator_seq else EMPTY
         if told.seq < seen.seq or (told.seq == seen.seq and told.hash != seen.hash):
             raise JournalBehind(
@@ -285,11 +284,7 @@ class PartyLink:
                 "back; if that is gone for good, a person at this site consents to the restored one with `labeler "
                 "journal trust-restored`"
             )
-        if told.seq > self._proof.seq:
-            # Before the head: what this party says it has seen, it can prove.
-            self._proof.keep(signed, told.seq)
-        if told.seq > seen.seq:
-            self._seen.remember(told)
+        self._seen.keep(told, signed)
 
     def _send(self, path: str, drafts: Sequence[Draft], *, beside: bytes = b"") -> bytes:
         """Send until there is an answer: new numbers where old ones were seen, patience where nobody answers."""

@@ -404,9 +404,39 @@ def test_a_start_gives_up_rounds_whose_key_is_gone_and_erases_keys_that_open_not
     keys.draw("f" * 64 + ".shares")
     keys.draw("home")
     assert sorted(memory.sweep()) == sorted([rounds[0].digest, rounds[2].digest])
-    assert keys.names() == sorted([rounds[1].digest + ".sum", rounds[3].digest + ".shares", "home"])
+    assert keys.names() == sorted(
+        [rounds[1].digest + ".sum", rounds[3].digest + ".shares", rounds[3].digest + ".sum", "home"]
+    )
     assert memory.sweep() == []
     assert {one.round for one in memory.open_rounds()} == {rounds[1], rounds[3]}
+
+
+def test_both_keys_of_a_round_are_durable_with_one_sync_and_its_sum_needs_none(
+    database: Database, tmp_path: Path
+) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    journal = Journal(database, keys)
+    keys.draw("home")
+    drawn: list[int] = []
+    with listening(lambda what: drawn.append(1) if what == "keys kept" else None):
+        journal.open(opening())
+        journal.hold("alice")
+        journal.fix(["alice"], b"sum")
+    assert len(drawn) == 1
+    assert keys.names() == sorted([DIGEST + ".sum", "home"])
+
+
+def test_a_round_that_an_earlier_version_has_opened_gets_the_key_of_its_sum_with_it(
+    database: Database, tmp_path: Path
+) -> None:
+    keys = KeyFolder(tmp_path / "erasable")
+    journal = Journal(database, keys)
+    journal.open(opening())
+    journal.hold("alice")
+    keys.erase(DIGEST + ".sum")
+    assert journal.memory.sweep() == []
+    journal.fix(["alice"], b"sum")
+    assert journal.load().aggregate == b"sum"
 
 
 def test_keys_of_what_was_not_kept_are_erased_by_the_process_that_drew_them(database: Database, tmp_path: Path) -> None:
@@ -416,17 +446,21 @@ def test_keys_of_what_was_not_kept_are_erased_by_the_process_that_drew_them(data
     journal.open(opening(one))
     journal.hold("alice")
     keys.draw("home")
+    kept_names = sorted([DIGEST + ".shares", DIGEST + ".sum", "home"])
 
     def on_a_full_disk(what: str) -> None:
         if what == "commit":
             raise no_room()
 
-    for step in (lambda: journal.open(opening(new)), lambda: journal.fix(["alice"], b"sum")):
-        with pytest.raises(StorageFull), listening(on_a_full_disk):
-            step()
-        assert len(keys.names()) == 3, "a key is durable before its row"
-        memory.tidy()
-        assert keys.names() == sorted([DIGEST + ".shares", "home"])
+    with pytest.raises(StorageFull), listening(on_a_full_disk):
+        journal.open(opening(new))
+    assert len(keys.names()) == 5, "a key is durable before its row"
+    memory.tidy()
+    assert keys.names() == kept_names
+    with pytest.raises(StorageFull), listening(on_a_full_disk):
+        journal.fix(["alice"], b"sum")
+    memory.tidy()
+    assert keys.names() == kept_names
     assert journal.load().shares["alice"] == kept("alice")
     journal.fix(["alice"], b"sum")
     memory.tidy()

@@ -1,0 +1,153 @@
+"""What a party has seen of the coordinator's journal: how far it had come, and the coordinator's own word for it.
+
+A coordinator whose journal was replaced by an older copy believes itself. What its own key has signed, it believes too:
+a party sends the signed answer that told it the furthest head along with every poll, and a head in it that the journal
+does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The word is public to
+whoever may poll, and holds nothing of any record.
+
+    coordinator.head    the head (feature_store.journal.anchor)
+    coordinator.proof   one answer to a poll, as it came
+
+Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would have the disk
+written at every answer. They are synced before this party waits for mail, and while it does not come to that once a
+second, so that no sync stands between an ask and its answer. After a power cut they may be a moment old, which only
+makes them milder; a word that is half written is none, and the next answer is kept in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from feature_store.journal.anchor import Anchor
+from feature_store.journal.chain import EMPTY, Head
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
+from labeler.messages import Message, frame, frame_sizes, read_frames
+from labeler.messages.envelope import FRAME_HEAD_BYTES, SIGNATURE_BYTES
+from workers.party.home import PROOF_FILE
+
+MAX_PROOF_BYTES: Final = 16 * 1024
+LONGEST_UNSYNCED_S: Final = 1.0
+
+
+class Seen:
+    """See the module. Used by one thread; what a person puts into the files counts from the next look.
+
+    Args:
+        path: of the head; the word lies beside it. Their folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._anchor = Anchor(path, sync_every_s=math.inf)
+        self._path = path.with_name(PROOF_FILE)
+        self._proven = 0
+        self._data = self._sound = b""
+        self._unsynced_since: float | None = None
+
+    def head(self) -> Head:
+        """The furthest head that was seen.
+
+        Raises:
+            JournalBehind: the file holds none.
+        """
+        return self._anchor.read() or EMPTY
+
+    def proof(self) -> bytes:
+        """The coordinator's word as a frame; empty where none is kept, or a damaged one."""
+        try:
+            data = _read(self._path)
+        except OSError:
+            return b""
+        if data != self._data:  # what was looked at before need not be again
+            self._data, self._sound = data, _sound(data)
+        return self._sound
+
+    def keep(self, head: Head, signed: Message) -> None:
+        """Keep a head that goes further than the one that was seen, or for which this process has kept no word yet.
+
+        Args:
+            signed: the answer that states it; its signature was checked.
+
+        Raises:
+            Unavailable: a file cannot be written.
+        """
+        if head.seq > self._proven:
+            # Before the head: what this party says it has seen, it can prove.
+            self._keep_proof(frame([signed]))
+            self._proven = head.seq
+        if head.seq > self.head().seq:
+            self._anchor.remember(head)
+            self._is_new()
+
+    def sync(self) -> None:
+        """What was kept reaches the disk, before this returns.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        if self._unsynced_since is None:
+            return
+        for path in (self._path, self._anchor.path):
+            try:
+                handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _unwritten(path, error) from error
+        self._unsynced_since = None
+
+    def _keep_proof(self, data: bytes) -> None:
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(handle, data, 0)
+                if os.fstat(handle).st_size > len(data):
+                    os.ftruncate(handle, len(data))
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise _unwritten(self._path, error) from error
+        self._data = self._sound = data
+        self._is_new()
+
+    def _is_new(self) -> None:
+        now = time.monotonic()
+        if self._unsynced_since is None:
+            self._unsynced_since = now
+        elif now - self._unsynced_since >= LONGEST_UNSYNCED_S:
+            self.sync()
+
+
+def _read(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, MAX_PROOF_BYTES + 1)
+    finally:
+        os.close(handle)
+
+
+def _sound(data: bytes) -> bytes:
+    """The frame that bytes begin with: behind it there may be the end of a longer one that it was written over."""
+    try:
+        header, body = frame_sizes(data[:FRAME_HEAD_BYTES])
+        end = FRAME_HEAD_BYTES + header + SIGNATURE_BYTES + body
+        if end > MAX_PROOF_BYTES:
+            return b""
+        [message] = read_frames(data[:end], max_messages=1)
+        if hashlib.sha256(message.body).hexdigest() != message.header.body_digest:
+            raise ProtocolViolation("half of one answer and half of another")
+    except LabelerError:
+        return b""
+    return data[:end]
+
+
+def _unwritten(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(f"{path.name} cannot be written ({error.strerror}); make room")
