@@ -317,7 +317,7 @@ def verify_statement(statement: bytes, signature: str, verify_key: str) -> None:
 
 
 def _check_body(message: Message) -> None:
-    if hashlib.sha256(message.body).hexdigest() != message.header.body_digest:
+    if not message.is_whole:
         raise Forged(f"the body of a message in the name of {message.header.sender!r} is not the one that was signed")
 
 

@@ -167,8 +167,9 @@ class JournalRounds:
         Where the process dies in between, the key of an erased round is found by `sweep`; where its key could not be
         overwritten, by `tidy`.
         """
-        for round_digest in rounds:
-            _ERASE.run(connection, digest=round_digest)
+        with self._database.dropping_noise(connection):
+            for round_digest in rounds:
+                _ERASE.run(connection, digest=round_digest)
         if rounds:
             self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
 

@@ -39,6 +39,7 @@ from feature_store.journal.engines import (
     SIDE_BY_SIDE,
     empty_log,
     follow_references,
+    overwrite_deleted,
     postgresql_engine,
     rewrite,
     sqlite_engines,
@@ -221,6 +222,22 @@ class Database:
             raise
         finally:
             cursor.close()
+
+    @contextmanager
+    def dropping_noise(self, connection: Connection) -> Iterator[None]:
+        """What a write transaction deletes in the block is left on free pages, not overwritten; in SQLite.
+
+        Only for what is encrypted under a key that is erased with it (`feature_store.erasable`), and large: it is noise
+        already, as in every backup and in the log, and zeros over it would be written, and synced, twice.
+        """
+        if self.dialect != "sqlite":
+            yield
+            return
+        overwrite_deleted(connection, False)
+        try:
+            yield
+        finally:
+            overwrite_deleted(connection, True)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -110,6 +110,12 @@ def empty_log(connection: Connection) -> None:
         raw.execute(f"PRAGMA busy_timeout = {int(patience_ms)}")
 
 
+def overwrite_deleted(connection: Connection, wanted: bool) -> None:
+    """Have what a SQLite journal deletes be overwritten, or only where its page is written anyway."""
+    raw: Any = connection.connection.driver_connection
+    raw.execute(f"PRAGMA secure_delete = {'ON' if wanted else 'FAST'}").fetchall()
+
+
 def rewrite(connection: Connection) -> None:
     """Write a SQLite journal anew, without the pages of what was deleted; outside of any transaction."""
     raw: Any = connection.connection.driver_connection

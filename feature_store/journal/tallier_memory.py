@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -221,14 +222,15 @@ class TallierMemory:
             names = json_text(sorted(contributors))
             if _FIX_ROUND.run(connection, digest=digest, names=names, locked=locked) != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
-            for agent in sorted(contributors):
-                if _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="summed") != 1:
-                    raise ProtocolViolation(
-                        f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree on "
-                        "the contributors again"
-                    )
-            for agent in sorted(others):
-                _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="dropped")
+            with self._dropping(connection):
+                for agent in sorted(contributors):
+                    if _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="summed") != 1:
+                        raise ProtocolViolation(
+                            f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree "
+                            "on the contributors again"
+                        )
+                for agent in sorted(others):
+                    _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="dropped")
         if summed:
             # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
             self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
@@ -241,8 +243,9 @@ class TallierMemory:
         """
         with writing(self._database, connection) as joined:
             self._round(round_digest, joined)
-            _FORGET_ROUND.run(joined, digest=round_digest)
-            _DROP_SHARES.run(joined, digest=round_digest)
+            with self._dropping(joined):
+                _FORGET_ROUND.run(joined, digest=round_digest)
+                _DROP_SHARES.run(joined, digest=round_digest)
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
@@ -271,6 +274,10 @@ class TallierMemory:
     def tidy(self) -> None:
         """See UnusedKeys: of shares or sums, for example, that a full disk did not keep."""
         self._unused.erase_what_was_undone()
+
+    def _dropping(self, connection: Connection) -> AbstractContextManager[None]:
+        """Shares and sums are noise once their key is erased; what a version without keys kept is overwritten."""
+        return nullcontext() if self.holds_clear else self._database.dropping_noise(connection)
 
     def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
         """What was kept, in clear; of a version without keys it is."""

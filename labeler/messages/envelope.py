@@ -14,6 +14,7 @@ checked with `feature_store.keys.verify`, and whether the number was seen before
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -156,6 +157,11 @@ class Message:
         size = FRAME_HEAD_BYTES + len(self.header.to_bytes()) + SIGNATURE_BYTES + len(self.body)
         if size > MAX_MESSAGE_BYTES:
             raise TooLarge(f"a message has at most {MAX_MESSAGE_BYTES} bytes, found {size}; ask fewer queries at once")
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the body is the one whose digest the header names; looked at once, wherever it is asked."""
+        return hashlib.sha256(self.body).hexdigest() == self.header.body_digest
 
     @property
     def message_id(self) -> str:

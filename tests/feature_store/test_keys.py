@@ -61,6 +61,23 @@ def test_a_plain_message_is_signed_and_readable() -> None:
     assert RELAY.open(message) == message.body == b"hello"
 
 
+def test_a_body_is_hashed_once_for_its_signature_and_its_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = share_message(body=bytes(1_000_000))
+    hashed: list[int] = []
+    real = hashlib.sha256
+
+    def counted(data: bytes = b"", **about: Any) -> Any:
+        hashed.append(len(data))
+        return real(data, **about)
+
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    verify(message, AGENT.public.verify_key)
+    TALLIER.open(message)
+    assert sum(size > 1_000_000 for size in hashed) == 1
+    with pytest.raises(Forged, match="not the one that was signed"):
+        verify(replace(message, body=bytes(len(message.body))), AGENT.public.verify_key)
+
+
 def test_sealing_twice_gives_different_bytes_with_the_same_content() -> None:
     first, second = share_message(), share_message()
     assert first.body != second.body

@@ -216,6 +216,35 @@ def test_what_is_deleted_is_overwritten_on_every_writing_connection(sqlite_place
         assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
 
 
+@pytest.mark.parametrize("is_swept", [True, False])
+def test_shares_whose_key_is_erased_are_not_written_over_but_what_may_be_in_clear_is(
+    sqlite_place: Place, is_swept: bool
+) -> None:
+    journal = Journal(sqlite_place.open())
+    if is_swept:
+        assert journal.memory.sweep() == []
+    journal.open(opening())
+    for agent in AGENTS:
+        journal.hold(agent, KeptShare(bytes(200_000), b"i" * 16, agent.encode().ljust(32)))
+    log = Path(f"{sqlite_place.target}-wal")
+    before = log.stat().st_size
+    journal.fix(AGENTS, b"the sum")
+    written = log.stat().st_size - before
+    assert written < 100_000 if is_swept else written > 600_000
+    assert journal.keys.names() == [DIGEST + ".sum"]
+    with journal.database.write() as connection:
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
+
+
+def test_what_is_deleted_is_overwritten_again_after_a_block_that_failed(sqlite_place: Place) -> None:
+    database = sqlite_place.open()
+    with suppress(KeyError), database.write() as connection, database.dropping_noise(connection):
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 2
+        raise KeyError
+    with database.write() as connection:
+        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
+
+
 @pytest.mark.parametrize(("names", "aggregate"), [([], b"sum"), (["alice"], b"")])
 def test_a_sum_is_over_agents_and_not_empty(full: Journal, names: list[str], aggregate: bytes) -> None:
     before = contents(full)
