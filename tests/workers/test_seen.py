@@ -11,7 +11,7 @@ from feature_store.keys import PartyKeys
 from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.polls import Mail
-from workers.party.seen import LONGEST_UNSYNCED_S, Seen
+from workers.party.seen import SYNC_EVERY_S, Seen
 
 KEYS = PartyKeys.generate()
 
@@ -85,34 +85,47 @@ def test_half_of_one_word_and_half_of_another_is_none(path: Path) -> None:
     assert Seen(path).proof() == new
 
 
-def test_nothing_is_synced_while_somebody_may_wait_and_all_of_it_before_this_party_waits(
-    path: Path, synced: list[str]
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("workers.party.seen.time.monotonic", lambda: now[0])
+    return now
+
+
+BOTH = ["coordinator.proof", "coordinator.head"]
+
+
+def test_nothing_is_synced_while_somebody_may_wait_and_all_of_it_when_this_party_waits(
+    path: Path, synced: list[str], clock: list[float]
 ) -> None:
     seen = Seen(path)
     seen.keep(head(1), answer(head(1)))
-    seen.sync()
+    seen.rest()
     synced.clear()
+    clock[0] += 60.0
     seen.keep(head(2), answer(head(2)))
     seen.keep(head(3), answer(head(3)))
     assert synced == []
-    seen.sync()
-    seen.sync()
-    assert synced == ["coordinator.proof", "coordinator.head"]
+    seen.rest()
+    seen.rest()
+    assert synced == BOTH
+    seen.keep(head(4), answer(head(4)))
+    seen.rest()
+    assert synced == BOTH, "once a second is enough"
+    clock[0] += SYNC_EVERY_S
+    seen.rest()
+    assert synced == 2 * BOTH
 
 
-def test_where_it_never_waits_it_is_synced_once_a_second(
-    path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("workers.party.seen.time.monotonic", lambda: now)
+def test_where_it_never_waits_it_is_synced_once_a_second(path: Path, synced: list[str], clock: list[float]) -> None:
     seen = Seen(path)
     seen.keep(head(1), answer(head(1)))
-    seen.sync()
+    seen.rest()
     synced.clear()
     for seq in range(2, 32):
-        now += LONGEST_UNSYNCED_S / 10
+        clock[0] += SYNC_EVERY_S / 8
         seen.keep(head(seq), answer(head(seq)))
-    assert synced.count("coordinator.head") == synced.count("coordinator.proof") == 2
+    assert synced == 3 * BOTH
 
 
 def test_what_a_person_consented_to_counts_from_the_next_look(path: Path) -> None:

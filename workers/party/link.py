@@ -150,7 +150,7 @@ class PartyLink:
         """
         answer, self._came = self._came, b""
         if not answer:
-            self._seen.sync()  # nobody waits for this party now
+            self._seen.rest()
             # The first is answered at once, so that this party knows that it is known.
             asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
             answer = self._send("/v1/messages:poll", [asking], beside=self._seen.proof())

@@ -9,9 +9,10 @@ whoever may poll, and holds nothing of any record.
     coordinator.proof   one answer to a poll, as it came
 
 Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would have the disk
-written at every answer. They are synced before this party waits for mail, and while it does not come to that once a
-second, so that no sync stands between an ask and its answer. After a power cut they may be a moment old, which only
-makes them milder; a word that is half written is none, and the next answer is kept in its place.
+written at every answer. They are synced at most once a second, when this party begins to wait for mail, so that no sync
+stands between an ask and its answer; without a rest by the first answer that comes a second later. After a power cut
+they may be a moment old, which only makes them milder; a word that is half written is none, and the next answer is kept
+in its place.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from labeler.messages.envelope import FRAME_HEAD_BYTES, SIGNATURE_BYTES
 from workers.party.home import PROOF_FILE
 
 MAX_PROOF_BYTES: Final = 16 * 1024
-LONGEST_UNSYNCED_S: Final = 1.0
+SYNC_EVERY_S: Final = 1.0
 
 
 class Seen:
@@ -46,6 +47,7 @@ class Seen:
         self._proven = 0
         self._data = self._sound = b""
         self._unsynced_since: float | None = None
+        self._synced_at = -math.inf
 
     def head(self) -> Head:
         """The furthest head that was seen.
@@ -82,14 +84,16 @@ class Seen:
             self._anchor.remember(head)
             self._is_new()
 
-    def sync(self) -> None:
-        """What was kept reaches the disk, before this returns.
+    def rest(self) -> None:
+        """This party begins to wait: what was kept reaches the disk, unless something did within the last second.
 
         Raises:
             Unavailable: it does not.
         """
-        if self._unsynced_since is None:
-            return
+        if self._unsynced_since is not None and time.monotonic() - self._synced_at >= SYNC_EVERY_S:
+            self._sync()
+
+    def _sync(self) -> None:
         for path in (self._path, self._anchor.path):
             try:
                 handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -102,6 +106,7 @@ class Seen:
             except OSError as error:
                 raise _unwritten(path, error) from error
         self._unsynced_since = None
+        self._synced_at = time.monotonic()
 
     def _keep_proof(self, data: bytes) -> None:
         try:
@@ -121,8 +126,8 @@ class Seen:
         now = time.monotonic()
         if self._unsynced_since is None:
             self._unsynced_since = now
-        elif now - self._unsynced_since >= LONGEST_UNSYNCED_S:
-            self.sync()
+        elif now - self._unsynced_since >= SYNC_EVERY_S:
+            self._sync()
 
 
 def _read(path: Path) -> bytes:
