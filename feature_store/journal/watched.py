@@ -15,6 +15,8 @@ from feature_store.journal.ledger_tables import ledger_entries
 
 _COLUMNS = tuple(column.name for column in ledger_entries.columns)
 _ENTRIES = f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq > ? ORDER BY seq"  # names of columns
+_LIVED = "SELECT round_digest FROM life_rounds WHERE seq > ? ORDER BY seq"
+_SPENT = "SELECT digest, spent FROM life_spends"
 
 
 class WatchedJournal:
@@ -32,6 +34,13 @@ class WatchedJournal:
         """Entries of the ledger behind a sequence number, all of them."""
         rows = self._connection.execute(_ENTRIES, (after,)).fetchall()
         return [entry_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+    def spent_for_life(self, *, after: int) -> tuple[list[str], dict[bytes, int]]:
+        """Digests of the rounds that have spent votes for life behind so many, and what every image has spent now."""
+        with self._connection:
+            self._connection.execute("BEGIN")  # both of one moment
+            rounds = self._connection.execute(_LIVED, (after,)).fetchall()
+            return [digest for (digest,) in rounds], dict(self._connection.execute(_SPENT).fetchall())
 
     def close(self) -> None:
         """Let go of the file."""

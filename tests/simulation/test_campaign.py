@@ -44,7 +44,7 @@ def test_a_file_of_something_else_or_of_another_range_is_refused(tmp_path: Path)
     path.write_text(json.dumps({"version": "labeler-simulation/2"} | kept))
     with pytest.raises(InvalidSetting, match=r"version 2 of the schedules, .*replayed by the program that wrote it"):
         run_seeds(0, 4, resume=path)
-    path.write_text(json.dumps({"version": "labeler-simulation/4"} | kept))
+    path.write_text(json.dumps({"version": "labeler-simulation/5"} | kept))
     with pytest.raises(InvalidSetting, match="0:4, and 0:2 were asked for"):
         run_seeds(0, 2, resume=path)
     assert run_seeds(0, 4, resume=path).schedules == 4

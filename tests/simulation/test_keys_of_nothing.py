@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 
 from feature_store.faults import listening
-from workers.studies.simulation.campaign import Stage, memory_folder
+from workers.studies.simulation.campaign import memory_folder
 from workers.studies.simulation.case import JobPlan, Rates, case_of
 from workers.studies.simulation.homes import Templates
 from workers.studies.simulation.subject import service
 from workers.studies.simulation.world import SETTLE_S, World
 
 DEADLINE_S = 600.0
-
-SEEDS = (1001383, 1013446, 1018933, 1019844)
-"""Schedules with a full disk that left an agent a key: of votes of neighbours and of records, one and several."""
 
 
 def keys_of(world: World, name: str) -> list[str]:
@@ -75,8 +72,3 @@ def test_a_charge_that_a_full_disk_did_not_keep_leaves_no_key_behind() -> None:
             assert world.witness.states == ("cancelled",)
         finally:
             world.close()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_schedule_with_a_full_disk_leaves_a_key(stage: Stage, seed: int) -> None:
-    assert not stage.run(seed).violation

@@ -7,23 +7,14 @@ from dataclasses import fields
 
 import pytest
 
+from tests.simulation.seeds import comes_late, is_left_to_a_tallier, of, seeds_where
 from workers.studies.simulation.campaign import Stage, replay_command
 from workers.studies.simulation.case import Rates, case_of
+from workers.studies.simulation.ways import Way
 
 QUICK = 40
 MANY = 800
 CHUNKS = 4
-
-LATE = (1000751, 1002935)
-"""Schedules in which an agent never gets the first step of a training, and answers from the second on: one in a
-thousand is so. They say no more once `labeler` sends in another order; then a planted defect is not found."""
-
-MODELS, WEIGHTS = (240, 382), (42, 136)
-"""Schedules of votes of trained models, and of sums of their weights, in which little stands in the way of a job."""
-
-
-UNNAMED = 83
-"""A schedule in which a tallier's site does not name an agent, and nothing else keeps a job from its end."""
 
 
 def check(stage: Stage, seeds: range) -> None:
@@ -42,19 +33,22 @@ def test_no_schedule_breaks_a_rule_and_every_job_ends(stage: Stage, chunk: int) 
 
 def test_an_agent_that_comes_in_at_a_later_step_has_paid_for_all(stage: Stage) -> None:
     """That it does come in late shows the defect `pays for a step of training by its number`, found in these alone."""
-    for seed in LATE:
+    for seed in seeds_where(comes_late, 2):
         check(stage, range(seed, seed + 1))
 
 
-def test_votes_of_models_and_sums_of_weights_come_through(stage: Stage) -> None:
-    for seed in (*MODELS, *WEIGHTS):
-        assert case_of(seed).way == ("models" if seed in MODELS else "weights")
-        check(stage, range(seed, seed + 1))
+@pytest.mark.parametrize("way", ["models", "weights", "lives", "heads"])
+def test_rarer_ways_to_ask_come_through(stage: Stage, way: Way) -> None:
+    for seed in seeds_where(of(way), 2):
+        outcome = stage.run(seed)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}\nreplay: {replay_command(seed)}"
+        assert "completed" in outcome.states
 
 
 def test_a_job_with_an_agent_that_a_tallier_does_not_know_ends_before_its_deadline(stage: Stage) -> None:
-    outcome = stage.run(UNNAMED)
-    assert (outcome.violation, outcome.states) == ("", ("failed",))
+    (seed,) = seeds_where(is_left_to_a_tallier, 1)
+    outcome = stage.run(seed)
+    assert (outcome.violation, set(outcome.states)) == ("", {"failed"})
 
 
 @pytest.mark.long
@@ -76,7 +70,7 @@ def test_the_schedules_hold_every_kind_of_fault_and_both_releases() -> None:
         assert any(getattr(case.rates, one.name) for case in cases), f"no schedule has a rate of {one.name}"
     assert {case.release for case in cases} == {"histogram", "winner"}
     assert {case.talliers for case in cases} == {2, 3}
-    for what in ("absent", "capped", "max_dropouts", "unnamed"):
+    for what in ("absent", "capped", "max_dropouts", "away", "unnamed"):
         assert any(getattr(case, what) for case in cases), what
     jobs = [job for case in cases for job in case.jobs]
     assert any(job.cancel_after is not None for job in jobs)

@@ -43,6 +43,9 @@ Seal = Callable[[int, bytes], bytes]
 NOISE: Final = b"noise and masks"
 """Of which purpose an agent's source for a round's noise, and then for its masks, is."""
 
+LOCAL_NOISE: Final = b"local noise"
+"""And of which a source is for the noise that a method's own answer carries."""
+
 NO_SPENDS = (
     "votes for life are cast by a site's own agent, whose journal remembers what each record has spent; this one "
     "remembers nothing beyond its job. Run a service (labeler up, labeler agent)"
@@ -206,7 +209,7 @@ class Agent:
         records = self._records(task)
 
         def local_noise() -> ByteSource:
-            return self._source(key, b"local noise", task, batch, records.version)
+            return self._source(key, LOCAL_NOISE, task, batch, records.version)
 
         return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
 

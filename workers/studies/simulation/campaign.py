@@ -47,7 +47,7 @@ _BORN_S = 600.0
 """A folder without a lock is somebody's that is just being made, for as long."""
 
 _FORMAT = "labeler-simulation/"
-_VERSION = f"{_FORMAT}4"
+_VERSION = f"{_FORMAT}5"
 """What a seed stands for; a file of another version is refused, since its seeds were other schedules."""
 
 

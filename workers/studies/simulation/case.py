@@ -15,6 +15,7 @@ from workers.studies.simulation.ways import Way
 
 _WAYS: tuple[Way, ...] = ("neighbours",) * 6 + ("attributes", "records", "steps", "steps")
 _LATER_WAYS: tuple[Way, ...] = ("models", "weights")
+_LATEST_WAYS: tuple[Way, ...] = ("lives", "lives", "heads")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Case:
         rates: of what goes wrong.
         dishonest_talliers: of every task: talliers add the noise; None: the agents do.
         way: what every task asks for.
+        away: an agent, and for how many steps it is not there once it was first asked; nothing reaches it meanwhile.
         shorter: the first agent has one record less: the other of two neighbouring worlds.
     """
 
@@ -106,12 +108,20 @@ class Case:
     dishonest_talliers: int | None = None
     way: Way = "neighbours"
     unnamed: tuple[int, ...] = ()
+    away: tuple[int, int] | None = None
     shorter: bool = False
 
     @property
     def shape(self) -> Shape:
         """Of the federation it runs on."""
         return Shape(self.agents, self.talliers, self.release, self.max_dropouts, self.dishonest_talliers, self.way)
+
+    @property
+    def has_reasons_to_wait(self) -> bool:
+        """Whether a job may have to wait for its deadline, or is cancelled before; all else only costs time."""
+        rates = self.rates
+        is_cancelled = any(one.cancel_after is not None for one in self.jobs)
+        return bool(self.absent or self.capped or rates.policy or rates.rekey or rates.leap or is_cancelled)
 
     @property
     def neighbour(self) -> Case:
@@ -140,6 +150,14 @@ def case_of(seed: int) -> Case:
     trained = source(seed, "trained models")
     if release == "histogram" and way == "neighbours" and trained.random() < 0.3:
         way = trained.choice(_LATER_WAYS)
+    latest = source(seed, "lives and heads")
+    if release == "histogram" and way in ("neighbours", "records") and latest.random() < 0.3:
+        way = latest.choice(_LATEST_WAYS)
+    if way == "lives" and len(jobs) == 1:
+        # What images have spent shows in the next job.
+        jobs += (_job(latest, steps),)
+    gone = source(seed, "away")
+    is_gone = gone.random() < (0.5 if way == "steps" and max_dropouts else 0.1)
     rates, later, named = _rates(draw), source(seed, "later"), source(seed, "agents that are named")
     if later.random() < 0.3:
         rates = replace(rates, full=later.choice((0.1, 0.3)))
@@ -156,9 +174,11 @@ def case_of(seed: int) -> Case:
         jobs=jobs,
         steps=steps,
         rates=rates,
-        dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 else None,
+        # Heads carry the noise of those who trained them, and nobody else's.
+        dishonest_talliers=source(seed, "noise").choice((None, 1, 1, 2)) if talliers == 3 and way != "heads" else None,
         way=way,
         unnamed=(named.randrange(agents),) if named.random() < 0.05 else (),
+        away=(gone.randrange(agents), gone.choice((6, 12, 20))) if is_gone else None,
     )
 
 

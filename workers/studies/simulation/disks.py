@@ -19,6 +19,7 @@ from feature_store.journal.chain import Entry
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import SET_ASIDE
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from feature_store.journal.watched import WatchedJournal
@@ -78,6 +79,14 @@ class _Disk:
         self.entries += new
         self._entries_at = version
         return new
+
+    def set_aside(self) -> dict[str, int]:
+        """What each account has set aside for votes for life, nano-units; in several entries, where it grew."""
+        aside: dict[str, int] = {}
+        for entry in self.entries:
+            if entry.kind == "post" and (entry.reservation_id or "").startswith(SET_ASIDE):
+                aside[entry.account] = aside.get(entry.account, 0) + entry.amount
+        return aside
 
     def has_reserved(self) -> bool:
         """Whether any account has charges that are neither final nor given back."""
@@ -145,6 +154,18 @@ class AgentDisk(_Disk):
         self.rounds = JournalRounds(self.database, self.keys)
         self._amounts: dict[tuple[str, str], int] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._lived_at = -1
+
+    def lived(self, *, after: int) -> tuple[list[str], dict[bytes, int]] | None:
+        """Digests of the rounds that have spent votes for life behind so many, and what every image has spent now.
+
+        None where nobody has committed since the last time.
+        """
+        version = self.version()
+        if version == self._lived_at:
+            return None
+        self._lived_at = version
+        return self._watched.spent_for_life(after=after)
 
     def charges(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(round, level) -> what the agent charged itself, and how often."""

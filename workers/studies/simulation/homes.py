@@ -14,12 +14,14 @@ import numpy as np
 from feature_store.journal.chain import EMPTY
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from feature_store.site_key import KEY_BYTES, Digests, SiteKey
 from labeler.methods import ReleaseKind
 from labeler.randomness import seeded_source
 from labeler.setting import LEVELS
@@ -29,7 +31,7 @@ from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
 from workers.party.home import AgentConfig, create_agent_home
 from workers.party.http import CoordinatorDoor
 from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier
-from workers.studies.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, fields_of, points
+from workers.studies.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
 from workers.studies.simulation.winners import MeetingRoom
 from workers.tallier.peers import pin_peers
 
@@ -37,7 +39,10 @@ RECORDS = 9
 FINGERPRINT = "simulated-backbone"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REQUESTER = "tok-simulated"
-_METHODS = ["knn", "reverse-knn", "federated", "ensemble", "blind-average"]
+_METHODS = ["knn", "reverse-knn", "federated", "ensemble", "blind-average", "aux-distill"]
+_LIFE_EPSILON = 9.0
+"""What sites set aside for votes for life: more than any task of them promises."""
+
 VARIANTS = ("all", "one-less", "one-more")
 _LISTEN = "127.0.0.1:{port}"
 
@@ -101,11 +106,12 @@ class Template:
                     "instance_epsilon": 380.0 if is_capped else "unlimited",
                     "agent_epsilon": "unlimited",
                     "delta": 1e-5,
+                    **({"life_epsilon": _LIFE_EPSILON} if self.shape.way == "lives" else {}),
                 },
                 "allow": {
                     "backbones": [FINGERPRINT],
                     "tasks": "any",
-                    "methods": _METHODS if is_open else ["aux-distill"],
+                    "methods": [name for name in _METHODS if is_open or name != self.tasks[0].method],
                     "releases": ["histogram", "winner"],
                     "max_queries_per_day": 10_000,
                     "max_noise_contributors": 100,
@@ -119,7 +125,7 @@ class Template:
 
     def shard(self, agent: str, variant: str) -> Path:
         """The records of an agent: all of them, one less, or one more."""
-        kind = "attributes" if self.shape.way == "attributes" else "labels"
+        kind = {"attributes": "attributes", "lives": "images"}.get(self.shape.way, "labels")
         return self.folder.parent / "shards" / kind / agent / variant
 
     def copy(self, target: Path) -> None:
@@ -246,6 +252,8 @@ def _make_journal(home: Path, template: Template, publics: Mapping[str, PublicKe
         for account in ("federation", *(f"agent:{name}" for name in template.agents)):
             for level in LEVELS:
                 ledger.open_account(account, level, None)
+            if template.shape.way == "lives":
+                set_aside(ledger, account, LIFE_NANO)
         facts = {"classes": list(CLASSES), "backbone_fingerprint": FINGERPRINT, "version": "labeler/0.2"}
         for number, name in enumerate(template.talliers):
             parties.enrol(name, "tallier", publics[name].verify_key, publics[name].seal_key, tallier=number)
@@ -277,15 +285,24 @@ def _task(shape: Shape, number: int) -> Task:
 def _make_shards(folder: Path) -> None:
     if folder.exists():
         return
-    for kind in ("labels", "attributes"):
+    for kind in ("labels", "attributes", "images"):
         for name in agent_names(3):
             for variant in VARIANTS:
-                _make_shard(folder / kind / name / variant, name, variant, is_of_attributes=kind == "attributes")
+                _make_shard(folder / kind / name / variant, name, variant, kind=kind)
 
 
-def _make_shard(target: Path, name: str, variant: str, *, is_of_attributes: bool) -> None:
+def image_digests(name: str, count: int) -> tuple[str, Digests]:
+    """The name of an agent's site key, and digests of its images, of which the last but one is there twice."""
+    key = SiteKey(seeded_source(f"site key {name}".encode()).bytes(KEY_BYTES))
+    copied = [min(number, RECORDS - 2) if number < RECORDS else number for number in range(count)]
+    return key.name, key.digests("image", [f"{name}/{number}".encode() for number in copied])
+
+
+def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     count = RECORDS + (variant == "one-more")
+    is_of_attributes = kind == "attributes"
+    site_key, digests = image_digests(name, count) if kind == "images" else (None, None)
     with ShardWriter(
         target,
         classes=CLASSES,
@@ -294,6 +311,7 @@ def _make_shard(target: Path, name: str, variant: str, *, is_of_attributes: bool
         public=False,
         backbone={"kind": "pixels"},
         attributes=is_of_attributes,
+        site_key=site_key,
         random_bytes=seeded_source(f"ids {name}".encode()).bytes,
     ) as writer:
         labels = (np.arange(count) % len(CLASSES)).astype(np.int16)
@@ -301,6 +319,7 @@ def _make_shard(target: Path, name: str, variant: str, *, is_of_attributes: bool
             points(RECORDS + 1, f"records {name}")[:count].astype(np.float64),
             attributes_of(name, RECORDS + 1)[:count] if is_of_attributes else labels,
             [f"{name}/{number}.png" for number in range(count)],
+            image_digests=digests,
         )
         writer.finish()
     if variant == "one-less":

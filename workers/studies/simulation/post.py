@@ -72,16 +72,21 @@ class LossyMailbox:
         self._held: list[tuple[str, bytes, str]] = []
         self._copies = 0
         self.rates = Rates()
+        self.leaves = self.away = ""
+        """Who goes away when it is first asked, and who is away: nobody is there, and mail is lost."""
         self.lost = self.doubled = self.held = 0
 
     def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
         """Put a message in, or lose, double or hold it."""
         self._moment("mail")
-        self._overheard.mailed(recipient, read_frames(data, max_messages=MAX_MESSAGES))
+        messages = read_frames(data, max_messages=MAX_MESSAGES)
+        self._overheard.mailed(recipient, messages)
+        if recipient == self.leaves and any(message.header.kind == "ask" for message in messages):
+            self.leaves, self.away = "", recipient
         rates, draw = self.rates, self._draw
         if draw.random() < rates.outage:
             raise Unavailable("the mailbox does not answer")
-        if draw.random() < rates.lose:
+        if draw.random() < rates.lose or recipient == self.away:
             self.lost += 1
         elif draw.random() < rates.hold:
             self.held += 1

@@ -1,8 +1,9 @@
-"""What the tasks of a schedule ask for: votes of neighbours, of attributes, of records, of trained models; a model
-trained in steps, and one whose weights are added up at once.
+"""What the tasks of a schedule ask for: votes of neighbours, of attributes, of records, of records for life, of trained
+models; a model trained in steps, one whose weights are added up at once, and soft labels of heads that carry noise.
 
 Of each, what an agent must have added up is computed here apart from the product, in the plainest way there is: by
-sorting, by counting, and by gradients in floating point.
+sorting, by counting, and by gradients in floating point. Votes for life, which hang on all that came before, are in
+`lives`, soft labels in `soft_heads`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from feature_store.shard import Shard
 from labeler.randomness import seeded_source
 from labeler.task import Task
 
-Way = Literal["neighbours", "attributes", "records", "steps", "models", "weights"]
+Way = Literal["neighbours", "attributes", "records", "steps", "models", "weights", "lives", "heads"]
 
 CLASSES: Final = ("cat", "dog", "eel")
 DIMENSION: Final = 6
@@ -36,6 +37,11 @@ MAX_QUERIES: Final = 6
 SIGMA_VOTES: Final = 0.09
 """So little noise that the exact votes can be read off every sum, and compared: no promise, but the same code."""
 
+LIFE_NANO: Final = 2_500_000_000
+"""What an image may ever spend on votes for life: two votes under a noise of one vote, and half a third."""
+
+HEAD_QUERIES: Final = 16
+
 _RATE: Final = 3.0
 _SHRINK: Final = 0.01
 _RECORDS: Final = 4
@@ -48,11 +54,26 @@ _FIT: Final = 10.0
 _OFF: Final = 3
 """Grid units by which a gradient in floating point may differ from the one in whole numbers."""
 
+_OFF_SOFT: Final = 2**24 // 10_000
+"""The same of soft labels: heads trained until a millionth is left, made four to eight times as loud."""
+
 _FIELDS: Final[dict[Way, dict[str, Any]]] = {
     "neighbours": {"method": "knn", "k": NEIGHBOURS},
     "attributes": {"method": "knn", "k": NEIGHBOURS, "attributes_per_record": MOST_ATTRIBUTES},
     "records": {"method": "reverse-knn", "k": 1},
+    "lives": {
+        "method": "reverse-knn",
+        "k": 2,
+        "sigma_votes": 1.0,
+        "life": {"budget_nano": LIFE_NANO, "least_similarity": 0.2, "asked_classes": CLASSES[:2]},
+    },
     "models": {"method": "ensemble"},
+    "heads": {
+        "method": "aux-distill",
+        "sigma_votes": 0.2,
+        "max_queries": HEAD_QUERIES,
+        "training": {"min_records": _RECORDS, "regularisation": _DECAY, "dimension": 2},
+    },
     "weights": {
         "method": "blind-average",
         "sigma_votes": 0.2,
@@ -83,10 +104,12 @@ def fields_of(way: Way) -> dict[str, Any]:
 
 def sizes_of(way: Way, wished: Sequence[int]) -> tuple[int, ...]:
     """Queries of each round of a job: of training all steps, each with all rows of the model, of weights one; where
-    records choose their queries, all of the task at once."""
+    records choose their queries, or learn from them, all of the task at once."""
     if way in ("steps", "weights"):
         return (ROWS,) * (STEPS if way == "steps" else 1)
-    return (MAX_QUERIES,) if way == "records" else tuple(wished)
+    if way == "heads":
+        return (HEAD_QUERIES,)
+    return (MAX_QUERIES,) if way in ("records", "lives") else tuple(wished)
 
 
 def points(count: int, seed: str) -> NDArray[np.int16]:
@@ -126,7 +149,8 @@ def numbers_of(task: Task, way: Way, path: Path, asked: NDArray[np.int16], model
 
 def is_same(way: Way, one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     """Whether what was sent is what was computed."""
-    return bool(np.abs(one - other).max(initial=0) <= (_OFF if way in ("steps", "weights") else 0))
+    most = _OFF_SOFT if way == "heads" else _OFF if way in ("steps", "weights") else 0
+    return bool(np.abs(one - other).max(initial=0) <= most)
 
 
 def next_model(theta: NDArray[np.float64], opened: NDArray[np.float64], contributors: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ Longer than 400 lines because it is one list: every rule of docs/simulation.md, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -23,22 +23,25 @@ from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.chain import Entry
 from feature_store.journal.jobs import RoundRecord
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import SET_ASIDE
 from feature_store.shard import Shard
 from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
 from labeler.noise import DiscreteGaussian, noise_share
-from labeler.randomness import derive_key, keyed_source
+from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.setting import LEVELS
 from labeler.sharing import unshard
 from labeler.tallier_noise import noise_source
 from labeler.task import Level, Task
 from labeler.wellformed import BallotShare
-from workers.agent.agent import NOISE
+from workers.agent.agent import LOCAL_NOISE, NOISE
 from workers.studies.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk
 from workers.studies.simulation.homes import VARIANTS, Template
+from workers.studies.simulation.lives import Asked, Lives
 from workers.studies.simulation.prices import Paid, Standing, is_covered, price, wrongly_paid
+from workers.studies.simulation.soft_heads import soft_labels
 from workers.studies.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
 
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
@@ -108,6 +111,8 @@ class Witness:
         self._contributors: dict[tuple[str, int], tuple[str, ...]] = {}
         self._releases: dict[tuple[str, int], bytes] = {}
         self._standing = Standing()
+        has_lives = template.shape.way == "lives"
+        self._lives = {name: Lives(self._paths(name)) for name in template.agents if has_lives}
         self._versions: dict[str, int] = {}
         self._seen_version = -1
         self.wire: list[tuple[int, int, str, str, str, int]] = []
@@ -192,6 +197,8 @@ class Witness:
                 raise Violation("stored before sent", f"a share of {agent} leaves before it is stored")
             if (agent, digest) not in self._opened:
                 self._check_paid_by(agent, message)
+                if agent in self._lives:
+                    self._check_spent(agent, message)
             self._round_keys[agent, digest] = self._agents[agent].keys.read(digest) or b""
             self._opened.setdefault((agent, digest), {})[tallier] = message
 
@@ -205,6 +212,30 @@ class Witness:
         task = self._by_digest[message.header.task_digest]
         if not is_covered(task, current.num_queries, charged, message.header.round_digest):
             raise Violation("paid before answered", f"{agent} answers a round and has paid too little")
+
+    def _check_spent(self, agent: str, message: Message) -> None:
+        """A share of votes for life leaves an agent that has written down what they spend, and set enough aside."""
+        self._follow_lives(agent)
+        if not self._lives[agent].votes(message.header.round_digest):
+            raise Violation("spent before sent", f"{agent} sends votes for life and has not noted what they spend")
+        task, journal = self._by_digest[message.header.task_digest], self._agents[agent]
+        journal.read_entries()
+        if task.life is None or sum(journal.set_aside().values()) < task.life.budget_nano:
+            raise Violation("paid before answered", f"{agent} votes for life and has set too little aside")
+
+    def _follow_lives(self, agent: str) -> None:
+        """What the images of an agent have spent for life is what some sequence of its records' versions gives."""
+        found = self._agents[agent].lived(after=self._lives[agent].rounds)
+        if found is None:
+            return
+        digests, spent = found
+        rounds = [self._coordinator.round_of(digest) for digest in digests]
+        asked = [Asked(one.round_digest or "", self._task_of(one.job_id), self._questions(one)) for one in rounds]
+        if wrong := self._lives[agent].follow(asked, spent):
+            raise Violation("votes for life", f"{agent}: {wrong}")
+
+    def _paths(self, agent: str) -> list[Path]:
+        return [self._template.shard(agent, variant) for variant in VARIANTS]
 
     def _check_paid_for(self, message: Message) -> None:
         """A share is passed on of a round for which the coordinator's ledger holds enough."""
@@ -345,21 +376,44 @@ class Witness:
             vectors = [one.expand() for one in shares if not isinstance(one, BallotShare)]
             vector = unshard(vectors, field=None if terms is None else terms.field)
         numbers = np.asarray(vector, dtype=np.int64)
-        if not any(self._is_of(agent, variant, current, task, numbers) for variant in VARIANTS):
+        if not any(self._is_of(agent, said, path, current, task, numbers) for said, path in self._said(agent, current)):
             raise Violation("exact votes", f"{agent} has sent votes that no version of its records gives")
         return numbers
 
-    def _is_of(self, agent: str, variant: str, current: RoundRecord, task: Task, sent: NDArray[np.int64]) -> bool:
-        """Whether numbers are, to the last bit, what one version of an agent's records says, and its noise."""
-        way, path = self._template.shape.way, self._template.shard(agent, variant)
-        asked, model = self._questions(current), self._model(current, task)
-        said = numbers_of(task, way, path, asked, model)
-        if task.noise_by == "talliers":
+    def _said(self, agent: str, current: RoundRecord) -> Iterator[tuple[NDArray[np.int64], Path]]:
+        """What every version of an agent's records says in a round, grid units; of votes for life every sequence."""
+        way, task, asked = self._template.shape.way, self._task_of(current.job_id), self._questions(current)
+        for path in self._paths(agent):
+            if way == "lives":
+                for votes in self._lives[agent].votes(current.round_digest or ""):
+                    yield votes * np.int64(task.scale), path
+            elif way == "heads":
+                source = self._source(agent, LOCAL_NOISE, path, current, task)
+                yield soft_labels(task, path, asked, source=source), path
+            else:
+                yield numbers_of(task, way, path, asked, self._model(current, task)), path
+
+    def _is_of(
+        self,
+        agent: str,
+        said: NDArray[np.int64],
+        path: Path,
+        current: RoundRecord,
+        task: Task,
+        sent: NDArray[np.int64],
+    ) -> bool:
+        """Whether numbers are, to the last bit, what a version of an agent's records says, and its noise."""
+        way = self._template.shape.way
+        if task.noise_by == "talliers" or task.traits.has_local_noise:
             return is_same(way, sent, said)
-        context = (task.digest.encode(), current.batch_digest.encode(), Shard.open(path, verify=False).version.encode())
-        key = derive_key(self._round_keys[agent, current.round_digest], NOISE, *context)
-        noise = noise_share(task, keyed_source(key, is_seeded=False), len(asked))
+        noise = noise_share(task, self._source(agent, NOISE, path, current, task), len(said))
         return is_same(way, sent, said + noise)
+
+    def _source(self, agent: str, purpose: bytes, path: Path, current: RoundRecord, task: Task) -> ByteSource:
+        """What an agent draws its noise of a round from, with this version of its records."""
+        context = (task.digest.encode(), current.batch_digest.encode(), Shard.open(path, verify=False).version.encode())
+        key = derive_key(self._round_keys[agent, current.round_digest], purpose, *context)
+        return keyed_source(key, is_seeded=False)
 
     def _model(self, current: RoundRecord, task: Task) -> bytes:
         """The public model that a step begins from, from what the steps before have opened; empty elsewhere."""
@@ -408,6 +462,8 @@ class Witness:
                 for current in self._coordinator.rounds(job_id):
                     self._look_at_round(current)
         self._read_entries()
+        for agent in self._lives:
+            self._follow_lives(agent)
 
     def _look_at_round(self, current: RoundRecord) -> None:
         name = (current.job_id, current.number)
@@ -466,6 +522,8 @@ class Witness:
     def check_end(self) -> None:
         """What has to hold when everything has come to its end."""
         self.look()
+        for agent in self._lives:
+            self._follow_lives(agent)
         for name, ledger in self._ledgers().items():
             try:
                 ledger.verify()
@@ -505,7 +563,7 @@ class Witness:
         by_digest = {one.round_digest: one for one in rounds if one.round_digest}
         known = {f"{one.job_id}/{one.number}" for one in rounds}
         for reservation, account, _ in paid:
-            if reservation not in known:
+            if reservation not in known and not reservation.startswith(SET_ASIDE):
                 raise Violation("charged once", f"{account} is charged for {reservation}, which is no round")
         for one in rounds:
             reservation = f"{one.job_id}/{one.number}"
@@ -518,7 +576,8 @@ class Witness:
         by_name = {f"{one.job_id}/{one.number}": one for one in rounds}
         for account in sorted({account for _, account, _ in paid}):
             for level in LEVELS:
-                charges = [(by_name[name], nano) for (name, *of), nano in paid.items() if of == [account, level]]
+                mine = ((name, nano) for (name, *of), nano in paid.items() if of == [account, level])
+                charges = [(by_name[name], nano) for name, nano in mine if name in by_name]
                 self._check_price(account, level, charges)
         for agent, journal in self._agents.items():
             own = journal.charges()

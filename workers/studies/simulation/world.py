@@ -133,6 +133,9 @@ class World:
         self.mailbox = LossyMailbox(
             source(case.seed, "mailbox"), now=self.clock.unix_s, overheard=self.witness, moment=self._moment
         )
+        self._steps_away = 0
+        if case.away is not None:
+            self.mailbox.leaves, self._steps_away = template.agents[case.away[0]], case.away[1]
         self._network = Network(
             source(case.seed, "network"),
             overheard=self.witness,
@@ -185,9 +188,22 @@ class World:
     def _stormy(self) -> None:
         for step in range(self.case.steps):
             self._requests(step)
+            self._come_back()
             self._mischief()
             self._turn(self._whose_turn())
             self._pass(self._draw.choice((0.0, 0.1, _STEP_S, 2.0)))
+
+    def _come_back(self) -> None:
+        """Who was first asked, and went away, is there again after so many steps."""
+        if not self.mailbox.away:
+            return
+        if self.case.away is not None and self._steps_away == self.case.away[1]:
+            self._counts.faults["away"] += 1
+            self._note(f"{self.mailbox.away} is away")
+        self._steps_away -= 1
+        if self._steps_away == 0:
+            self._note(f"{self.mailbox.away} is back")
+            self.mailbox.away = ""
 
     def _whose_turn(self) -> str:
         """Mostly somebody who has something to do: the coordinator, or who has mail."""
@@ -201,6 +217,7 @@ class World:
         """No more faults: every job comes to an end, before its deadline where nothing stands in its way."""
         self._armed.clear()
         self._full.clear()
+        self.mailbox.leaves = self.mailbox.away = ""
         self._set_rates(Rates())
         for name, agent in self._agents.items():
             if not agent.is_open:
@@ -249,16 +266,8 @@ class World:
     @property
     def _must_end(self) -> bool:
         """Whether no job has to wait for its deadline: what fails only costs time, and there was enough of it."""
-        case, rates = self.case, self.case.rates
-        passed = self.clock.passed_s
-        return not (
-            case.absent
-            or case.capped
-            or rates.policy
-            or rates.rekey
-            or rates.leap
-            or any(one.plan.cancel_after is not None or one.plan.deadline_s < 500 + passed / 10 for one in self._jobs)
-        )
+        least_s = 500 + self.clock.passed_s / 10
+        return not self.case.has_reasons_to_wait and all(one.plan.deadline_s >= least_s for one in self._jobs)
 
     def _all_turns(self, *, everybody: bool) -> bool:
         """A turn of the coordinator and of everybody who has mail; whether anybody had any."""
@@ -375,7 +384,7 @@ class World:
     # Turns.
 
     def _turn(self, name: str) -> None:
-        if name in self._agents and self._agents[name].is_absent:
+        if name == self.mailbox.away or (name in self._agents and self._agents[name].is_absent):
             return
         self._counts.steps += 1
         process = self._living(name)
