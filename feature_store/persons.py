@@ -95,7 +95,7 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
                     f"{len(rows.fieldnames or ())} others"
                 )
             for row in rows:
-                name, person = row[FILE_COLUMN], _one_name(row[PERSON_COLUMN] or "")
+                name, person = row[FILE_COLUMN], one_name(row[PERSON_COLUMN] or "")
                 # Rows about images that are not here are another source's.
                 if name not in wanted:
                     continue
@@ -117,7 +117,7 @@ def _from_column(images: ImageSource, column: str) -> list[str]:
 
 
 def _complete(images: ImageSource, persons: Sequence[str | None], where: str) -> list[str]:
-    named = [_one_name(person or "") for person in persons]
+    named = [one_name(person or "") for person in persons]
     missing = [name for name, person in zip(images.names, named, strict=True) if not person]
     if missing:
         raise BadData(
@@ -127,7 +127,8 @@ def _complete(images: ImageSource, persons: Sequence[str | None], where: str) ->
     return named
 
 
-def _one_name(person: str) -> str:
+def one_name(person: str) -> str:
+    """A person's name in the one spelling that is digested."""
     return unicodedata.normalize("NFC", person).strip()
 
 

@@ -52,6 +52,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "duplicates": Entry(
         "shards", "List the images that a shard holds more than once; those under different labels first."
     ),
+    "delete": Entry(
+        "shards", "Delete the records of people, or of images, from a shard; a running agent sees it at once."
+    ),
     "pretrain": Entry("shards", "Pretrain a SimCLR backbone on public images. Continues from its last checkpoint."),
     "up": Entry(
         "federation",

@@ -1,4 +1,4 @@
-"""Commands that make what a job needs: `embed` images into a shard, look for `duplicates`, `pretrain` a backbone."""
+"""Commands about shards: `embed` images, look for `duplicates`, `delete` records, `pretrain` a backbone."""
 
 from __future__ import annotations
 
@@ -181,6 +181,38 @@ def duplicates(
         typer.echo(f"compared by {' and '.join(result['compared'])}: {len(result['duplicates'])} images more than once")
     if result["duplicates"]:
         sys.exit(1)
+
+
+def delete(
+    shard: Annotated[Path, typer.Argument(help="A finished shard.")],
+    persons: Annotated[
+        Path | None, typer.Option(help="File of people whose records are deleted, one name a line; - reads them here.")
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="File of images, named as in the source, one a line; - reads them here.")
+    ] = None,
+    site_key: Annotated[
+        Path | None, typer.Option(help="The site's key that the shard was made with. Default: beside the shard.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the records of people, or of images, from a shard; a running agent sees it at once.
+
+    All that is named is deleted, or nothing. Again: no change. No job reads the records any more; their rows stay in
+    the shard's files until it is embedded anew. What was released before stays covered by its price.
+
+    Example: `labeler delete hospital-a.shard --persons leaving.txt`
+    """
+    from workers.embedder.deletions import delete_records, lines_of
+
+    result = delete_records(
+        shard,
+        persons=[] if persons is None else lines_of(persons),
+        images=[] if images is None else lines_of(images),
+        key=site_key,
+    )
+    said = f"{result['deleted']} records were deleted, {result['left']} are left in {shard}"
+    tell(result, said, as_json=as_json)
 
 
 def pretrain(
