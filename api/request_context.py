@@ -30,6 +30,9 @@ CLIENT_GONE = 499
 """In the log and the metrics only: whoever asked went away before the request was whole."""
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
+_AS_MANY_AS_ONE_LIKES = frozenset({405, 429})
+"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (labeler.repeated)."""
+
 DISCARD_BYTES = 4 * 1024 * 1024
 DISCARD_S = 2.0
 
@@ -114,10 +117,13 @@ class RequestContext:
             "method": method,
             "route": route,
             "status": status,
-            "ms": round(1000 * seconds, 1),
             "token_id": "" if token is None else token.token_id,
         }
-        _log.info("request", extra=fields)
+        if status in _AS_MANY_AS_ONE_LIKES or route == _UNKNOWN_ROUTE:
+            # Alike without their time, so that of a flood of them a few lines and a number are written.
+            _log.warning("request", extra=fields)
+        else:
+            _log.info("request", extra=fields | {"ms": round(1000 * seconds, 1)})
 
 
 async def _discard(scope: Scope, receive: Receive, is_read: Callable[[], bool]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from api.app import create_app
 from api.logs import LogFormatter
 from api.rate_limit import RateLimits, TooManyRequests
 from labeler.errors import InvalidSetting
+from labeler.repeated import CountRepeats
 from tests.api.routes.conftest import AGENTS, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
 
 FILLED = {
@@ -239,3 +241,35 @@ def test_logs_hold_no_token_no_body_and_no_query(service: Service, caplog: pytes
     logged = json.loads(lines[0])
     assert {"route", "status", "ms", "token_id", "method"} <= set(logged)
     assert logged["route"] == "/v1/ledger"
+
+
+def test_what_anybody_may_send_without_end_is_counted_in_the_log_and_not_written_each_time(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "labeler"), service.http("requester") as http:
+        asked = [("GET", "/v1/nothing"), ("PUT", "/v1/tokens"), ("GET", "/healthz")]
+        for _ in range(20):
+            for method, path in asked:
+                http.request(method, path)
+        while sum(record.name == "labeler.access" for record in caplog.records) < 60:
+            time.sleep(0.01)
+    written: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record)
+
+    counting = CountRepeats(Kept(), clock=lambda: 0.0)
+    for record in caplog.records:
+        if record.name == "labeler.access":
+            counting.handle(record)
+    counting.close()
+    said = Counter((record.method, record.status, record.getMessage()) for record in written)  # type: ignore[attr-defined]
+    more = "request ... happened 15 more times in 60 s"
+    assert said == {
+        ("GET", 404, "request"): 5,
+        ("GET", 404, more): 1,
+        ("PUT", 405, "request"): 5,
+        ("PUT", 405, more): 1,
+        ("GET", 200, "request"): 20,
+    }
