@@ -257,15 +257,16 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
             assert_never(other)
 
 
-def resume(state: AgentRound) -> tuple[RoundEffect, ...]:
-    """What is still owed of a round by a process that begins with it.
+def resume(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
+    """A round as a process begins with it, in which nothing is under way any more, and what is still owed of it.
 
     A round that was charged and has no stored answer is computed once it is asked for again: its queries are in the
     ask, and the coordinator asks until it has an answer. One whose ask is known is computed now.
     """
-    if state.stage == "charged" and state.ask is not None:
-        return (Compute(state.ask),)
-    return ()
+    begun = replace(state, doing="nothing", attempts=0, is_waiting=False, is_settled=False)
+    if begun.stage == "charged" and begun.ask is not None:
+        return replace(begun, doing="compute"), (Compute(begun.ask),)
+    return begun, ()
 
 
 def recipients_of(ask: Ask) -> Recipients:

@@ -143,9 +143,12 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
             assert_never(other)
 
 
-def resume(_: AgentProposal) -> tuple[ProposalEffect, ...]:
-    """Nothing is owed: who proposes asks until it has an answer, and every answer is durable before it is said."""
-    return ()
+def resume(state: AgentProposal) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
+    """A proposal as a process begins with it: nothing is under way, and nothing owed.
+
+    Who proposes asks until it has an answer, and every answer is durable before it is said.
+    """
+    return replace(state, is_promising=False), ()
 
 
 def _said(state: AgentProposal, now: float) -> ProposalEffect:

@@ -293,14 +293,15 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
             assert_never(other)
 
 
-def resume(state: TallierRound) -> tuple[TallierEffect, ...]:
-    """What is still owed by a process that begins with a round: an answer to whoever asks, and nothing unasked.
+def resume(state: TallierRound) -> _Step:
+    """A round as a process begins with it, and what is still owed: an answer to whoever asks, and nothing unasked.
 
-    A sum that was asked for and not fixed was never durable, so it is as if it had not been asked for.
+    A sum that was asked for and not fixed was never durable, so whoever begins with what is durable has none under way;
+    one that is known to be under way is added up.
     """
     if state.stage == "open" and state.contributors is not None:
-        return (Add(state.contributors),)
-    return ()
+        return state, (Add(state.contributors),)
+    return state, ()
 
 
 def most_bytes(opening: OpenRound) -> int:

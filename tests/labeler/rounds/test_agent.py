@@ -121,10 +121,21 @@ def test_an_ask_of_another_round_changes_nothing_whatever_came_of_it() -> None:
 
 def test_a_process_that_begins_with_a_charged_round_computes_it_once_it_is_asked() -> None:
     state = AgentRound(ASK.round.digest, "charged", machine.recipients_of(ASK))
-    assert resume(state) == ()
+    assert resume(state) == (state, ())
     _, effects = step(state, machine.Admitted(ASK), 0.0)
     assert kinds([list(effects)]) == [machine.Compute]
-    assert kinds([list(resume(replace(state, ask=ASK)))]) == [machine.Compute]
+    known = replace(state, ask=ASK)
+    for left in (
+        known,
+        replace(known, doing="compute"),
+        replace(known, doing="store"),
+        replace(known, is_waiting=True),
+    ):
+        begun, owed = resume(left)
+        assert kinds([list(owed)]) == [machine.Compute]
+        after, effects = step(begun, machine.Computed(BODIES), 0.0)
+        assert kinds([list(effects)]) == [machine.Store], "what comes of it is taken, wherever the process died"
+        assert step(after, machine.Stored(), 0.0)[0].stage == "stored"
 
 
 @settings(max_examples=300, deadline=None)

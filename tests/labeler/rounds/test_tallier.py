@@ -178,8 +178,9 @@ def test_a_sum_that_can_never_be_made_is_declined_for_good_and_nothing_is_kept_o
 
 def test_a_process_that_begins_adds_up_what_was_asked_for_and_owes_nothing_else() -> None:
     adding, _ = run(OPEN, came(share("a"), share("b")), asked("a", "b"))
-    assert resume(adding) == (machine.Add(frozenset({"a", "b"})),)
-    assert resume(step(adding, machine.Added(), 0.0)[0]) == ()
+    assert resume(adding) == (adding, (machine.Add(frozenset({"a", "b"})),))
+    fixed, _ = step(adding, machine.Added(), 0.0)
+    assert resume(fixed) == (fixed, ())
 
 
 def test_who_looks_at_a_round_sees_no_share() -> None:
