@@ -210,6 +210,14 @@ def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers) -> str:
         refused = f"; refused: {listed(sorted(view.refused))}" if view.refused else ""
         if not view.waiting_for:
             return f"{len(view.answered)} of {total} agents have answered{refused}"
+        holders = [set(report) for report in one.holdings.values()]
+        if set(view.waiting_for) <= set().union(*holders):
+            # An agent's shares leave together, so it has answered where one tallier has its share.
+            held = sum(set(view.waiting_for) <= those for those in holders)
+            return (
+                f"waiting for talliers: {held} of {task.task.talliers} say that they hold the shares of "
+                f"{listed(view.waiting_for)}{refused}"
+            )
         return f"waiting for {len(view.waiting_for)} of {total} agents: {listed(view.waiting_for)}{refused}"
     if one.state == "agreed":
         return f"{len(view.answered)} agents have answered; the charge is being posted"

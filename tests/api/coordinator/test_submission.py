@@ -370,6 +370,12 @@ def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> 
     assert seen.stage == "batch 1 of 2: waiting for 1 of 3 agents: west; refused: north"
     assert seen.rounds[0].answered == ("east",)
     assert seen.rounds[0].waiting_for == ("west",)
+    for tallier in ("t0", "t2"):  # the disk of the third is full, for example
+        both = {"east": "ab" * 16, "west": "cd" * 16}
+        take_step(house.jobs, "report_holdings", view.job_id, 0, tallier, both)
+    seen = submission.read_job(view.job_id, stores=house.stores)
+    said = "waiting for talliers: 2 of 3 say that they hold the shares of west; refused: north"
+    assert seen.stage == f"batch 1 of 2: {said}"
     cancelled = submission.cancel(view.job_id, stores=house.stores)
     assert cancelled.stage == "cancelled; 1 of 2 batches had been asked"
     assert [house.ledger.state(f"{view.job_id}/{number}") for number in (0, 1)] == ["posted", "void"]
