@@ -28,7 +28,7 @@ from feature_store.embed_steps import (
     load_image,
     loaded_batches,
 )
-from feature_store.images import ImageSource, open_source, source_digest
+from feature_store.images import ImageSource, source_digest
 from feature_store.manifest import MANIFEST_NAME
 from feature_store.persons import PersonColumn
 from feature_store.room import is_full
@@ -36,6 +36,7 @@ from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
+from feature_store.sources import open_source
 from feature_store.twice import named, refusal, refuse_same_bytes
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.public_names import check_names_are_text

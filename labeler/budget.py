@@ -28,7 +28,7 @@ from typing import Literal, get_args
 
 from labeler.accounting.events import NANO, nano_units
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
-from labeler.task import Level
+from labeler.setting import Level
 
 __all__ = [
     "LEAST_DELTA_OF_WINNERS",

@@ -19,11 +19,11 @@ import workers.jobs.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.erasable import keys_in
 from feature_store.faults import FAULTS_VARIABLE, listening
-from feature_store.images import open_source
 from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal import rounds as steps
+from feature_store.sources import open_source
 from labeler.release import Release
 from workers.jobs.run_journal import open_run_journal
 

@@ -20,9 +20,9 @@ from feature_store.backbones.network import NetworkBackbone
 from feature_store.backbones.pixels import PixelBackbone
 from feature_store.embed_steps import Loaded, embedded_batches, load_image, loaded_batches
 from feature_store.embedding import embed_source
-from feature_store.images import open_source
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from feature_store.sources import open_source
 from labeler.errors import InvalidSetting
 from workers.embedder.shards import embed_images
 

@@ -20,9 +20,9 @@ from feature_store.backbones import load_backbone
 from feature_store.backbones.pixels import PixelBackbone
 from feature_store.decode import Skipped
 from feature_store.embedding import embed_source
-from feature_store.images import open_source
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
+from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting
 
 

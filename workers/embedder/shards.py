@@ -13,11 +13,12 @@ from feature_store.backbones import Decoder
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import Duplicates, embed_source
-from feature_store.images import ImageSource, open_source
+from feature_store.images import ImageSource
 from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
 from feature_store.shard_writer import begun_with
+from feature_store.sources import open_source
 from feature_store.twice import Twice, named
 from labeler.errors import InvalidSetting, UnreadableImage
 from workers.progress import ProgressCallback, silent

@@ -73,7 +73,7 @@ def run_demo(
 def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCallback = silent) -> Backbone:
     """Pretrain SimCLR on the images of a Parquet file."""
     from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-    from feature_store.images import open_source
+    from feature_store.sources import open_source
 
     images = open_source(path)
     return pretrain(

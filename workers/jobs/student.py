@@ -195,7 +195,7 @@ def _fine_tune(
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
     from feature_store.embed_steps import image_for
-    from feature_store.images import open_source
+    from feature_store.sources import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
     network = load_backbone(backbone, device=ranks.device, fingerprint=job.public.shard.fingerprint)

@@ -207,7 +207,7 @@ def _cifar10_images(root: Path, split: str, temporary: Path) -> Path | str:
 
 
 def _torchvision(root: Path, name: str, split: str) -> Split:
-    from feature_store.images import open_source
+    from feature_store.sources import open_source
 
     source = open_source(f"torchvision:{name}?root={root / 'torchvision'}&split={split}")
     images = [np.asarray(source.read(row).convert("L").resize((28, 28))) for row in range(len(source.names))]

@@ -24,7 +24,7 @@ from feature_store.backbones.backbone import Backbone, decode_for, prepare_image
 from feature_store.backbones.spec import Transform
 from feature_store.embed_steps import load_image, loaded_batches
 from feature_store.embedding import all_cores, embed_source
-from feature_store.images import open_source
+from feature_store.sources import open_source
 from workers.progress import ProgressCallback, silent
 from workers.studies.office_caltech import data_folder
 from workers.studies.rows import BenchRow

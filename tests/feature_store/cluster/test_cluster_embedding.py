@@ -18,9 +18,9 @@ from PIL import Image
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import EmbedReport, embed_source
-from feature_store.images import open_source
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
+from feature_store.sources import open_source
 from labeler.errors import LabelerError
 from tests.feature_store.cluster.conftest import processes_below
 

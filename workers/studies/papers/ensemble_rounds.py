@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-from feature_store.images import open_source
 from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
 from labeler.ballots import one_hot_ballots
 from labeler.batch import QueryBatch
