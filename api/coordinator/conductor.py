@@ -120,6 +120,7 @@ class Conductor:
     Args:
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        settle_after_s: see CoordinatorDriver.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Conductor:
         preparation: Preparation | None = None,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
+        settle_after_s: float = 0.0,
     ) -> None:
         self.preparation = preparation or Preparation(
             home, mailbox, is_wanted=lambda job_id: jobs.get(job_id).state == "queued", on_end=self.wake
@@ -163,6 +165,7 @@ class Conductor:
             clock=clock,
             steady=steady,
             requester_of=requester_of,
+            settle_after_s=settle_after_s,
         )
 
     def wake(self, job_id: str) -> None:

@@ -88,6 +88,10 @@ WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
 
 
+SETTLE_AFTER_S = 0.25
+"""After the end of a job its agents are told so, unless the next one's question comes first. Later than the half second
+for which their posts are held it would cost each a poll more."""
+
 LEAST_BETWEEN_S = 0.25
 """Between two changes that a watcher is told of, but for the end: a job of few questions has eight in less."""
 
@@ -151,6 +155,7 @@ class Coordinator:
             patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             clock=clock,
             requester_of=stores.tokens.name_of,
+            settle_after_s=SETTLE_AFTER_S,
             preparation=self._preparation,
         )
         if config.telemetry == "otlp":

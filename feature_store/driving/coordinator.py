@@ -34,6 +34,7 @@ from feature_store.driving.loading import Loaded, Loader
 from feature_store.driving.reading import PartyBook, Reader
 from feature_store.driving.relays import Relays
 from feature_store.driving.sending import Writer
+from feature_store.driving.settling import Settling
 from feature_store.driving.stepping import Questions, Stepper
 from feature_store.driving.storing import Settlement, Storer
 from feature_store.driving.taking import Taker, unavailable
@@ -64,6 +65,7 @@ class CoordinatorDriver:
         encode_release: a release as it is stored.
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        settle_after_s: how long agents may wait to be told that a round is settled.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
     """
 
@@ -86,6 +88,7 @@ class CoordinatorDriver:
         clock: Clock,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
+        settle_after_s: float = 0.0,
         is_simulated: bool = False,
     ) -> None:
         self._database = database
@@ -96,6 +99,7 @@ class CoordinatorDriver:
         self._steady = steady
         self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
         self._sender = sender
+        self._settling = Settling(settle_after_s)
         self.observe: Callable[[JobRun, JobRun], None] | None = None
         """Told of each job's step, as it was before and is now, once it is durable."""
         self.relays = Relays()
@@ -134,8 +138,9 @@ class CoordinatorDriver:
         self._inbox.ring()
 
     def close(self) -> None:
-        """Take nothing more; whoever waits is told to send again."""
+        """Take nothing more; whoever waits is told to send again. Agents are told what has waited."""
         self._inbox.close()
+        self._send(self._plan(self._now()), is_last=True)
 
     def wait(self) -> None:
         """Wait until there is something to do, or `ring`; then for those who are about to say the same."""
@@ -380,8 +385,9 @@ class CoordinatorDriver:
         for job_id, failed in plan.broken.items():
             self._again(job_id, failed.error, plan.now, number=failed.number)
 
-    def _send(self, plan: Plan) -> LabelerError | None:
-        return send_off(plan, self._sender, self._ledger, self._mailbox)
+    def _send(self, plan: Plan, *, is_last: bool = False) -> LabelerError | None:
+        settled = self._settling.leaving(plan, is_last=is_last)
+        return send_off(plan, settled, self._sender, self._ledger, self._mailbox)
 
     def _see_off(self) -> None:
         """Jobs that were read for a message stay only where they are not finished."""
@@ -398,7 +404,7 @@ class CoordinatorDriver:
         """When something is to be done by itself."""
         now_s = self._steady()
         refresh_s = now_s if self._reader.refreshed_s is None else self._reader.refreshed_s + self._reader.every_s
-        times = [refresh_s, self._live.next_due_s(), next_place_s(self._lanes)]
+        times = [refresh_s, self._live.next_due_s(), next_place_s(self._lanes), self._settling.due_s]
         return min(one for one in times if one is not None)
 
     def _now(self) -> Now:

@@ -1,4 +1,4 @@
-"""What leaves after a turn's commit: every message of every job in one pipeline, and the places where a test may kill.
+"""What leaves after a turn's commit: every message of every job at once, and the places where a test may kill.
 
 A message that is lost is asked for again; a job whose messages cannot be written harms itself alone.
 """
@@ -6,6 +6,7 @@ A message that is lost is asked for again; a job whose messages cannot be writte
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from feature_store.driving.post_office import letter_of
 from feature_store.driving.sending import Writer
@@ -27,7 +28,9 @@ from labeler.rounds.effects import (
     SendProposals,
     StoreRelease,
     Tell,
+    TellSettled,
 )
+from labeler.rounds.job_state import JobRun
 
 log = logging.getLogger("labeler.conductor")
 
@@ -48,13 +51,24 @@ def _is_no_opening(send: tuple[str, Send]) -> bool:
     return not isinstance(send[1], OpenAt)
 
 
-def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
-    """Everything that leaves, in one pipeline; why it could not, where it could not: it is asked for again."""
+def send_off(
+    plan: Plan, settled: Sequence[tuple[JobRun, TellSettled]], sender: Writer, ledger: Ledger, mailbox: Mailbox
+) -> LabelerError | None:
+    """Everything that leaves, at once; why it could not, where it could not: it is asked for again.
+
+    Args:
+        settled: of this turn and of turns before, with their jobs as they were then.
+    """
     letters: list[Letter] = []
     tell: dict[str, None] = {}
     head = EMPTY
     if any(isinstance(send, AskForSums) for _, send in plan.sends):
         head = ledger.known_head()
+    try:
+        for run, told in settled:
+            letters += sender.letters(run, told, head)
+    except LabelerError as error:
+        log.warning("agents are not told that a round is settled", extra={"problem": error.problem_type})
     relayed = [letter_of(incoming.message) for incoming in plan.relays]
     for job_id, send in sorted(plan.sends, key=_is_no_opening):
         if isinstance(send, Tell):

@@ -21,6 +21,7 @@ from feature_store.driving.errands import Errand
 from feature_store.driving.gathering import FEW_JOBS
 from feature_store.driving.intake import Delivery, incoming
 from feature_store.driving.sending import Sender
+from feature_store.driving.settling import Settling
 from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection
@@ -546,6 +547,43 @@ def test_what_lay_in_the_mail_of_a_killed_process_is_asked_for_again_in_the_firs
         site.deliver(site.held(tallier, job))
     site.conductor.tick()
     assert (lying(), after_a_kill()) == ((["ask"], ["open-round", "sum"]), ([], ["sum"]))
+
+
+def test_agents_are_told_of_settled_rounds_with_the_next_question_or_by_itself_a_moment_later(site: Site) -> None:
+    """Else five agents are woken while the requester fetches its labels."""
+
+    def ended() -> None:
+        job = site.submit()
+        site.conductor.tick()
+        for agent in AGENTS:
+            site.deliver(site.yes(agent, job))
+        site.conductor.tick()
+        for tallier in TALLIERS:
+            site.deliver(site.held(tallier, job))
+        site.conductor.tick()
+        for number in range(3):
+            site.deliver(site.summed(number, job))
+        site.conductor.tick()
+        assert site.state(job) == "completed"
+
+    def kinds() -> list[str]:
+        return [message.header.kind for message in site.mail("west")]
+
+    driver = site.conductor.driver
+    driver._settling = Settling(5.0)
+    ended()
+    site.steady_s += 4.5
+    site.conductor.tick()
+    assert kinds() == ["proposal", "ask"]
+    assert driver._next_s() <= site.steady_s + 0.5
+    ended()
+    assert kinds()[2:] == ["answered", "proposal", "ask"]
+    site.steady_s += 5.0
+    site.conductor.tick()
+    assert kinds()[5:] == ["answered"]
+    ended()
+    driver.close()
+    assert kinds()[6:] == ["proposal", "ask", "answered"]
 
 
 def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(site: Site) -> None:
