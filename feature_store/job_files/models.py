@@ -26,11 +26,15 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from feature_store.named_files import read_named
 from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData
 from labeler.federated import StepTerms
 from labeler.training import Training
+
+_MOST_BYTES: Final = 2**30
+"""Of a model: twice what 32,000 classes of 2,048 features take."""
 
 LINEAR: Final = "linear"
 """Kind of the model of a blind average; every other kind is a student's."""
@@ -149,7 +153,7 @@ def read_model(path: Path | str) -> StoredModel:
     """
     where = Path(path)
     try:
-        data = where.read_bytes()
+        data = read_named(where, most_bytes=_MOST_BYTES)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = json.loads(header["__metadata__"]["labeler"])
         model = StoredModel(
@@ -161,10 +165,14 @@ def read_model(path: Path | str) -> StoredModel:
             arrays=load(data),
         )
         _check(model)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except OSError as error:
         raise BadData(
-            f"{where.name} is no model of a job ({type(error).__name__}); name the student.safetensors or "
-            "model.safetensors that a job gave"
+            f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
+            "that a job gave"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+        raise BadData(
+            f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
     return model
 

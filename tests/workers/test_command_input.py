@@ -187,6 +187,26 @@ def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path:
         read_manifest(_manifest(tmp_path / "shard"))
 
 
+def test_a_model_that_cannot_be_read_is_told_why(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "none", "No such file or directory; name the student.safetensors"),
+        (tmp_path, "Is a directory; name"),
+        (Path("/dev/zero"), "more than 1,073,741,824 bytes"),
+    ):
+        with pytest.raises(BadData, match=why):
+            read_model(path)
+
+
+def test_a_file_where_a_job_is_to_be_is_called_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "job").touch()
+    (tmp_path / "task.toml").write_text('[task]\nname = "t"\nmethod = "knn"\nepsilon = 1.0\ndelta = 1e-5\n')
+    line = ("run", str(tmp_path / "task.toml"), "--shard", "a", "--queries", "q", "--out", str(tmp_path / "job"))
+    assert ended(monkeypatch, *line) == 1
+    assert "the output is to be a folder, and" in " ".join(capsys.readouterr().err.split())
+
+
 # Numbers
 
 

@@ -98,7 +98,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part.replace("_", "")) for part in text.split(","))
     except ValueError:
         raise InvalidSetting(
-            f"--agents takes whole numbers with commas between, as 1000,10000; found {text!r}"
+            f"--agents takes whole numbers with commas between, as 1000,10000; found {text[:100]!r}"
         ) from None
 
 

@@ -174,7 +174,9 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
         OutputInUse: another process works there.
         BadData: it cannot be made or written.
     """
-    if out.exists() and not (out / ".job").exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise BadData(f"the output is to be a folder, and {out} is a file; choose another place")
+    if out.exists() and not (out / ".job").exists() and any(out.iterdir()):
         raise BadData(f"output folder {out} is not empty and holds no job of ours; choose an empty folder")
     missing = [folder for folder in (out / ".job", out, *out.parents) if not folder.exists()]
     try:

@@ -103,7 +103,7 @@ class Simulation:
             "classes": list(classes),
             "method": self.method,
             "k": self.k,
-            "sigma_votes": self.sigma or 1.0,
+            "sigma_votes": 1.0 if self.sigma is None else self.sigma,
             "delta": self.delta,
             "max_queries": self.queries,
             "agents": agents,

@@ -137,3 +137,8 @@ def test_memory_is_the_process_s_own_whatever_its_parent_had() -> None:
         "import sys; sys.exit(_peak_kib() > 500 << 10)']).returncode)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_noise_is_not_taken_for_noise_that_was_left_out() -> None:
+    with pytest.raises(InvalidSetting, match="sigma_votes: Input should be greater than 0"):
+        simulate(replace(SMALL, sigma=0.0, epsilon=None), digits_pool(seed=0))
