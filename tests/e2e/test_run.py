@@ -362,7 +362,7 @@ def test_a_job_that_was_begun_when_nobody_was_counted_on_goes_on_as_it_was(label
     assert "together with all other participants: each agent adds all the noise" in fresh.out
 
 
-def test_a_job_whose_questions_were_all_left_without_an_answer_gives_back_what_was_paid_for(
+def test_a_job_whose_questions_were_all_left_without_an_answer_writes_what_was_paid_for(
     labeler, federation, tmp_path
 ) -> None:
     task = federation.task_file(tmp_path, release="winner", sigma_votes=4.0, abstain_below=1_000_000)

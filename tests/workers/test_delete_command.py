@@ -58,8 +58,9 @@ def test_all_that_is_named_goes_or_nothing(shard: Path) -> None:
     with pytest.raises(BadData, match="1 of 2 people never had an image") as refused:
         delete_records(shard, persons=["P-1", "P-9"])
     assert "P-9" not in str(refused.value)
-    with pytest.raises(BadData, match=r"1 of 2 images are not in shard 'a\.shard', among them 'ill/P-1/7\.png'"):
+    with pytest.raises(BadData, match=r"1 of 2 images are not in shard 'a\.shard', .* at place 2; ") as refused:
         delete_records(shard, images=["ill/P-1/0.png", "ill/P-1/7.png"])
+    assert "P-1" not in str(refused.value), "a folder may be named after a person"
     with pytest.raises(InvalidSetting, match="without a record"):
         delete_records(shard, persons=PEOPLE)
     with pytest.raises(InvalidSetting, match="name people"):

@@ -36,7 +36,7 @@ def delete_records(
 
     Raises:
         InvalidSetting: nobody and nothing is named, the shard does not know people, or nothing would be left.
-        BadData: a name that the shard never held, or another site's key. No name of a person is repeated.
+        BadData: a name that the shard never held, or another site's key. No name is repeated.
     """
     if not persons and not images:
         raise InvalidSetting("name people (--persons) or images (--images) to delete")
@@ -88,11 +88,14 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
 
 
 def _of_images(shard: Shard, images: Sequence[str]) -> NDArray[np.bool_]:
-    wanted, held = set(images), shard.sources if images else []
-    unknown = sorted(wanted - set(held))
+    held = shard.sources if images else []
+    known = set(held)
+    unknown = [number for number, name in enumerate(images, 1) if name not in known]
     if unknown:
+        # By its place: a folder is often named after a person.
         raise BadData(
-            f"{len(unknown)} of {len(wanted)} images are not in shard {shard.path.name!r}, among them {unknown[0]!r}; "
-            "nothing was deleted"
+            f"{len(unknown)} of {len(images)} images are not in shard {shard.path.name!r}, the first of them the one "
+            f"named at place {unknown[0]}; nothing was deleted"
         )
+    wanted = set(images)
     return np.array([name in wanted for name in held] if images else [False] * len(shard.record_ids), dtype=np.bool_)

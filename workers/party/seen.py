@@ -10,9 +10,10 @@ whoever may poll, and holds nothing of any record.
 
 Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would have the disk
 written at every answer. They are synced at most once a second, when this party begins to wait for mail, so that no sync
-stands between an ask and its answer; without a rest by the first answer that comes a second later. After a power cut
-they may be a moment old, which only makes them milder; a word that is half written is none, and the next answer is kept
-in its place.
+stands between an ask and its answer; without a rest by the first answer that comes a second later. What was seen
+within a second of the last sync is synced at the next rest, which is after the poll that then waits: so after a power
+cut they may be as old as one poll, which only makes them milder. A word that is half written is none, and the next
+answer is kept in its place.
 """
 
 from __future__ import annotations
