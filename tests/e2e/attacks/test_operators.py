@@ -68,3 +68,28 @@ def test_a_full_disk_is_told_to_who_sends_and_costs_a_running_job_time_only(
     assert attacked.pid("coordinator") == pid, "nobody had to start it again"
     charge = done.price.instance_charge_nano + sent.price.instance_charge_nano
     assert paid == dict.fromkeys(("federation", "agent:agent-1", "agent:agent-2"), charge)
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("agent-1", "waiting for agent-1, who cannot say now"),
+        ("tallier-1", "waiting for talliers: 2 of 3 say that they hold the shares of agent-1, agent-2"),
+    ],
+)
+def test_a_full_disk_at_a_site_is_waited_for_by_name_and_costs_time_only(
+    attacked: Service, digit_features: np.ndarray, role: str, said: str
+) -> None:
+    pid = attacked.pid(role)
+    with attacked.client() as client:
+        before = posted(client)
+        task = new_task(client, f"the disk of {role} is full")
+        with full_disk(pid):
+            job = submit(client, task, digit_features)
+            wait_until(lambda: said in client.job(job.job_id).stage, what=f"the job to say that it {said}")
+        done = client.wait(job.job_id)
+        assert done.state == "completed"
+        paid = paid_at_instance_level(client, before)
+    assert attacked.pid(role) == pid, "nobody had to start it again"
+    charge = done.price.instance_charge_nano
+    assert paid == dict.fromkeys(("federation", "agent:agent-1", "agent:agent-2"), charge)
