@@ -143,3 +143,19 @@ def test_a_word_that_cannot_be_written_is_said_and_the_head_waits_for_it(path: P
     with pytest.raises(Unavailable, match=r"coordinator\.proof cannot be written"):
         seen.keep(head(1), answer(head(1)))
     assert seen.head() == EMPTY
+
+
+def test_a_word_for_half_of_which_there_is_room_is_none_and_the_head_waits_for_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: real(handle, data[: len(data) // 2], at))
+    seen = Seen(path)
+    with pytest.raises(Unavailable, match=r"coordinator\.proof cannot be written \(No space left on device\)"):
+        seen.keep(head(1), answer(head(1)))
+    assert seen.proof() == b""
+    assert seen.head() == EMPTY
+    monkeypatch.undo()
+    seen.keep(head(1), answer(head(1)))
+    assert seen.proof() == frame([answer(head(1))])
+    assert seen.head() == head(1)

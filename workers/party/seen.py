@@ -18,6 +18,7 @@ answer is kept in its place.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -113,7 +114,8 @@ class Seen:
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(handle, data, 0)
+                if os.pwrite(handle, data, 0) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if os.fstat(handle).st_size > len(data):
                     os.ftruncate(handle, len(data))
             finally:
