@@ -74,6 +74,8 @@ class SettingsText:
             raise InvalidSetting(f"{name} is not valid TOML: {_syntax(str(error), text)}") from None
         except RecursionError:
             raise InvalidSetting(f"{name} is not valid TOML: it is nested too deeply") from None
+        except ValueError:
+            raise InvalidSetting(f"{name} is not valid TOML: a number in it has thousands of digits") from None
 
     def check(self, model: type[M], fields: Mapping[str, Any] | None = None) -> M:
         """The settings as a model.

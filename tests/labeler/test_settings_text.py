@@ -74,6 +74,7 @@ def test_every_refused_field_is_told_with_its_place_and_none_with_its_value() ->
         (b"a = 1\na = 2\n", "line 2"),
         (b"a = 1\n# \xe9t\xe9", "line 2 is not UTF-8"),
         (b"[" * 2000, "line 1"),
+        (b"k = " + b"9" * 5000, "a number in it has thousands of digits"),
     ],
 )
 def test_broken_syntax_is_told_with_its_line(data: bytes, said: str) -> None:

@@ -125,7 +125,7 @@ def student(
     processes: Annotated[
         int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Public seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
     job: Annotated[str | None, typer.Option(help="Of a service: the id of a completed job.")] = None,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")

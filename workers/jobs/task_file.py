@@ -23,6 +23,9 @@ from labeler.wanted_task import WantedTask
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
+MOST_SEED: Final = 2**32 - 1
+"""Of whatever scikit-learn draws with; a larger one would fail after the answers were paid for."""
+
 
 class _Table(PlainNumbers):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -51,12 +54,14 @@ class QueriesTable(_Table):
     """
 
     strategy: AskedStrategy = "all"
-    count: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    count: Annotated[int, Field(ge=1, le=_MANY_QUERIES)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _count_is_given(self) -> QueriesTable:
         check_selection(self.strategy, self.count)
+        if self.strategy in ("clustered", "spectral") and self.seed > MOST_SEED:
+            raise ValueError(f"seed is at most {MOST_SEED} where images are clustered, found {self.seed}")
         return self
 
 
@@ -70,7 +75,7 @@ class StudentTable(_Table):
     """
 
     kind: StudentKind | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
 
 
 class BudgetTable(_Table):

@@ -72,6 +72,10 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
         ("[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n[queries]\nstrategy='random'", "needs count"),
         (FOUR + "[queries]\nstrategy='spectral'", "strategy 'spectral' needs count"),
         (FOUR + "[queries]\nstrategy='spectral'\ncount=501", "at most 500 groups, found count 501"),
+        (FOUR + "[queries]\nstrategy='clustered'\ncount=2\nseed=4294967296", "seed is at most 4294967295"),
+        (FOUR + "[queries]\nseed=9223372036854775808", "queries.seed: Input should be less than 9223372036854775808"),
+        (FOUR + "[student]\nseed=4294967296", "student.seed: Input should be less than or equal to 4294967295"),
+        (FOUR + "[queries]\ncount=0x" + "f" * 9000, "queries.count: Input should be less than or equal to 100000000"),
         ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
         (FOUR + "[task.life]\nleast_similarity=0.5", "life only means something for method reverse-knn"),
         (
