@@ -12,24 +12,39 @@ from pydantic import BaseModel, ValidationError
 
 Loc = tuple[str | int, ...]
 
+_KIND = re.compile(r"constrained-\w+|[\w-]+\[.*\]")
+"""What pydantic puts into a place for each kind that a value may be of: `constrained-float`, `literal['unlimited']`."""
+
+_SHOULD_BE = "Input should be "
+
 
 def describe_validation(error: ValidationError, what: str, *, model: type[BaseModel] | None = None) -> str:
     """Say in plain sentences which fields pydantic refused, without repeating their values.
 
     Args:
-        what: what was checked, for a sentence about the whole of it.
+        what: what was checked.
         model: whose fields are meant; an unknown field that is nearly one of them is told so.
     """
     return f"{what} refused: " + "; ".join(
-        f"{dotted(loc) or what}: {sentence}" for loc, sentence in problems_of(error, model=model)
+        f"{dotted(loc)}: {sentence}" if loc else sentence for loc, sentence in problems_of(error, model=model)
     )
 
 
 def problems_of(error: ValidationError, *, model: type[BaseModel] | None = None) -> list[tuple[Loc, str]]:
-    """Each refused field and why, in the order in which pydantic found them."""
+    """Each refused field and why, in the order in which pydantic found them; once where it may be of several kinds."""
+    found: list[tuple[Loc, str]] = []
+    for loc, sentence in _each_kind(error, model):
+        if found and found[-1][0] == loc and sentence.startswith(_SHOULD_BE):
+            found[-1] = (loc, f"{found[-1][1]}, or {sentence.removeprefix(_SHOULD_BE)}")
+        else:
+            found.append((loc, sentence))
+    return found
+
+
+def _each_kind(error: ValidationError, model: type[BaseModel] | None) -> list[tuple[Loc, str]]:
     found: list[tuple[Loc, str]] = []
     for problem in error.errors(include_url=False):
-        loc = problem["loc"]
+        loc = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
         match problem["type"]:
             case "extra_forbidden":
                 known = () if model is None else sorted(_fields_at(model, loc[:-1]))
@@ -41,8 +56,14 @@ def problems_of(error: ValidationError, *, model: type[BaseModel] | None = None)
                 near = nearest(problem["input"], words)
                 found.append((loc, problem["msg"] + ("" if near is None else f"; did you mean {near!r}?")))
             case _:
-                found.append((loc, problem["msg"].removeprefix("Value error, ")))
+                found.append((loc, _in_plain_words(problem["msg"].removeprefix("Value error, "))))
     return found
+
+
+def _in_plain_words(sentence: str) -> str:
+    """People write lists and tables, and not what a program keeps them in."""
+    sentence = sentence.replace("valid tuple", "list").replace("Tuple should", "List should")
+    return re.sub(r"valid dictionary(?: or (?:instance|object) .*)?", "table", sentence)
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:

@@ -98,7 +98,7 @@ class SettingsText:
         for loc, sentence in problems:
             place = self.place(loc)
             where = "" if place is None else f"{place}: "
-            said.append((place or _NOWHERE, f"{where}{dotted(loc) or self.name}: {sentence}"))
+            said.append((place or _NOWHERE, f"{where}{dotted(loc)}: {sentence}" if loc else sentence))
         said.sort(key=lambda one: (one[0].line, one[0].column))
         return InvalidSetting(f"{self.name} refused: " + "; ".join(sentence for _, sentence in said))
 

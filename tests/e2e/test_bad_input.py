@@ -33,7 +33,7 @@ def refused(result, out, *, code: int, said: str) -> None:
         ({"colluding_agents": 2}, "too few agents for the collusion stated"),
         ({"k": 151}, "more than the records of 2 of 2 shards"),
         ({"sigm": 3}, "task.sigm: unknown field"),
-        ({"classes": ["no"]}, "classes: Tuple should have at least 2 items"),
+        ({"classes": ["no"]}, "classes: List should have at least 2 items"),
     ],
 )
 def test_a_bad_task_is_refused(labeler, federation, tmp_path, fields, said) -> None:

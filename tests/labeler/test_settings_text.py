@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Annotated, Literal, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.errors import InvalidSetting
 from labeler.settings_text import Place, SettingsText
@@ -101,3 +102,38 @@ def test_every_field_is_found_on_the_line_that_sets_it(tables: list[tuple[str, d
     text = SettingsText.of("\n".join(lines).encode(), "x")
     assert text.fields == tomllib.loads("\n".join(lines))
     assert {loc: text.place(loc) for loc in places} == places
+
+
+class Capped(BaseModel):
+    """What a policy has: a number or a word, and a list or a word."""
+
+    model_config = ConfigDict(strict=True)
+
+    cap: Annotated[float, Field(gt=0)] | Literal["unlimited"]
+    tasks: Annotated[tuple[Annotated[str, Field(min_length=2)], ...], Field(strict=False)] | Literal["any"]
+    table: dict[str, int] = {}
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.cap == 7:
+            raise ValueError("seven is nobody's cap")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('cap = "7"\ntasks = "any"', "line 1, column 1: cap: Input should be a valid number, or 'unlimited'"),
+        ("cap = -1.0\ntasks = 5", "line 1, column 1: cap: Input should be greater than 0, or 'unlimited'"),
+        ("cap = 1.0\ntasks = 5", "line 2, column 1: tasks: Input should be a list, or 'any'"),
+        ('cap = 1.0\ntasks = ["x"]', "tasks.0: String should have at least 2 characters"),
+        ('cap = 1.0\ntasks = "any"\ntable = 3', "line 3, column 1: table: Input should be a table"),
+        ('cap = 7.0\ntasks = "any"', "x.toml refused: seven is nobody's cap"),
+    ],
+)
+def test_a_refusal_has_no_words_of_the_library_that_checks(text: str, said: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        SettingsText.of(text.encode(), "x.toml").check(Capped)
+    assert said in str(refused.value)
+    for word in ("constrained", "literal[", "tuple", "dictionary"):
+        assert word not in str(refused.value)

@@ -43,7 +43,7 @@ def task(**changes: object) -> Task:
         ({"delta": 1.0}, "delta: Input should be less than 1"),
         ({"delta": math.nan}, "delta: Input should be a finite number"),
         ({"k": 0}, "k: Input should be greater than or equal to 1"),
-        ({"classes": ["only"]}, "classes: Tuple should have at least 2 items"),
+        ({"classes": ["only"]}, "classes: List should have at least 2 items"),
         ({"classes": ["a", "a"]}, "classes must be different"),
         ({"colluding_agents": 3}, "too few agents for the collusion stated"),
         ({"colluding_agents": 2, "max_dropouts": 1}, "too few agents for the collusion stated"),

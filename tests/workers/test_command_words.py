@@ -87,7 +87,6 @@ def test_words_of_a_file_and_of_english_stay() -> None:
     ):
         assert in_option_words(sentence, options) == sentence
     assert in_option_words("task refused: k: no; name: too long", options) == "--k: no; --name: too long"
-    assert in_option_words("task refused: task: too few agents", options) == "too few agents"
 
 
 # Width
