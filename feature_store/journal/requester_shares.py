@@ -41,6 +41,7 @@ SELECT COALESCE(SUM(instance_nano), 0), COALESCE(SUM(life_nano), 0),
     COALESCE(SUM(CASE WHEN agent_nano < {UNBOUNDED_NANO} THEN agent_nano ELSE 0 END), 0), COALESCE(MAX(agent_nano), 0)
 FROM taken_by JOIN ledger_reservations AS reserved ON reserved.reservation_id = taken_by.reservation_id
 WHERE requester = :requester AND reserved.state != 'void'""")
+_WHO = Prepared("SELECT DISTINCT requester FROM taken_by ORDER BY requester")
 
 
 class RequesterShares:
@@ -74,6 +75,10 @@ class RequesterShares:
             for name, amounts in reservations
         ]
         _ADD.run_many(connection, rows)
+
+    def requesters(self, *, connection: Connection) -> list[str]:
+        """Everybody for whom something was ever set aside."""
+        return [name for (name,) in _WHO.all(connection)]
 
     def taken(self, requester: str, *, connection: Connection) -> tuple[dict[Level, int], int]:
         """What a requester has taken at each level, and the most it has taken of any record's votes for life."""

@@ -19,8 +19,10 @@ from labeler.planning import price
 from labeler.task import Task, parse_task
 from tests.workers.test_agent import DurableParts, policy_with
 from workers.agent.durable_ledger import DurableLedger
-from workers.agent.policy import read_policy
+from workers.agent.policy import policy_toml, read_policy
 from workers.agent.policy_words import policy_in_words
+from workers.agent.site import shares_taken
+from workers.party.home import AgentConfig, create_agent_home
 
 KEYS = tuple(TallierKey(f"tallier-{number}", f"{number + 1:064x}", f"{number + 7:064x}") for number in range(3))
 LIFE = {"budget_nano": 4_000_000, "least_similarity": -1.0}
@@ -185,3 +187,19 @@ def test_people_read_what_one_requester_may_take(tmp_path: Path) -> None:
     path.write_text("[budget]\nper_requester = 1.5\n")
     with pytest.raises(PolicyRefusal, match="per_requester"):
         read_policy(path)
+
+
+def test_people_see_how_much_of_its_share_each_requester_has_taken(site: Site, tmp_path: Path) -> None:
+    charge = price(task()).instance.charge_nano
+    home = tmp_path / "home"
+    policy = policy_with(per_requester=share_of(4.0, charge, site), max_queries_per_day=10_000)
+    create_agent_home(home, AgentConfig(agent_id="a", coordinator_url="http://127.0.0.1:1", shard="none"), policy)
+    inside = Site(home / "journal.db")
+    inside.parts.policy = policy
+    inside.propose("")
+    for _ in range(2):
+        inside.propose("ada")
+    inside.parts.database.close()
+    assert [(name, round(part, 6)) for name, part in shares_taken(home)] == [("ada", 0.5), ("", 0.25)]
+    (home / "policy.toml").write_text(policy_toml(policy_with()))
+    assert shares_taken(home) == []

@@ -21,6 +21,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import all_set_aside
 from feature_store.journal.promises import PromiseStore
+from feature_store.journal.requester_shares import RequesterShares
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import InvalidSetting, LabelerError, NotReady
@@ -67,6 +68,32 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
         }
         for one in balances
     ]
+
+
+def shares_taken(home: Path) -> list[tuple[str, float]]:
+    """How much of its share of the budget each requester has taken, the most first; empty where the policy gives none.
+
+    A part of more than 1 was taken before the policy was narrowed.
+
+    Raises:
+        JournalBroken, JournalBehind, PolicyRefusal: as `site_budget`.
+    """
+    limits = read_policy(home / POLICY_FILE).budget
+    if limits.per_requester is None:
+        return []
+    with closing(_look(home)) as database:
+        try:
+            shares = RequesterShares(database)
+        except InvalidSetting:
+            return []  # it was last run by a version that did not know names
+        with database.read() as connection:
+            who = shares.requesters(connection=connection)
+            taken = {name: shares.taken(name, connection=connection) for name in who}
+    found: list[tuple[str, float]] = []
+    for name, (by_level, of_life) in taken.items():
+        parts = [(by_level[level], limits.cap(level)) for level in LEVELS] + [(of_life, limits.life_nano)]
+        found.append((name, max((nano / (limits.per_requester * cap) for nano, cap in parts if cap), default=0.0)))
+    return sorted(found, key=lambda one: (-one[1], one[0]))
 
 
 def waiting_tasks(home: Path) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ def budget(home: Home, as_json: Json = False) -> None:
 
     Example: `labeler agent budget --home hospital-a`
     """
-    from workers.agent.site import site_budget
+    from workers.agent.site import shares_taken, site_budget
 
     accounts = site_budget(home)
     if as_json:
@@ -138,6 +138,9 @@ def budget(home: Home, as_json: Json = False) -> None:
     from workers.commands.bars import budget_table
 
     Console(highlight=False).print(budget_table(accounts))
+    for name, part in shares_taken(home):
+        who = name or "Whoever asks without a name"
+        typer.echo(f"{who} has taken {100 * part:.1f} % of one requester's share.")
 
 
 def history(
