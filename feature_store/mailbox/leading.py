@@ -47,6 +47,7 @@ class _Box:
         cursor: of what lies there, how far it was taken into memory.
         taken: how many messages of it are in memory, and not dropped there.
         puts: beginnings and ends of what was put there; odd while something is on its way.
+        is_known: it has asked this process before.
         polls: how many are open.
         asked_s: when the last one ended.
     """
@@ -55,6 +56,7 @@ class _Box:
     cursor: str = ""
     taken: int = 0
     puts: int = 0
+    is_known: bool = False
     polls: int = 0
     asked_s: float = float("-inf")
 
@@ -164,6 +166,10 @@ class LeadingMailbox:
         """See the protocol."""
         with self._lock:
             box = self._boxes.setdefault(recipient, _Box())
+            if not box.is_known:
+                # Before anything of its mail lies in memory.
+                self._memory.go_on_behind(recipient, after)
+                box.is_known = True
             box.polls += 1
         try:
             if box.is_beside:

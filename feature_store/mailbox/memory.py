@@ -45,6 +45,8 @@ _SWEEP_EVERY: Final = 4096
 MOST_SEEN: Final = 4096
 """Messages that are known when they come again: of the last day, and no more, so that memory does not grow."""
 
+_CLOCKS_APART_S: Final = 86_400.0
+
 MOST_TOLD: Final = 512
 """Jobs whose events are kept; who watches another looks at it in the journal."""
 
@@ -135,6 +137,20 @@ class MemoryMailbox:
             stream = self._stream(("mail", recipient))
             found = {} if stream is None else stream.entries
             return {format_position(at): Letter(recipient, data, name) for at, (data, name) in found.items()}
+
+    def go_on_behind(self, recipient: str, position: str) -> None:
+        """What comes for a party has later positions than one that it has of the process before, whose clock was ahead.
+
+        Else that message would be taken for one that it has had. A position further ahead than clocks are apart is
+        nobody's, and is left to mean what it does.
+        """
+        behind = parse_position(position)
+        with self._changed:
+            now = self._now()
+            if behind[0] <= (now + _CLOCKS_APART_S) * 1000:
+                key = ("mail", recipient)
+                stream = self._stream(key) or self._streams.setdefault(key, _Stream(now + MAIL_UNUSED_S))
+                stream.last = max(stream.last, behind)
 
     def take_out(self, recipient: str, positions: Collection[str]) -> None:
         """Somebody else has what lies at these positions of a party's mail."""

@@ -134,6 +134,27 @@ def test_what_lies_in_memory_survives_an_orderly_end_and_what_lies_beside_any(
     assert received(later, f"{2**60}-0")[1] == [1, 3]
 
 
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize("ahead", ["000-0", "000-1", "500-7"])
+def test_a_position_of_a_process_whose_clock_was_ahead_confirms_nothing_of_this_one(
+    mailbox: LeadingMailbox, beside: Beside, ahead: str, *, is_beside: bool
+) -> None:
+    moment = [1_700_000_000.0]
+    mailbox._memory._now = lambda: moment[0]
+    after = f"1700000000{ahead}"
+    if is_beside:
+        send(mailbox, 1, 2)
+    else:
+        assert received(mailbox, after) == (after, [])
+        send(mailbox, 1)
+        moment[0] += 0.6
+        send(mailbox, 2)
+    after, found = received(mailbox, after)
+    assert found == [1, 2]
+    assert received(mailbox, after) == (after, [])
+    assert mailbox.pending("site-1") == beside.pending("site-1") == 0
+
+
 def test_while_nothing_can_be_put_beside_memory_keeps_what_it_has(
     mailbox: LeadingMailbox, beside: Beside, now: list[float]
 ) -> None:
