@@ -182,6 +182,15 @@ def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> It
         yield started
 
 
+@pytest.fixture
+def own(config_of: ConfigOf, tmp_path: Path) -> Iterator[Service]:
+    """A service of one test with mail of its own: that of all tests goes on asking its agents, of equal names."""
+    with RedisServer(tmp_path / "redis") as server:
+        config = config_of(tmp_path / "home").model_copy(update={"redis_url": server.url})
+        with running(config) as started:
+            yield started
+
+
 @pytest.fixture(scope="session")
 def serve_in() -> ServeIn:
     """For tests that need a service of their own."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import httpx2
-import pytest
-import redis
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from feature_store.driving.intake import Delivery
@@ -18,19 +15,10 @@ from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import FINGERPRINT, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 Features = list[list[float]]
-
-
-@pytest.fixture
-def own(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, redis_url: str) -> Iterator[Service]:
-    """A service of this test alone."""
-    with serve_in(config_of(tmp_path / "home")) as service:
-        yield service
-    with redis.Redis.from_url(redis_url) as mailbox:
-        mailbox.flushall()
 
 
 def poll(

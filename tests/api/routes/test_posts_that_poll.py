@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
-import redis
 
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Letter
@@ -22,14 +19,6 @@ from tests.api.routes.conftest import AGENTS, ConfigOf, ServeIn, Service
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
 
 AGENT = AGENTS[0]
-
-
-@pytest.fixture
-def own(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, redis_url: str) -> Iterator[Service]:
-    with serve_in(config_of(tmp_path / "home")) as service:
-        yield service
-    with redis.Redis.from_url(redis_url) as mailbox:
-        mailbox.flushall()
 
 
 def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -> Message:

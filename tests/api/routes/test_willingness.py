@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-import pytest
-import redis
 
 from api.schema import JobView
 from labeler.messages import COORDINATOR, Kind, Message, frame
 from labeler.messages.proposals import Declined, Willing
 from labeler.messages.rounds import Refusal
-from tests.api.routes.conftest import AGENTS, FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import AGENTS, FINGERPRINT, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 UNTIL = time.time() + 3600
-
-
-@pytest.fixture
-def own(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, redis_url: str) -> Iterator[Service]:
-    with serve_in(config_of(tmp_path / "home")) as service:
-        yield service
-    with redis.Redis.from_url(redis_url) as mailbox:
-        mailbox.flushall()
 
 
 def submitted(service: Service) -> JobView:
