@@ -12,9 +12,9 @@ from workers.studies.simulation.campaign import Stage, replay_command
 from workers.studies.simulation.case import Rates, case_of
 from workers.studies.simulation.ways import Way
 
-QUICK = 40
-MANY = 800
-CHUNKS = 4
+QUICK = 200
+MANY = 2_400
+CHUNKS = 8
 
 
 def check(stage: Stage, seeds: range) -> None:

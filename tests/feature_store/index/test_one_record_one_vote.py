@@ -81,7 +81,7 @@ def _without(records: Records, row: int) -> Records:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records=_records(), k=st.integers(1, 12), row=st.integers(0, 39), data=st.data())
 def test_one_record_moves_at_most_one_vote(
     engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject

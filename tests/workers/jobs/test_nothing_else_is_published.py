@@ -76,7 +76,7 @@ def _published(folder: Path, *, far: int, agents: int = 2) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("far", [1, 30_000])
+@pytest.mark.parametrize("far", [pytest.param(1, marks=pytest.mark.long), 30_000])
 def test_jobs_with_the_same_votes_publish_the_same_bytes_however_many_records_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: int
 ) -> None:

@@ -64,7 +64,7 @@ def _check_deviation(sample: NDArray[np.float64], sigma: float) -> None:
     assert chi2.ppf(ALARM / 2, degrees) < statistic < chi2.isf(ALARM / 2, degrees)
 
 
-@pytest.mark.parametrize("level", ["instance", "agent"])
+@pytest.mark.parametrize("level", ["instance", pytest.param("agent", marks=pytest.mark.long)])
 @BOTH
 def test_the_noise_is_what_the_accountant_was_told(terms: LinearTerms, level: Level, rng: np.random.Generator) -> None:
     """Trained, noised, shared, summed, opened: sigma sqrt(U/h) with everybody there, sigma when half of them tell."""
