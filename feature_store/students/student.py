@@ -84,7 +84,7 @@ class Student:
     """
 
     kind: str
-    model: Model
+    model: Model = field(repr=False)  # thousands of numbers, where a notebook shows it
     contradicted: dict[str, float] = field(default_factory=dict)
     temperature: float = 1.0
 

@@ -266,6 +266,7 @@ def test_the_readme_s_ten_lines_run_as_they_stand(tmp_path: Path, monkeypatch: p
     names: dict[str, Any] = {}
     exec(block, names)
     assert len(names["data"]) == 20
+    assert len(repr(names["student"])) < 200, "a notebook shows it"
     assert sum(len(list(folder.iterdir())) for folder in (tmp_path / "labelled").iterdir()) == 20
 
 
