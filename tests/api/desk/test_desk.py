@@ -88,10 +88,10 @@ def desk() -> Iterator[Desk]:
         target=serve_desk, args=(site,), kwargs={"host": "127.0.0.1", "port": 0, "stop": stop, "on_ready": tell}
     )
     running.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield Desk(told[0], site)
     stop.set()
-    running.join(20)
+    running.join(60)
     assert not running.is_alive()
 
 

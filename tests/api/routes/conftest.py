@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -142,7 +142,7 @@ def running(
     thread = threading.Thread(target=run, name="server")
     thread.start()
     try:
-        assert ready.wait(20), "the server did not start"
+        assert ready.wait(60), "the server did not start"
         yield Service(urls[0], coordinator, tokens, keys)
     finally:
         if servers:
@@ -184,11 +184,18 @@ def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def own(config_of: ConfigOf, tmp_path: Path) -> Iterator[Service]:
-    """A service of one test with mail of its own: that of all tests goes on asking its agents, of equal names."""
-    with RedisServer(tmp_path / "redis") as server:
-        config = config_of(tmp_path / "home").model_copy(update={"redis_url": server.url})
-        with running(config) as started:
-            yield started
+    """A service of one test, beside which none has mail or jobs."""
+    with alone(config_of, tmp_path) as started:
+        yield started
+
+
+@contextmanager
+def alone(config_of: ConfigOf, folder: Path) -> Iterator[Service]:
+    """A service with mail of its own: that of all tests goes on asking agents of equal names, and has a queue."""
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(folder / "redis"))
+        config = config_of(folder / "home").model_copy(update={"redis_url": server.url})
+        yield stack.enter_context(running(config))
 
 
 @pytest.fixture(scope="session")

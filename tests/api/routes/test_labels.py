@@ -10,7 +10,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +26,20 @@ from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_to_bytes
 from feature_store.quantize import quantize
 from labeler.release import Release
-from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, Service
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone
 from tests.job_steps import take_step
 
 Features = list[list[float]]
 
 
+@pytest.fixture(scope="module")
+def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Other tests' jobs of the same requester would each keep their place for ten seconds."""
+    with alone(config_of, tmp_path_factory.mktemp("labels")) as started:
+        yield started
+
+
 def until(holds: Callable[[], bool]) -> None:
-    """Also behind other tests' jobs of the same requester, each of which keeps its place for ten seconds."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
         if holds():
@@ -84,7 +90,7 @@ def completed(service: Service, task: TaskView) -> JobView:
         watcher = threading.Thread(target=lambda: client.wait(job.job_id, seen.append))
         watcher.start()
         complete(service, job.job_id, features)
-        watcher.join(20)
+        watcher.join(60)
         assert not watcher.is_alive()
         versions = [one.version for one in seen]
         assert versions == sorted(set(versions))
@@ -169,6 +175,6 @@ def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, 
     helper.start()
     with Client(service.url, service.tokens["requester"]) as client:
         view = client.ask(request)
-    helper.join(20)
+    helper.join(60)
     assert view.state == "completed"
     assert [row.label_name for row in view.labels] == ["backpack", "keyboard"]

@@ -280,7 +280,7 @@ def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         logged = process.stderr.read()
-        assert process.wait(20) == 0, logged
+        assert process.wait(60) == 0, logged
     assert rest.strip() == "stopped"
     assert '"route": "/healthz"' in logged
     assert "Traceback" not in logged

@@ -273,7 +273,7 @@ def test_labels_that_were_waited_for_are_not_told_to_a_token_that_was_revoked_me
     with holder_of(service, secret) as http:
         waiting = threading.Thread(target=lambda: answers.append(http.post("/v1/labels", json=asked)))
         waiting.start()
-        assert taken.wait(20)
+        assert taken.wait(60)
         service.coordinator.tokens.revoke(record.token_id)
         waiting.join(30)
     assert answers[0].status_code in (202, 401)

@@ -178,7 +178,7 @@ def test_who_comes_while_its_mail_is_on_its_way_there_waits_for_it(
     look = beside.receive
 
     def slow(letters: Sequence[Letter], **changes: Collection[str]) -> None:
-        assert has_looked.wait(20.0)
+        assert has_looked.wait(60)
         put(letters, **changes)
 
     async def looking(*arguments: object, **changes: object) -> list[tuple[str, bytes]]:

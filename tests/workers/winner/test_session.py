@@ -417,7 +417,7 @@ def test_a_tallier_of_another_version_is_told_nothing_and_the_job_can_be_tried_a
 
 def talked(context: ssl.SSLContext, address: tuple[str, int], data: bytes = b"") -> bytes:
     """Connect once somebody listens, say this, and give what is said until the end."""
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60
     while True:
         try:
             plain = socket.create_connection(address)
