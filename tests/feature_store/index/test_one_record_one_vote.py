@@ -79,13 +79,31 @@ def _without(records: Records, row: int) -> Records:
     return Records(*(np.delete(part, row, axis=0) for part in (records.features, records.labels, records.ids)))
 
 
+_CASES = given(records=_records(), k=st.integers(1, 12), row=st.integers(0, 39), data=st.data())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(records=_records(), k=st.integers(1, 12), row=st.integers(0, 39), data=st.data())
+@_CASES
 def test_one_record_moves_at_most_one_vote(
     engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject
 ) -> None:
+    _moves_at_most_one_vote(engine, way, records, k, row, data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@_CASES
+def test_one_record_moves_at_most_one_vote_of_many_more(
+    engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject
+) -> None:
+    _moves_at_most_one_vote(engine, way, records, k, row, data)
+
+
+def _moves_at_most_one_vote(engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject) -> None:
     row %= len(records.ids)
     queries = _all_queries()
     fewer = _without(records, row)
