@@ -69,7 +69,7 @@ from labeler.refused_fields import describe_validation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["IMAGE_SUFFIXES", "Client", "ServiceBusy", "ServiceProblem", "images_in"]
+__all__ = ["IMAGE_SUFFIXES", "Client", "ServiceBusy", "ServiceProblem", "image_parts", "images_in"]
 
 MAX_NUMBERS_AS_JSON = 200_000
 """Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service

@@ -62,6 +62,19 @@ def test_a_task_file_that_is_not_there_is_told_before_a_service_is_asked(
     assert "tok_secret" not in said
 
 
+@pytest.mark.parametrize(("images", "said"), [("none", "no file or folder 'none'"), ("empty", "no image to send")])
+def test_no_task_is_made_for_images_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, images: str, said: str
+) -> None:
+    """The service here would be told as not there (75)."""
+    (tmp_path / "empty").mkdir()
+    task = '[task]\nname = "t"\nsigma_votes = 8.0\ndelta = 1e-5\n[queries]\nstrategy = "clustered"\ncount = 4\n'
+    (tmp_path / "task.toml").write_text(task)
+    monkeypatch.chdir(tmp_path)
+    assert ended(monkeypatch, "submit", images, "--task", "task.toml", *SERVICE) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_an_argument_that_a_request_does_not_take_is_a_sentence_in_words_of_the_command() -> None:
     def command() -> None:
         EstimateRequest(task_id="x", queries=3)

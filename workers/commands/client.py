@@ -73,7 +73,7 @@ def submit(
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
     with connect(url, token, ca_file) as service:
         chosen = {"strategy": strategy, "count": count, "seed": seed}
-        task_id, selection = _task(service, task, images, chosen, left_out=len(skipped))
+        task_id, selection = _task(service, task, images, chosen, left_out=skipped)
         _warn_of_noise(service, task_id, selection)
         job = service.submit(
             task_id, images=images, selection=selection, name=name, idempotency_key=key, leave_out=skipped
@@ -287,10 +287,13 @@ def _unreadable(images: Path) -> dict[str, str]:
     return unreadable_images(images, images_in(images))
 
 
-def _task(service: Client, task: str, images: Path, changes: dict[str, Any], *, left_out: int) -> tuple[str, Selection]:
+def _task(
+    service: Client, task: str, images: Path, changes: dict[str, Any], *, left_out: Mapping[str, str]
+) -> tuple[str, Selection]:
     """The id of the task, made now where a file was named, and which images are asked about."""
     from pydantic import ValidationError
 
+    from api.client import image_parts
     from api.schema import TaskRequest
     from labeler.task import describe_validation
     from workers.jobs.task_file import BudgetTable, read_task_file
@@ -313,11 +316,12 @@ def _task(service: Client, task: str, images: Path, changes: dict[str, Any], *, 
             "Take it out"
         )
     fields = file.task.model_dump(exclude_none=True, exclude={"talliers"})
-    fields["max_queries"] = _count(images) - left_out if selection.strategy == "all" else selection.count
+    fields["max_queries"] = _count(images) - len(left_out) if selection.strategy == "all" else selection.count
     try:
         request = TaskRequest.model_validate(fields)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, path.name)) from None
+    image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
 
 
