@@ -211,3 +211,12 @@ def test_the_page_never_takes_the_place_of_the_signed_file(
     assert refused.code == 2
     assert "beside which its page comes as evidence.html; name it otherwise" in " ".join(refused.err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_home_is_told_to_have_no_journal(federation: Path, labeler: Labeler, tmp_path: Path) -> None:
+    out = tmp_path / "evidence.json"
+    assert labeler("evidence", "--home", federation / "coordinator", "--out", out).code == 0
+    for line in (("evidence", "--home", tmp_path / "x", "--out", out), ("evidence", "verify", out, "--home", tmp_path)):
+        told = labeler(*line)
+        assert told.code == 2
+        assert "there is no journal in" in told.err

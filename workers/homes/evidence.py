@@ -53,10 +53,11 @@ def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ())
         audits: of tasks in it, to stand in the document.
 
     Raises:
-        InvalidSetting: the home is neither's, or has no keys; an audit is of no task in it.
+        InvalidSetting: the home is neither's, or has no journal or no keys; an audit is of no task in it.
         JournalBroken, JournalBehind: the journal was cut, edited, or is an older copy; nothing is made of it.
         NotFound: there is no such task.
     """
+    existing_journal(home)  # first: whoever mistypes a home lacks no key
     keys = PartyKeys.load(home / KEYS_FILE)
     with _reading(home) as connection:
         facts = _facts(home, connection, wanted, read_at=now_utc(), head=None)
@@ -78,6 +79,8 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
     """
     wrong: list[str] = []
     confirmed: list[str] = []
+    if home is not None:
+        existing_journal(home)
     key = verify_key or (None if home is None else PartyKeys.load(home / KEYS_FILE).public.verify_key)
     try:
         signed.check(key)
