@@ -6,11 +6,10 @@ a table takes. So who looks after every step reads what is new, and misses nothi
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
 from feature_store.journal.chain import Entry, entry_of
+from feature_store.journal.database import Database
 from feature_store.journal.ledger_tables import ledger_entries
 
 _COLUMNS = tuple(column.name for column in ledger_entries.columns)
@@ -20,10 +19,11 @@ _SPENT = "SELECT digest, spent FROM life_spends"
 
 
 class WatchedJournal:
-    """One such journal; for looking only."""
+    """One such journal, opened for looking only by the one thread that looks: it is asked by the same connection."""
 
-    def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    def __init__(self, database: Database) -> None:
+        with database.read() as connection:
+            self._connection: Any = connection.connection.driver_connection
 
     def version(self) -> int:
         """Another number whenever somebody has committed."""
@@ -37,11 +37,9 @@ class WatchedJournal:
 
     def spent_for_life(self, *, after: int) -> tuple[list[str], dict[bytes, int]]:
         """Digests of the rounds that have spent votes for life behind so many, and what every image has spent now."""
-        with self._connection:
-            self._connection.execute("BEGIN")  # both of one moment
+        self._connection.execute("BEGIN")  # both of one moment
+        try:
             rounds = self._connection.execute(_LIVED, (after,)).fetchall()
             return [digest for (digest,) in rounds], dict(self._connection.execute(_SPENT).fetchall())
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._connection.close()
+        finally:
+            self._connection.execute("COMMIT")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from feature_store.clock import Clock
@@ -58,7 +58,7 @@ class _Disk:
     def __init__(self, home: Path, owned: ExitStack, clock: Clock) -> None:
         path = home / "journal.db"
         self.database: Database = owned.enter_context(open_database(path, read_only=True, allow_unsynced=True))
-        self._watched = owned.enter_context(closing(WatchedJournal(path)))
+        self._watched = WatchedJournal(self.database)
         self._version = -1
         self._entries_at = -1
         self._reserved_at = -1

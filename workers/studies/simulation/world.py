@@ -228,7 +228,7 @@ class World:
         self._note("calm")
         quiet = 0
         for number in range(_CALM_TURNS):
-            before = self._all_turns(everybody=number % 5 == 0)
+            before = self._all_turns(everybody=number % 5 == 4)  # mostly who has nothing to do is not asked
             quiet = quiet + 1 if self.witness.all_ended else 0
             if quiet >= _QUIET_TURNS:
                 break
