@@ -125,8 +125,9 @@ class Witness:
     # Jobs.
 
     def submitted(self, job_id: str, number: int) -> None:
-        """A requester got a job."""
+        """A requester got a job: it is looked for, also where nobody has committed anything."""
         self._numbers[job_id] = number
+        self._seen_version = -1
 
     def find_new_job(self) -> str | None:
         """A job that is in the journal and that no requester knows of."""
