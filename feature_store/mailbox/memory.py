@@ -4,6 +4,8 @@ The twin of `feature_store.mailbox.redis`: the same positions, leases, bounds an
 of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
 Whoever keeps it in front of another mailbox (`feature_store.mailbox.leading`) can also see what lies in it, and take
 it out.
+
+A little over 400 lines: one twin of the protocol, beside `redis`.
 """
 
 from __future__ import annotations
