@@ -184,7 +184,7 @@ def _first_of_all() -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:
     if writable:
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        # What is deleted, a single share for example, is overwritten and not only forgotten.
+        # What is deleted is overwritten and not only forgotten, unless it is noise by then (Database.dropping_noise).
         connection.execute("PRAGMA secure_delete = ON").fetchall()
     else:
         connection.execute("PRAGMA query_only = ON")
