@@ -58,6 +58,7 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
         ("plan --sigma 1e-9", "--sigma must be at least"),
         ("plan --sigma 25 --release votes", "--release must be one of"),
         ("plan --epsilon 1", "--epsilon (the price wanted) and --solve (what to find for it) go together"),
+        ("plan --sigma 3 --method reverse-knn --life-epsilon -1", "'--life-epsilon': Input should be greater"),
         ("plan --sigma 3 --epsilon 1 --solve sigma", "--solve sigma finds the noise for --epsilon, so do not give"),
         ("plan --sigma 3 --method reverse-knn --ballot-radius auto", "name their shard (--queries-shard)"),
         ("plan --sigma 3 --classes 33000", "--classes: must be a whole number from 2 to 32,000"),

@@ -45,7 +45,9 @@ def plan(
     ] = None,
     life_epsilon: Annotated[
         float | None,
-        typer.Option(help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."),
+        typer.Option(
+            min=0, help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."
+        ),
     ] = None,
     least_similarity: Annotated[
         float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
