@@ -109,18 +109,18 @@ class LeadingMailbox:
                     # Who watches there looks at the journal by itself; the mail has been sent.
                     log.warning("followers could not be told", extra={"problem": error.problem_type})
 
-    def _go_beside(self, letters: Sequence[Letter]) -> dict[str, dict[str, Letter]]:
-        """Whose mail of these is put beside; of who goes there only now, what is to go before it."""
+    def _go_beside(self, letters: Sequence[Letter]) -> dict[str, dict[str, Letter] | None]:
+        """Whose mail of these is put beside; of who goes there only now, what is to go before it, else None."""
         sizes: dict[str, int] = {}
         for letter in letters:
             sizes[letter.recipient] = sizes.get(letter.recipient, 0) + len(letter.data)
         room, there_s = MOST_BYTES - self._memory.mail_bytes(), self._steady() - THERE_S
-        away: dict[str, dict[str, Letter]] = {}
+        away: dict[str, dict[str, Letter] | None] = {}
         with self._lock:
             for recipient, size in sizes.items():
                 box = self._boxes.setdefault(recipient, _Box())
                 if box.is_beside:
-                    away[recipient] = {}
+                    away[recipient] = None
                 elif not box.polls and (box.asked_s < there_s or size > room):
                     away[recipient] = self._memory.lying(recipient)
                 else:
@@ -132,13 +132,13 @@ class LeadingMailbox:
 
     def _put_beside(
         self,
-        away: Mapping[str, Mapping[str, Letter]],
+        away: Mapping[str, Mapping[str, Letter] | None],
         letters: Sequence[Letter],
         *,
         tell: Collection[str],
         ended: Collection[str],
     ) -> None:
-        before = [letter for lying in away.values() for letter in lying.values()]
+        before = [letter for lying in away.values() if lying for letter in lying.values()]
         is_put = False
         try:
             self._beside.send_all([*before, *letters], tell=tell, ended=ended)
@@ -149,10 +149,10 @@ class LeadingMailbox:
                 for recipient, lying in away.items():
                     box = self._boxes[recipient]
                     box.puts += 1
-                    # Of what could not be put there memory has the only copy, and that is still the oldest.
-                    box.is_beside = is_put or (box.is_beside and not lying)
+                    # Who goes there only now stays where it was, with all its mail, while nobody answers there.
+                    box.is_beside = is_put or (box.is_beside and lying is None)
         for recipient, lying in away.items():
-            self._memory.take_out(recipient, lying)
+            self._memory.take_out(recipient, lying or ())
 
     async def receive(
         self,

@@ -159,12 +159,17 @@ def test_while_nothing_can_be_put_beside_memory_keeps_what_it_has(
     mailbox: LeadingMailbox, beside: Beside, now: list[float]
 ) -> None:
     received(mailbox)
+    received(mailbox, who="site-2")
     send(mailbox, 1)
     now[0] += 2 * THERE_S
     beside.is_away = True
-    with pytest.raises(Unavailable):
-        send(mailbox, 2)
+    for who in ("site-1", "site-2"):
+        with pytest.raises(Unavailable):
+            send(mailbox, 2, to=who)
     after, found = received(mailbox)
+    assert received(mailbox, who="site-2") == ("", []), "who comes back has nothing to look for there"
+    send(mailbox, 3, to="site-2")
+    assert received(mailbox, who="site-2")[1] == [3]
     assert found == [1]
     send(mailbox, 2)
     assert received(mailbox, after)[1] == [2]
