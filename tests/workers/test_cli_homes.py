@@ -397,6 +397,15 @@ def test_an_older_copy_is_refused_until_a_person_accepts_that_all_is_spent(
         assert Ledger(database, clock=lambda: NOW).balance(ACCOUNT, "instance").left == 0
 
 
+def test_a_journal_from_before_its_owners_first_start_gives_no_budget_back(coordinator: Path, labeler: Labeler) -> None:
+    assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
+    Anchor(coordinator / "journal.head").replace(Head(3, "ab" * 32))
+    refused = labeler("journal", "accept-restored", "--home", coordinator, "--reason", "the disk was lost")
+    assert refused.code == 1
+    assert "has no account, so nothing of what was spent could be counted" in refused.err
+    assert Anchor(coordinator / "journal.head").read() == Head(3, "ab" * 32)
+
+
 def test_what_is_left_of_an_account_can_be_written_off(hospital: Path, labeler: Labeler) -> None:
     spend(hospital, "r1", 7)
     arguments = ("journal", "write-off", "--home", hospital, "--account", ACCOUNT, "--reason", "unknown charges")

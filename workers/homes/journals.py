@@ -178,9 +178,18 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     Returns:
         The accepted head; `witness`, where the agent keeps one, of which a person makes a copy of the new head: a
         command that overwrote it would be all that somebody needs who wants spends undone.
+
+    Raises:
+        JournalBehind: it has no account (but a tallier's), so nothing can be counted as spent.
     """
     witness = read_agent_config(home).witness_file if (home / AGENT_FILE).exists() else None
     with _opened(home, read_only=False) as database:
+        if not (home / TALLIER_FILE).exists() and not Ledger(database, clock=now_utc, anchored=False).balances():
+            # Its owner would open the accounts anew, with all of their budgets. A tallier charges nobody.
+            raise JournalBehind(
+                f"{database.what} has no account, so nothing of what was spent could be counted: it is older than its "
+                "owner's first start. Restore a backup made later; if there is none, make a new home"
+            )
         head = accept_restored(database, clock=now_utc, reason=reason)
         if (home / AGENT_FILE).exists() or (home / TALLIER_FILE).exists():
             renew_home(database, KeyFolder(home / ERASABLE_FOLDER))
