@@ -21,7 +21,7 @@ from labeler.budget import Account
 from labeler.release import Release
 from labeler.tally import round_of
 from labeler.task import ReleaseKind, parse_task
-from tests.e2e.service.conftest import Service, running
+from tests.e2e.service.conftest import Service, running, wait_until
 from workers.agent.ledger import InMemoryLedger
 from workers.studies.answering import AnsweringAgent
 from workers.studies.one_round import run_round
@@ -139,6 +139,8 @@ def test_a_killed_process_costs_time_and_nothing_else(
             )
         )
         before = {(one.account, one.level): one for one in client.budget().accounts}
+        if victim == "redis":  # no job waits for it to be back after the kill before
+            wait_until(lambda: client.readiness().ready, what="redis to be back")
         pid = f"\n{fragile.pid('redis')}" if victim == "redis" else ""
         armed = fragile.faults.with_suffix(".new")
         armed.write_text(point + pid)
