@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -129,9 +130,11 @@ class Template:
         return self.folder.parent / "shards" / kind / agent / variant
 
     def copy(self, target: Path) -> None:
-        """Copy every home, out of memory: a copy is written for every schedule."""
+        """Copy every home, out of memory: a copy is written for every schedule, and the homes themselves are wanted
+        once: a hundred shapes of them would fill a small /dev/shm."""
         if not self.contents:
             self.contents.extend(_contents(self.folder))
+            shutil.rmtree(self.folder)
         target.mkdir(parents=True)
         for name, mode, held in self.contents:
             if isinstance(held, bytes):
