@@ -412,7 +412,7 @@ def test_a_full_disk_is_met_by_neighbours_at_the_same_byte(tmp_path: Path, way: 
     """The journal may not grow beyond a limit; at each both get equally far, have paid as much, and raise alike."""
     task = task_of(**SETTINGS[way])
     met: list[list[tuple[Any, ...]]] = [[], []]
-    for number, step in itertools.product(range(2), range(0, 64_000, apart)):
+    for number, step in itertools.product(range(2), range(0, 160_000, apart)):
         shard = shard_of(tmp_path / f"{number}" / f"{step}", *records_of("any", 20 + number))
         with closing(
             open_database(tmp_path / f"{number}" / f"{step}.db", anchor=None, allow_unsynced=True)
