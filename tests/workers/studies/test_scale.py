@@ -107,6 +107,7 @@ def test_a_hundred_agents_learn_digits_at_agent_level(data_root: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # minutes of a core, which six processes may share
 def test_the_scale_bench_measures_every_dimension(tmp_path: Path) -> None:
     document = run_bench("scale", data=tmp_path)
     cases = {row["case"].split(",")[0] for row in document["rows"]}
