@@ -19,9 +19,9 @@ class QueryBatch:
         features: int16, shape (num_queries, dimension), made by the task's backbone.
         first_query: number of the first of them within the task, so that equal batches asked at
             different places of a task are different rounds.
-        model: where a model is trained in steps, the public one that this step begins from (labeler.federated), float64
-            of shape (num_queries, num_classes). No part of the digest: it follows from what the rounds before have
-            opened, and an agent answers a round once, whatever model it is asked with.
+        model: where a model is trained in steps, the public one that this step begins from (labeler.public_model),
+            float64 of shape (num_queries, num_classes). No part of the digest: it follows from what the rounds before
+            have opened, and an agent answers a round once, whatever model it is asked with.
         digest: SHA-256 over the place, the shape and the bytes, in hexadecimal. Noise is drawn per
             digest: the same queries asked again in the same place give the same noise, any change new noise.
     """

@@ -1,4 +1,4 @@
-"""Training in steps over secret samples: what an agent answers in one step, and the public model between steps.
+"""Training in steps over secret samples: what an agent answers in one step.
 
     theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
 
@@ -30,14 +30,12 @@ is convex). Reading whole numbers as doubles and the ball's own rounding are off
 **Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero where the agent goes.
 Whatever a record changes, both vectors lie in one ball: at most 2 c apart.
 
-Everything below is post-processing: theta_t follows from what the steps before have opened, by public constants, the
-same to the last bit wherever it is computed, since it only adds and multiplies number by number.
+What follows from what steps have opened is post-processing (`labeler.public_model`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final, Literal
@@ -49,7 +47,6 @@ from labeler.class_means import ball_rounding
 from labeler.errors import BadData, InvalidSetting
 
 if TYPE_CHECKING:
-    from labeler.release import Release
     from labeler.task import Task
 
 UNIT: Final = 2**20
@@ -128,49 +125,6 @@ class StepTerms:
     def threshold(self) -> int:
         """Of 2^64: below it a coin says yes."""
         return math.floor(self.rate * 2**64)
-
-
-def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
-    """The public model after so many steps, as the next is asked about it: whole THETA_UNIT-ths.
-
-    Args:
-        task: of a sampled method.
-        releases: of its first rounds, in order.
-
-    Returns:
-        float64, shape (rows, num_classes).
-    """
-    return _trajectory(task, releases)[0]
-
-
-def final_model(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
-    """The mean of the models after the last half of the steps: their noise averages out, at no price."""
-    return _trajectory(task, releases)[1]
-
-
-def _trajectory(task: Task, releases: Sequence[Release]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    from labeler.methods.federated import step_terms
-    from labeler.methods.sensitivity import training_of
-
-    training, terms = training_of(task), step_terms(task)
-    sampled = training.sampled
-    if sampled is None:
-        raise InvalidSetting(f"a task of method {task.method} is not trained in steps")
-    theta = np.zeros((task.rows, task.num_classes))
-    speed, total, counted = np.zeros_like(theta), np.zeros_like(theta), 0
-    for step, release in enumerate(releases):
-        if release.noisy_votes is None or release.noisy_votes.shape != theta.shape:
-            raise BadData("a step of training has opened something else than numbers of the model's shape")
-        of_one = terms.clip * terms.sensitivity / (float(terms.rate) * len(release.contributors))
-        if sampled.unit == "record":
-            mean = release.noisy_votes * (of_one / training.min_records) + training.regularisation * theta
-            speed = sampled.momentum * speed - sampled.learning_rate * mean
-        else:
-            speed = sampled.momentum * speed + release.noisy_votes * of_one
-        theta = on_grid(theta + speed)
-        if 2 * (step + 1) > len(releases):
-            total, counted = total + theta, counted + 1
-    return theta, total / max(1, counted)
 
 
 def on_grid(theta: NDArray[np.float64]) -> NDArray[np.float64]:

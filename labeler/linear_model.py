@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData, InvalidSetting
-from labeler.federated import StepTerms, final_model
+from labeler.federated import StepTerms
 from labeler.methods.blind_average import model_terms
 from labeler.methods.federated import step_terms
 from labeler.public_axes import FEATURE_ONE, PublicAxes
+from labeler.public_model import final_model
 from labeler.release import Release
 from labeler.task import Task
 

@@ -54,23 +54,16 @@ ballots of both: the norms of the two changes add up, and so do their mus. It is
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
+from labeler.methods.terms import Asked, BoundedNumbers, CountedVotes
 from labeler.setting import Setting, StatedLevel
 from labeler.training import Training
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
     from labeler.vector_sum import VectorSum
-
-
-class Asked(Setting, Protocol):
-    """A task, with what its method says of itself."""
-
-    @property
-    def traits(self) -> MethodTraits: ...
 
 
 def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fraction | int | None:
@@ -255,7 +248,7 @@ def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum |
     # Loaded where it is wanted: it needs more than numbers.
     from labeler.methods.winners import as_winners
 
-    return as_winners(task, level, queries, sums)
+    return as_winners(task, queries, sums, one=summed_votes(task, level, 1))
 
 
 def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:

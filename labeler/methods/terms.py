@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from labeler.setting import Setting, StatedLevel
 
@@ -111,3 +111,10 @@ class MethodTraits:
         """Whether the price depends on how agents train, so that the task has to say it: a vote is worth one whatever
         cast it, a number as much as a record can move it."""
         return not self.counts
+
+
+class Asked(Setting, Protocol):
+    """A task, with what its method says of itself."""
+
+    @property
+    def traits(self) -> MethodTraits: ...

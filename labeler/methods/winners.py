@@ -8,11 +8,10 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
 from labeler.budget import LEAST_DELTA_OF_WINNERS
-from labeler.methods.sensitivity import Asked, summed_votes
-from labeler.setting import StatedLevel
+from labeler.methods.terms import Asked
 
 
-def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) -> IntegerSum:
+def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum | None) -> IntegerSum:
     """The winners of noisy sums as an event of their own, where less is proved of them than of the sums.
 
     Where rows have a total (top-k votes, one vote of a model), each query is bounded by itself. Squared by votes, a
@@ -24,11 +23,10 @@ def as_winners(task: Asked, level: StatedLevel, queries: int, sums: IntegerSum) 
     delta too small, for the bounds that winners have (`labeler.accounting.integer`).
 
     Args:
-        level: whose presence is protected.
         queries: how many winners.
-        sums: the event of the histograms.
+        sums: the event of the histograms of so many.
+        one: the event of a single histogram, at the same level; None where it has no bound.
     """
-    one = summed_votes(task, level, 1)
     if (
         not task.traits.rows_have_a_total
         or task.dishonest_talliers is not None

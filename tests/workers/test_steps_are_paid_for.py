@@ -22,10 +22,11 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
 from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation, StorageFull
-from labeler.federated import check_model, model_before
+from labeler.federated import check_model
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.methods.sensitivity import one_record_in_words
+from labeler.public_model import model_before
 from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun

@@ -26,8 +26,8 @@ from labeler.batching import total_charges
 from labeler.budget import Account
 from labeler.contribution import on_grid
 from labeler.errors import LabelerError, ProtocolViolation
-from labeler.federated import model_before
 from labeler.noise import DiscreteGaussian, noise_share
+from labeler.public_model import model_before
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release
 from labeler.sharing import ShareVector, unshard

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
 from labeler.errors import InvalidSetting
-from labeler.federated import model_before
 from labeler.linear_model import released_model
 from labeler.methods.blind_average import model_terms, weight_sum
 from labeler.methods.federated import step_sum, step_terms
 from labeler.public_axes import PublicAxes
+from labeler.public_model import model_before
 from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.solving import solve_sigma
