@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
+from feature_store.page_templates import page_templates
 from labeler.evidence.document import Evidence, Guarantee, Job, Mechanism, Refusal, TaskFacts, TaskFindings, Unit
 
 _UNITS: Final[dict[Unit, str]] = {"image": "one image", "person": "one person", "agent": "one agent"}
@@ -63,14 +64,7 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
 
 @cache
 def _templates() -> Environment:
-    return Environment(
-        loader=PackageLoader("feature_store", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    return page_templates("feature_store")
 
 
 def _headline(document: Evidence) -> str:

@@ -299,10 +299,12 @@ class Keeper:
 
     @contextmanager
     def _alone(self, job: JobRecord) -> Iterator[None]:
-        with self._making.setdefault(job.job_id, threading.Lock()):
-            yield
-        # Who waits for it, or comes later with another one, finds the file.
-        self._making.pop(job.job_id, None)
+        try:
+            with self._making.setdefault(job.job_id, threading.Lock()):
+                yield
+        finally:
+            # Who waits for it, or comes later with another one, finds the file where it was made.
+            self._making.pop(job.job_id, None)
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)

@@ -54,7 +54,7 @@ class Anchor:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                data = _read(self.path)
+                data = read_small(self.path, RECORD_BYTES)
                 if data != self._parsed[0]:
                     self._parsed = (data, _parse(data))
                 return self._parsed[1]
@@ -129,11 +129,11 @@ def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, wit
         )
 
 
-def _read(path: Path) -> bytes:
-    """By three calls: a party looks at every poll."""
+def read_small(path: Path, most: int) -> bytes:
+    """A file of at most so many bytes; one byte more of a longer one. By three calls: a party looks at every poll."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(handle, RECORD_BYTES + 1)
+        return os.read(handle, most + 1)
     finally:
         os.close(handle)
 

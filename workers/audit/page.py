@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from scipy.special import ndtr, ndtri
 
+from feature_store.page_templates import page_templates
 from labeler.auditing import AuditFacts, AuditFindings
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 400, 56, 48, 14
@@ -39,13 +39,7 @@ def render_page(document: dict[str, Any]) -> str:
         }
         for place, (attempt, one) in enumerate(zip(facts.attempts, found, strict=True))
     ]
-    environment = Environment(
-        loader=PackageLoader("workers", "audit"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_templates("workers", "audit")
     return environment.get_template("page.html.j2").render(
         facts=facts,
         findings=findings,

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from feature_store.journal.anchor import Anchor
+from feature_store.journal.anchor import Anchor, read_small
 from feature_store.journal.chain import EMPTY, Head
 from labeler.errors import LabelerError, Unavailable
 from labeler.messages import Message, frame, frame_sizes, read_frames
@@ -62,7 +62,7 @@ class Seen:
     def proof(self) -> bytes:
         """The coordinator's word as a frame; empty where none is kept, or a damaged one."""
         try:
-            data = _read(self._path)
+            data = read_small(self._path, MAX_PROOF_BYTES)
         except OSError:
             return b""
         if data != self._data:  # what was looked at before need not be again
@@ -131,14 +131,6 @@ class Seen:
             self._unsynced_since = now
         elif now - self._unsynced_since >= SYNC_EVERY_S:
             self._sync()
-
-
-def _read(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(handle, MAX_PROOF_BYTES + 1)
-    finally:
-        os.close(handle)
 
 
 def _sound(data: bytes) -> bytes:

@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
+from feature_store.page_templates import page_templates
 from labeler.epsilon_words import say_epsilon, say_estimate
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from workers.report import words
@@ -73,14 +74,7 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
 @cache
 def _templates() -> Environment:
     """Compiled once: a coordinator's processes make a page for every job."""
-    environment = Environment(
-        loader=PackageLoader("workers", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = page_templates("workers", "report")
     environment.filters |= {"percent": words.say_percent, "count": words.count}
     return environment
 

@@ -27,7 +27,7 @@ from feature_store.job_files.questions import IMAGE_LABELS, LABELS
 from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobRecord
 from feature_store.journal.verification import verify_ledger
-from labeler.errors import BadData, Gone, NotReady, StorageFull
+from labeler.errors import BadData, Gone, NotReady, StorageFull, Unavailable
 from tests.api.conftest import House
 from tests.job_steps import take_step
 
@@ -269,6 +269,19 @@ def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
     keeper.forget(job_id)
     with pytest.raises(Gone):
         keeper.labels_file(job_id, is_made=True)
+
+
+def test_a_large_job_whose_labels_cannot_be_made_leaves_no_lock(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    job_id = completed(house)
+
+    def table_of(job_id: str) -> pa.Table:
+        raise Unavailable(f"the labels of {job_id} cannot be made now")
+
+    keeper = made(house, table_of=table_of)
+    with pytest.raises(Unavailable):
+        keeper.labels_file(job_id, is_made=True)
+    assert not keeper._making
 
 
 def test_the_labels_of_one_large_job_do_not_wait_for_those_of_another(
