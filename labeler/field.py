@@ -8,8 +8,11 @@ So a sum is one of very few residues. Two talliers whose parts add up to it modu
 is p more than the sum, but where a part is among those few: with probability below 2^-42, which that tallier sees by
 itself (workers.winner.tournament). Earlier versions opened differences behind masks of 41 bits in the same fields.
 
-All moduli stay below 2^64, so a residue is one 64-bit word, and leave 3 when divided by 4 (which earlier versions
-needed for square roots).
+All moduli stay below 2^64, so a residue is one 64-bit word.
+
+A sum out of its range may be read as less by p (workers.winner.tournament). Modulo 2^64 neither p nor 2 p may look like
+a small step back: p below 2^62 is a jump out of every range, and p = 2^64 - 189 a step forward of 189. Twice a prime of
+63 bits would be 50 below 2^64, so where 63 bits would do, 64 are taken.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ from labeler.randomness import ByteSource
 
 BLUM_PRIME_OFFSETS: Final = {
     44: 17, 45: 69, 46: 21, 47: 297, 48: 65, 49: 81, 50: 113, 51: 129, 52: 173, 53: 145, 54: 33,
-    55: 169, 56: 5, 57: 13, 58: 57, 59: 225, 60: 93, 61: 1, 62: 57, 63: 25, 64: 189,
+    55: 169, 56: 5, 57: 13, 58: 57, 59: 225, 60: 93, 61: 1, 62: 57, 64: 189,
 }  # fmt: skip
-"""b -> c such that 2^b - c is the largest prime below 2^b that leaves 3 when divided by 4."""
+"""b -> c such that 2^b - c is the largest prime below 2^b that leaves 3 when divided by 4. None has 63 bits."""
 
 
 @dataclass(frozen=True)
@@ -200,4 +203,6 @@ def field_for(lowest: int, highest: int) -> PrimeField:
             "ballot_radius or max_agent_records, fewer agents, or release the histogram."
         )
     size = bits + ROOM_BITS
+    if size not in BLUM_PRIME_OFFSETS:
+        size += 1
     return PrimeField(2**size - BLUM_PRIME_OFFSETS[size])

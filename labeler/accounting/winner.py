@@ -1,60 +1,88 @@
-"""What winners alone reveal, certified: cheaper than the histogram they are read from, without a look at the data.
+"""The certified price of winners: less than that of the histogram they are read from, without a look at the data.
 
-A release of winners is post-processing of noisy sums, so the sums' price holds for it. It reveals less, and this module
-proves how much less, for the integer noise that runs.
+A release of winners is post-processing of noisy sums, so the price of the sums holds for it. Winners reveal less. This
+module proves how much less, for the integer noise that runs and against participants that choose their noise.
 
-**One query.** Let the neighbouring inputs differ in one coordinate of a query, by one vote, and fix everything else:
-the other sums, the noise of colluders, earlier answers. Whether the changed class wins, or an abstaining threshold is
-reached, is whether its noisy sum is at or above some integer: one bit. Where a vote is *swapped* between classes a and
-b, fix besides X_a + X_b, whose law the swap leaves alone, and the best of the others: then a wins where X_a is at or
-above one integer, b where it is at or below another, and somebody else between them: one of three.
+**One query.** Let neighboring inputs differ in one coordinate of a query, by one vote. Fix everything else: the other
+sums, the noise of colluders, earlier answers. The changed class wins, or an abstaining threshold is reached, if its
+noisy sum is at or above some integer: one bit. If a vote is *swapped* between classes a and b, fix also X_a + X_b,
+whose law the swap does not change, and the best of the others. Then a wins if X_a is at or above one integer, b wins if
+it is at or below another, and a third class c wins between them.
 
 A vote that only arrives or leaves is no worse than a swap: it is one threshold on a smaller shift, which is a
 threshold on the larger one blurred by noise.
 
-With two classes and no abstaining threshold the winner is the sign of their difference alone (`is_duel`): one bit, read
-from noise of variance 2 v, which one vote moves by S and a swap by 2 S.
+With two classes and no abstaining threshold the winner is the sign of their difference alone (`is_duel`). That is one
+bit, read from noise of variance 2 v, which one vote moves by S and a swap by 2 S.
 
-The noise of h honest shares is, up to errors that `labeler.accounting.integer` bounds, a discrete Gaussian of variance
-v, and X_a given the sum one of variance v/2 around any centre. Step 2 there writes it as x drawn around
-y ~ N(centre, variance - 3), by the same rule whatever the integer shift. x grows with y (monotone likelihood ratio), so
-for each value of the coin that chooses x given y the outcome is an interval of y: a mixture of thresholds on a normal
-variable that the neighbour shifts. In units of its standard deviation the shift is
+**Void.** The talliers open nothing if a difference of sums leaves its range (`workers.winner.comparison`). Honest noise
+never does that. A participant that chooses its noise can move the edge of the range next to the changed sum, so void is
+one more outcome. Let x be the changed sum (for a swap x = X_a, which moves against X_b; for a duel the difference).
+
+*Void lies at the ends of the line.* Each step of the tournament compares the largest sum so far with the next one, and
+the larger goes on. For one bit the largest so far grows with x, so each difference is in range for an interval of x.
+The intersection of intervals is an interval. On it the opened class is the true winner. For a swap the same holds until
+a's and b's parts of the tournament meet, and for the step at which they meet. After that the largest so far falls and
+then grows with x. It can be too small only in the middle: void then splits the values at which c wins. But each part of
+them is longer than the range, more than 45 standard deviations (the range holds 12.5 standard deviations of every
+noise share on both sides; with one agent nobody else adds noise). So all but a mass of 2 Phi(-17) < `_FAR` meets only
+one of the parts, and there void is at an end again. Sums are shared modulo p: a sum near the talliers' random mask may
+be read as less by p. Modulo 2^64 this is either a jump out of every range, on one side of which a's own first
+comparison is void, or a step of +189, which keeps the order (`labeler.field`). A duel is compared as one shared
+difference, so that the same holds for it.
+
+So the line is cut into void, b, a, void for one bit and into void, b, c, a, void for a swap; stretches may be empty.
+Other reasons to open nothing follow from public facts or from a dishonest agent's own rows: unequal contributors, a
+tallier that declines, a row with a wrong sum (an honest row has the right one), a missing tallier.
+
+**Integers.** The noise of h honest shares is, up to errors that `labeler.accounting.integer` bounds, a discrete
+Gaussian of variance v, and X_a given the sum one of variance v/2 around any center. Step 2 there writes it as x drawn
+around y ~ N(center, variance - 3), by the same rule whatever the integer shift. x grows with y (monotone likelihood
+ratio), so for each value of the coin that chooses x given y each outcome is an interval of y. The outcome is a mixture
+of cuts of a normal variable that the neighbor shifts. In units of its standard deviation the shift is
 
     mu = S / sqrt(v - 3)    one coordinate (`ONE_BIT`),        mu = S / sqrt(v/2 - 3)    a swap (`SWAP`),
 
     mu = S / sqrt(2 v - 3) and 2 S / sqrt(2 v - 3)    of two classes.
 
-**Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for thresholds t (one
-number, or two in order), and
+**Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for cuts t in order,
+and
 
-    W_0(y) = max(0, 1 - y),        W_j(y) = sup_t sum_o P_t(o) W_{j-1}(y Q_t(o) / P_t(o)).
+    W_0(y) = max(0, 1 - y),
 
-The hockey-stick divergence at e^epsilon of any adaptive choice of j queries is at most W_j(e^epsilon): the last query's
-best event is chosen knowing the answers before it, and so backwards; a mixture is no better than the best of what it
-mixes, since the divergence is convex. Swapping P and Q maps t to mu - t, so one W serves both directions, and
+    W_j(y) = sup_t [ sum of P_t(o) W_{j-1}(y Q_t(o) / P_t(o)) over the classes o
+                     + sum of max(0, P_t(v) - y Q_t(v)) over the two stretches v of void ].
+
+The hockey-stick divergence at e^epsilon of any adaptive choice of j queries is at most W_j(e^epsilon). The last query's
+best event is chosen knowing the answers before it, and so backwards. After void the round has ended, and an event holds
+it or not. (An event that leaves void out gains most: void on the neighbor's side makes the class beside it likelier.
+For two queries at once, mu = 1 and y = 60 it reaches 0.00356, where two outcomes reach 0.00257.) The bound does not
+need that all voids look alike. A mixture is no better than the best of what it mixes, since the divergence is convex.
+
+Swapping P and Q maps t to mu - t and void to void, so one W serves both directions, and
 W_j(1/y) = 1 - 1/y + W_j(y)/y: only y >= 1 is kept. W_j is convex, decreasing and at most 1, so chords between points of
 a grid are above it, and the value at a point above it holds beyond the grid's end.
 
-**Between thresholds.** phi(p, q) = p W(y q/p) is convex and homogeneous, so F = sum_o phi(P(o), Q(o)) is a convex
-function of the points (Phi(t), Phi(t - mu)) on the curve of one threshold (two such points for a swap). Cut the curve
-at t_1 < ... < t_n. Its piece between neighbours A and B lies in the triangle of A, B and the crossing T of its tangents
-there, whose slopes are the likelihood ratios; beyond the ends, tangents have slope 0 and infinity. A convex function is
-largest in a corner, and A itself lies between the crossings on both sides of it, on its own tangent: so the supremum
-over all thresholds is at most the largest F over the finitely many T, and no gap remains between grid points. For a
-swap both points run over the crossings. Where they share a piece they are ordered along it: in the coordinates (u, w)
-along A's and B's tangents, from A = (0, 0) over T = (1, 0) to B = (1, 1), they satisfy w_1 <= u_1 <= u_2 and
-w_1 <= w_2 <= u_2, an order polytope, whose corners are monotone 0-1 vectors (Stanley 1986): ordered pairs of A, T and
-B, which lie between ordered pairs of crossings. Tangents cost an error of second order in the distance of thresholds.
+**Between cuts.** phi(p, q) = p W(y q/p) and max(0, p - y q) are convex and homogeneous, so the supremand F is a convex
+function of the points (Phi(t), Phi(t - mu)) on the curve, one for each cut. Divide the curve at t_1 < ... < t_n. Its
+piece between neighbors A and B lies in the triangle of A, B and the crossing T of its tangents there, whose slopes are
+the likelihood ratios; beyond the ends, tangents have slope 0 and infinity. Points that share a piece are ordered along
+it: in the coordinates (u, w) along A's and B's tangents, from A = (0, 0) over T = (1, 0) to B = (1, 1), they satisfy
+w_1 <= u_1 <= u_2, w_1 <= w_2 <= u_2 and so on, an order polytope, whose corners are monotone 0-1 vectors (Stanley
+1986): ordered chains of A, T and B. A lies between the crossings on both sides of it, on its own tangent, so all points
+of a chain that are at A move together to one of them or the other without losing their order. A convex function is
+largest in a corner: the supremum over all cuts is at most the largest F over the ordered chains of the finitely many T,
+and no gap remains between grid points. Tangents cost an error of second order in the distance of cuts. F adds up over
+stretches, so the largest chain is found from left to right (`_largest`).
 
 **A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
 every epsilon >= 0: a `labeler.accounting.pair.Pair`, both numbers of which add up. More than `BLOCK` queries are priced
-as so many blocks. mu' hardly depends on delta_0 (500 queries at 1e-12 or 1e-40: 0.644 or 0.650 of the sums' mu^2), so
-it is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
+as so many blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends on
+delta_0, so delta_0 is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
 
 The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
-et al. (2024); the certificate by tangents is this project's.
+et al. (2024); the certificate by tangents and the price of void are this project's.
 
 References:
     Koskela, Redberg, Wang 2024, Privacy profiles for private selection. ICML.
@@ -66,9 +94,11 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -89,12 +119,14 @@ SWAP: Final[Change] = "swap"
 BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
 """So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
 
-# Distance of grid points and thresholds, in units of mu and of one: each error is of second order.
-_STEP = {ONE_BIT: 0.12, SWAP: 0.16}
-_WIDTH = {ONE_BIT: 0.1, SWAP: 0.16}
-_GROWTH = {ONE_BIT: 0.3, SWAP: 0.8}
-_ROWS = 64  # candidates weighed at a time, so that what they weigh stays in a processor's cache
-_REACH = 14.0  # thresholds in units of one, beyond which the last tangent is horizontal: 1e-44 of the mass
+# Distance of grid points and cuts, in units of mu and of one: each error is of second order.
+_STEP = 0.13
+_WIDTH = 0.12
+_GROWTH = 1.0
+_OUTCOMES = {ONE_BIT: 2, SWAP: 3}
+_FAR = 1e-60
+"""Mass that a window of 44 standard deviations may leave out, per query."""
+_REACH = 14.0  # cuts in units of one, beyond which the last tangent is horizontal: 1e-44 of the mass
 _ROUNDING = 1e-11  # relative, for every step: ten thousand times what its few sums of positive terms lose
 _MANY_BLOCKS = 64
 _MOST_MU_SQUARED = 100  # epsilons beyond 50 are not looked at closely: the sums' price holds
@@ -259,23 +291,24 @@ def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
     return Pair(times * in_nano_units(whole), 0.0)
 
 
-def _thresholds(change: Change, mu: float) -> Floats:
+def _thresholds(mu: float) -> Floats:
     """Symmetric around mu/2, where an outcome tells most; wider apart further out."""
     at = [0.0]
     while at[-1] < _REACH:
-        at.append(at[-1] + _WIDTH[change] * (1 + _GROWTH[change] * at[-1]))
+        at.append(at[-1] + _WIDTH * (1 + _GROWTH * at[-1]))
     right = np.array(at)
     return mu / 2 + np.concatenate([-right[:0:-1], right])
 
 
-def _corners(change: Change, mu: float) -> Floats:
-    """[corners, 4]: where tangents cross, as Phi(t) and Phi(t - mu) with their complements, in the curve's order.
+def _cuts(mu: float) -> Floats:
+    """[cuts, 4]: everywhere the supremum has to cut, as Phi(t) and Phi(t - mu) with their complements, in order.
 
-    Complements are sums of what lies on their side, so that no tail is lost.
+    The crossings of tangents, between the two ends of the line. Complements are sums of what lies on their side, so
+    that no tail is lost.
     """
     from scipy.special import ndtr
 
-    t = _thresholds(change, mu)
+    t = _thresholds(mu)
     on_curve = np.column_stack([ndtr(t), ndtr(-t), ndtr(t - mu), ndtr(mu - t)])
     slope = np.concatenate([[0.0], np.exp(mu * t - mu * mu / 2)])
     a, b = np.concatenate([[[0.0, 1.0, 0.0, 1.0]], on_curve[:-1]]), on_curve
@@ -286,40 +319,61 @@ def _corners(change: Change, mu: float) -> Floats:
     crossings = np.column_stack([a[:, 0] + run, b[:, 1] + (p - run), a[:, 2] + rise, b[:, 3] + (q - rise)])
     _, left_p, last_q, left_q = on_curve[-1]
     beyond = [1.0, 0.0, last_q + slope[-1] * left_p, max(0.0, left_q - slope[-1] * left_p)]
-    return np.concatenate([crossings, [beyond]])
+    return np.concatenate([[[0.0, 1.0, 0.0, 1.0]], crossings, [beyond], [[1.0, 0.0, 1.0, 0.0]]])
 
 
-def _outcomes(change: Change, mu: float) -> list[tuple[Floats, Floats]]:
-    """For every outcome its probabilities (P, Q), each [candidates]: all that the supremum is taken over."""
-    corners = _corners(change, mu)
-    below_p, above_p, below_q, above_q = corners.T
-    if change == ONE_BIT:
-        return [(below_p, below_q), (above_p, above_q)]
-    first, second = np.triu_indices(len(corners))
-    from_below = corners[second][:, 0::2] - corners[first][:, 0::2]
-    from_above = corners[first][:, 1::2] - corners[second][:, 1::2]
-    between = np.maximum(np.where(corners[second][:, 0::2] < 0.5, from_below, from_above), 0.0)
-    return [(below_p[first], below_q[first]), (between[:, 0], between[:, 1]), (above_p[second], above_q[second])]
+def _stretches(cuts: Floats) -> list[tuple[Floats, Floats]]:
+    """For every cut the probabilities (P, Q) of what lies between it and each cut after it, both [cuts after it]."""
+    found = []
+    for i in range(len(cuts)):
+        after = cuts[i + 1 :]
+        between = np.where(after[:, 0::2] < 0.5, after[:, 0::2] - cuts[i, 0::2], cuts[i, 1::2] - after[:, 1::2])
+        p, q = np.maximum(between, 0.0).T
+        found.append((p, q))
+    return found
+
+
+def _void(cuts: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """max(0, P - y Q) of all that lies before each cut, and of all that lies after it, both [cuts, points]."""
+    before, after = (np.maximum(0.0, p[:, None] - y * q[:, None]) for p, q in (cuts[:, 0::2].T, cuts[:, 1::2].T))
+    return before, after
+
+
+def _largest(change: Change, stretches: Iterable[Floats], before: Floats, after: Floats) -> Floats:
+    """The supremum F: void before the first cut, then one outcome after the other, and void after the last cut.
+
+    Args:
+        stretches: for every cut phi of what lies between it and each cut after it, [cuts after it, points].
+        before, after: of void, before and after each cut, [cuts, points].
+    """
+    # best[n][c]: the most that is reached up to cut c with n outcomes, some of which may be empty.
+    best = [before, *(before.copy() for _ in range(_OUTCOMES[change]))]
+    for i, reached in enumerate(stretches):
+        for shorter, longer in pairwise(best):
+            np.maximum(longer[i], shorter[i], out=longer[i])
+            np.maximum(longer[i + 1 :], shorter[i] + reached, out=longer[i + 1 :])
+    return np.asarray((best[-1] + after).max(axis=0))
 
 
 class _Ladder:
     """W_1, W_2, ... on the grid exp(step * i), i = 0, 1, ..., computed as far as somebody has asked; shared by threads.
 
-    On a geometric grid y Q/P is the same shift for every y: each outcome is a weighted sum of two shifted copies of W
-    (a chord), and all candidates together one sparse matrix times the matrix of all shifts.
+    On a geometric grid y Q/P is the same shift for every y: each stretch is a weighted sum of two shifted copies of W
+    (a chord), and all stretches from one cut a sparse matrix times the matrix of all shifts.
     """
 
     def __init__(self, change: Change, mu: float) -> None:
-        step = _STEP[change] * mu
+        step = _STEP * mu
         most = min(mu * math.sqrt(BLOCK[change]), max(mu, math.sqrt(_MOST_MU_SQUARED)))
         points = max(3, math.ceil(_end(most, _LEAST_MASS) / step) + 1)
         self.epsilons: Floats = np.asarray(step * np.arange(points), dtype=np.float64)
-        weighing, reach = _weighing(_outcomes(change, mu), step, 2 * points)
-        self._weighing = [weighing[first : first + _ROWS] for first in range(0, weighing.shape[0], _ROWS)]
+        cuts = _cuts(mu)
+        self._weighing, reach = _weighing(_stretches(cuts), step, 2 * points)
         self._mirror = np.minimum(np.arange(reach, 0, -1), points - 1)
         self._shrunk = np.exp(-step * np.arange(reach, 0, -1))
+        self._void = _void(cuts, np.exp(self.epsilons))
         self._known: list[Floats] = [np.maximum(0.0, -np.expm1(self.epsilons))]
-        self._mu, self._step = mu, step
+        self._change, self._mu, self._step = change, mu, step
         self._lock = threading.Lock()
 
     def deltas(self, queries: int) -> Floats:
@@ -337,10 +391,10 @@ class _Ladder:
         shifted = np.empty((self._weighing[0].shape[1], points))
         shifted[-1] = 1.0  # above W, wherever a shift leads
         shifted[:-1] = np.lib.stride_tricks.sliding_window_view(lattice, points)[: len(shifted) - 1]
-        largest = np.zeros(points)
-        for rows in self._weighing:
-            np.maximum(largest, (rows @ shifted).max(axis=0), out=largest)
-        found = np.minimum(largest * (1 + _ROUNDING), 1.0)
+        before, after = self._void
+        reached = (weights @ shifted for weights in self._weighing)
+        largest = _largest(self._change, reached, before[:, :points], after[:, :points])
+        found = np.minimum(largest * (1 + _ROUNDING) + _FAR, 1.0)
         found = np.pad(found, (0, len(deltas) - points), mode="edge")
         return np.asarray(np.maximum.accumulate(found[::-1])[::-1])
 
@@ -350,29 +404,23 @@ def _ladder(change: Change, mu: float) -> _Ladder:
     return _Ladder(change, mu)
 
 
-def _weighing(outcomes: list[tuple[Floats, Floats]], step: float, most: int) -> tuple[Any, int]:
-    """The matrix [candidates, shifts and ones] that makes F of shifted copies of W, and by how far they are shifted."""
+def _weighing(stretches: list[tuple[Floats, Floats]], step: float, most: int) -> tuple[list[Any], int]:
+    """Per cut the matrix [stretches from it, shifts and ones] that makes phi of shifted copies of W; and the reach."""
     from scipy.sparse import csr_array
 
-    parts, reach = [], 0
-    for p, q in outcomes:
-        row = np.nonzero(p > 0)[0]
-        with np.errstate(divide="ignore"):
-            shift = np.log(q[row] / p[row]) / step
-        reach = max(reach, int(np.ceil(np.max(np.abs(shift[np.isfinite(shift)]), initial=1.0))) + 1)
-        parts.append((row, p[row], shift))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shifts = [np.where(p > 0, np.log(q / p) / step, 0.0) for p, q in stretches]
+    finite = np.concatenate(shifts)
+    reach = int(np.ceil(np.max(np.abs(finite[np.isfinite(finite)]), initial=1.0))) + 1
     reach = min(reach, most)
-    ones = 2 * reach + 2
-    rows, columns, weights = [], [], []
-    for row, p, shift in parts:
+    ones, found = 2 * reach + 2, []
+    for (p, _), shift in zip(stretches, shifts, strict=True):
         is_far = shift < -reach
         low = np.clip(np.floor(np.where(is_far, 0.0, shift)), -reach, reach)
         share = np.expm1(np.clip(shift - low, 0.0, 1.0) * step) / math.expm1(step)
         share = np.where(shift > reach, 0.0, share)  # W decreases: what stands at the last shift is above
-        for column, weight in ((low, p * (1 - share)), (low + 1, p * share)):
-            rows.append(row)
-            columns.append(np.where(is_far, ones, column + reach))
-            weights.append(weight)
-    shape = (len(outcomes[0][0]), ones + 1)
-    where = (np.concatenate(rows), np.concatenate(columns))
-    return csr_array((np.concatenate(weights), where), shape=shape), reach
+        columns = np.concatenate([np.where(is_far, ones, low + reach), np.where(is_far, ones, low + 1 + reach)])
+        weights = np.concatenate([p * (1 - share), p * share])
+        rows = np.tile(np.arange(len(p)), 2)
+        found.append(csr_array((weights, (rows, columns)), shape=(len(p), ones + 1)))
+    return found, reach

@@ -96,12 +96,21 @@ def test_a_bound_outside_64_bits_is_refused() -> None:
 
 @given(st.integers(0, 2**20 - 2), st.integers(0, 2**20 - 1))
 def test_sums_are_few_of_the_numbers_of_their_field(below: int, above: int) -> None:
-    """Fewer than one in 2^42; and the size is that of the wire, which earlier versions share in."""
+    """Fewer than one in 2^42; and the size is that of the wire."""
     field, bits = field_for(-below, above), comparison_bits(-below, above)
     widest = above + 1 + below
     assert 2 ** (bits - 1) <= widest < 2**bits
     assert widest * 2**42 < field.modulus
-    assert field.bits == bits + ROOM_BITS == bits + 43
+    assert field.bits == (64 if bits == 20 else bits + ROOM_BITS)
+
+
+def test_no_wrap_of_a_field_looks_like_a_small_step_back_modulo_a_word() -> None:
+    """A sum is read as it is or as less by p, a difference by up to 2 p; see the module."""
+    for bits, offset in BLUM_PRIME_OFFSETS.items():
+        modulus, most = 2**bits - offset, 2 ** (bits - ROOM_BITS + 1)
+        for wraps in (1, 2):
+            step = -wraps * modulus % 2**64
+            assert step <= 2 * 189 or most < step < 2**64 - most
 
 
 def test_sums_too_wide_for_a_field_are_refused() -> None:

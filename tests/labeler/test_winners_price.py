@@ -59,7 +59,7 @@ def test_winners_cost_less_than_their_sums_whoever_colludes(colluding: int) -> N
     task = _task(method="ensemble", k=1, colluding_agents=colluding)
     winners, sums = price(task), price(task.model_copy(update={"release": "histogram", "grid_scale": task.scale}))
     assert winners.instance.epsilon < 0.95 * sums.instance.epsilon
-    assert winners.agent.epsilon < 0.85 * sums.agent.epsilon
+    assert winners.agent.epsilon < 0.9 * sums.agent.epsilon
     assert price(task, queries=20).agent.epsilon < winners.agent.epsilon
     for level in LEVELS:
         charged = round_charges(task, 40)[level]
@@ -90,7 +90,7 @@ def test_the_noise_for_a_price_is_found_for_winners_too() -> None:
     sigma = solve_sigma(task, 1.0, level="agent")
     assert price(task.model_copy(update={"sigma_votes": sigma})).agent.epsilon <= 1.0
     assert price(task.model_copy(update={"sigma_votes": sigma * 0.999})).agent.epsilon > 1.0
-    assert sigma < 0.88 * solve_sigma(task.model_copy(update={"release": "histogram"}), 1.0, level="agent")
+    assert sigma < 0.91 * solve_sigma(task.model_copy(update={"release": "histogram"}), 1.0, level="agent")
 
 
 def test_two_classes_are_a_duel_unless_an_answer_may_be_left_out() -> None:

@@ -51,7 +51,7 @@ NUM_PARTIES: Final = 3
 ABSTAINED: Final = -1
 """The answer where the best noisy sum is below the threshold."""
 
-PROTOCOL_VERSION: Final = "labeler-winner/2"
+PROTOCOL_VERSION: Final = "labeler-winner/3"
 
 _MAX_ENTRIES = 2**31
 
@@ -157,6 +157,11 @@ class WinnerJob:
     def comparison_bits(self) -> int:
         """l: every difference compared lies in [-2^l, 2^l)."""
         return comparison_bits(self.lowest, self.highest)
+
+    @property
+    def is_duel(self) -> bool:
+        """Whether the sign of one difference is the winner: two classes and no threshold."""
+        return self.num_classes == 2 and self.threshold is None
 
     @property
     def clipped_threshold(self) -> int | None:

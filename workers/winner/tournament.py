@@ -4,14 +4,16 @@
     level        neighbours are compared, the larger and its number go on (workers.winner.comparison); who has no
                  neighbour goes on as it is. A threshold is one more contestant, the last, whose number is -1: classes
                  are in order and left stays on ties, so the lowest class with the largest sum wins, or nobody.
+                 Two classes without a threshold are one shared difference, compared with zero: their price counts on
+                 it that nothing but the difference is looked at, out of range either (labeler.accounting.winner).
     out          talliers 0 and 1 send tallier 2 their parts of the winner's number, 16 bits, and of no value, behind
                  masks that cancel if every difference was in range; it adds them, and tells both
 
-**From p to 2^64.** Shares come in the field of the round. With W = highest - lowest, a sum less lowest lies in 0 .. W,
-and a + b = s + p over the integers unless a <= s, because a, b < p and a + b = s modulo p. So a - p and b are parts of
-s modulo 2^64. Whether a > W tallier 0 sees by itself: a is uniform and says nothing of s, so where it is not, all is
-done again with new masks (probability below 2^-41 for an entry). A sum outside its range stays outside: whichever
-multiple of p is taken off, what comes out is not in 0 .. W, modulo 2^64 neither.
+**From p to 2^64.** Shares come in the field of the round. With W = highest - lowest, a sum less lowest lies in 0 .. W
+(a difference plus W in 0 .. 2 W), and a + b = s + p over the integers unless a <= s, because a, b < p and a + b = s
+modulo p. So a - p and b are parts of s modulo 2^64. Whether a > W tallier 0 sees by itself: a is uniform and says
+nothing of s, so where it is not, all is done again with new masks (probability below 2^-41 for an entry). A sum outside
+its range stays outside: whichever multiple of p is taken off, what comes out is not in 0 .. W, modulo 2^64 neither.
 
 **Out, if in range.** Let h_0 and h_1 be keyed hashes of what must be equal at talliers 0 and 1 if every difference of
 the job was in range (`Comparison.residues`). The key is tallier 0's, for tallier 1 alone, new for each computation.
@@ -150,6 +152,7 @@ async def deal_chunk(job: WinnerJob, share: Words, chunk: int, seeds: tuple[byte
         share: the dealer's, of the queries of the chunk.
         seeds: of talliers 0 and 1.
     """
+    share = _compared(job, share)
     first, second = (stream_of(seed, job, chunk) for seed in seeds)
     split = uniform_below(job.field.modulus, first, share.size)
     wire.send(1, job.field.subtract(share.reshape(-1), split).astype("<u8").tobytes())
@@ -233,16 +236,18 @@ def open_answers(one: bytes, other: bytes) -> NDArray[np.int16] | None:
 
 
 async def _two_parts(job: WinnerJob, share: Words, stream: AesCtrSource, wire: Wire) -> Words:
-    """This tallier's part, modulo 2^64, of each sum less the lowest that a sum can be."""
+    """This tallier's part, modulo 2^64, of each number that is compared, less the lowest that it can be."""
+    share = _compared(job, share)
     field, shape = job.field, share.shape
+    lowest, width = _range(job)
     own = share.reshape(-1)
     if job.party == 1:
         sent = np.frombuffer(await wire.receive(DEALER, 8 * own.size), dtype="<u8").astype(np.uint64, copy=False)
         field.check(sent, "what the dealer handed over")
         return field.add(own, sent).reshape(shape)
     own = field.add(own, uniform_below(field.modulus, stream, own.size))
-    own = field.add(own, np.full_like(own, -job.lowest))
-    if own.size and int(own.min()) <= job.highest - job.lowest:
+    own = field.add(own, np.full_like(own, -lowest))
+    if own.size and int(own.min()) <= width:
         raise Unavailable("masks of the winner job have to be drawn again; try again with the same shares")
     return (own - np.uint64(field.modulus % 2**64)).reshape(shape)
 
@@ -252,10 +257,21 @@ def _contestants(job: WinnerJob, values: Words) -> tuple[Words, Numbers]:
     is_first = job.party == 0
     numbers = np.zeros(values.shape, dtype=np.uint16)
     if is_first:
-        numbers += np.arange(job.num_classes, dtype=np.uint16)
-    threshold = job.clipped_threshold
-    if threshold is None:
+        numbers += np.arange(values.shape[1], dtype=np.uint16)
+    public, number = (0, 1) if job.is_duel else (job.clipped_threshold, ABSTAINED)
+    if public is None:
         return values, numbers
-    column = np.full((len(values), 1), threshold - job.lowest if is_first else 0, dtype=np.uint64)
-    nobody = np.full((len(values), 1), ABSTAINED % 2**16 if is_first else 0, dtype=np.uint16)
-    return np.hstack((values, column)), np.hstack((numbers, nobody))
+    column = np.full((len(values), 1), public - _range(job)[0] if is_first else 0, dtype=np.uint64)
+    named = np.full((len(values), 1), number % 2**16 if is_first else 0, dtype=np.uint16)
+    return np.hstack((values, column)), np.hstack((numbers, named))
+
+
+def _compared(job: WinnerJob, share: Words) -> Words:
+    """A tallier's share of what is compared: of the sums, or of the difference of two."""
+    return job.field.subtract(share[:, :1], share[:, 1:]) if job.is_duel else share
+
+
+def _range(job: WinnerJob) -> tuple[int, int]:
+    """The lowest number that is compared, and how far above it the highest lies."""
+    width = job.highest - job.lowest
+    return (-width, 2 * width) if job.is_duel else (job.lowest, width)
